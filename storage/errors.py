@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that the log engine refuses or fails with.
+"""All errors of the log engine.
 
     StorageError
     +-- DiskError                      the environment failed
     |   +-- DiskFailedError            fatal for the log directory: write or fsync failed; never retried
-    |   +-- DiskFullError              nothing was written; reads, deletes and retention go on
+    |   +-- DiskFullError              nothing was written; reads, deletes and retention continue
     |   +-- DiskSpaceLowError          appends are refused before the disk is full
     |   +-- DiskReadError              one range cannot be read
     |   +-- DiskAccessError            permission denied, read-only file system, not a directory
@@ -17,12 +17,12 @@
     |   +-- OffsetOutOfRangeError
     |   +-- DataLossError              the records of exactly this range are damaged here
     |   +-- CorruptLogError            the files of a log contradict each other; it cannot be opened
-    |   +-- MoveInDoubtError           a move to another directory ended so that nobody knows which one is the log
+    |   +-- MoveInDoubtError           a move to another directory failed, and it is unknown which copy is the log
     |   +-- WrongPartitionError        partition.metadata names another partition
-    |   +-- OutOfOrderOffsetError      follower append that does not continue the log
+    |   +-- OutOfOrderOffsetError      a follower append does not continue the log
     |   +-- OutOfOrderSequenceError
     |   +-- ProducerFencedError
-    |   +-- CoordinatorFencedError     the end of a transaction from a coordinator that was replaced
+    |   +-- CoordinatorFencedError     a replaced coordinator tried to end a transaction
     +-- DataDirectoryError
         +-- UnformattedDirectoryError
         +-- AlreadyFormattedError
@@ -35,7 +35,7 @@
         +-- DirectoryNotWritableError
 
 Every error says what to do and carries the path or the offsets. `code` is the wire code that a broker answers with.
-Must not: import `os`, or know any file format.
+The module must not import `os`, and knows no file format.
 """
 
 from __future__ import annotations
@@ -64,26 +64,26 @@ class DiskError(StorageError):
 
 
 class DiskFailedError(DiskError):
-    """A write, truncate, rename or fsync failed: the log directory must not be written to again by this process.
+    """A write, truncate, rename or fsync failed; this process must not write to the log directory again.
 
-    After a failed fsync the kernel marks pages clean, so that a second fsync succeeds although data is lost. Restart
-    the process once the disk is repaired; recovery then decides what survived.
+    After a failed fsync the kernel marks the pages clean. A second fsync then succeeds although data is lost. Repair
+    the disk and restart the process; recovery then decides what survived.
 
     Source: Rebello et al., "Can Applications Recover from fsync Failures?" (ATC 2020).
     """
 
 
 class DiskFullError(DiskError):
-    """No space (or quota, or file size limit): nothing of the call took effect. Free space and try again."""
+    """No space, quota or file size is left: nothing of the call took effect. Free space and try again."""
 
 
 class DiskSpaceLowError(DiskError):
-    """The log directory has too little room left: nothing was written. Reads, deletes and retention go on.
+    """The log directory has too little free space: nothing was written. Reads, deletes and retention continue.
 
     Attributes:
         free_bytes: bytes that are free.
-        needed_bytes: bytes that must be free before anything is written again (and an eighth more).
-        size_bytes: how much was to be written by something that nobody waits for; 0: an append.
+        needed_bytes: bytes that must be free, plus an eighth, before the directory accepts writes again.
+        size_bytes: bytes that a background task was about to write; 0: the refused write was an append.
     """
 
     def __init__(self, path: str, *, free_bytes: int, needed_bytes: int, size_bytes: int = 0) -> None:
@@ -103,7 +103,7 @@ class DiskReadError(DiskError):
 
 
 class DiskAccessError(DiskError):
-    """Permission denied, read-only file system, or a path component that is no directory."""
+    """Permission denied, read-only file system, or a path component that is not a directory."""
 
 
 class FileMissingError(DiskError):
@@ -111,7 +111,7 @@ class FileMissingError(DiskError):
 
 
 class FileExistsInDiskError(DiskError):
-    """The file to be created exists already."""
+    """The file to be created already exists."""
 
 
 class TooManyOpenFilesError(DiskError):
@@ -119,11 +119,11 @@ class TooManyOpenFilesError(DiskError):
 
 
 class LockHeldError(DiskError):
-    """Another process (or another object of this one) holds the lock file."""
+    """Another process, or another object of this process, holds the lock file."""
 
 
 class LogError(StorageError):
-    """One log refused a call or is damaged; the other logs of the directory are not concerned."""
+    """One log refused a call or is damaged; the other logs of the directory are not affected."""
 
 
 class LogClosedError(LogError):
@@ -139,12 +139,12 @@ class LogClosedError(LogError):
 
 
 class OffsetOutOfRangeError(LogError):
-    """The offset lies below the log start or above the log end.
+    """The offset is below the log start or above the log end.
 
     Attributes:
-        offset: the offset asked for.
+        offset: the requested offset.
         log_start_offset: first readable offset, inclusive.
-        log_end_offset: end of the log, exclusive; reading there returns nothing and is no error.
+        log_end_offset: end of the log, exclusive. A read at this offset returns nothing and raises no error.
     """
 
     code = ErrorCode.OFFSET_OUT_OF_RANGE
@@ -157,12 +157,12 @@ class OffsetOutOfRangeError(LogError):
 
 
 class DataLossError(LogError):
-    """The records of [base_offset, end_offset) are damaged in this replica; everything else can be read.
+    """The records of [base_offset, end_offset) are damaged in this replica; all others can be read.
 
     Attributes:
-        path: segment file, or directory if the bytes are missing altogether.
+        path: the segment file, or the directory if the bytes are missing.
         base_offset: first damaged offset, inclusive.
-        end_offset: end of the damage, exclusive; a reader that accepts the loss goes on here.
+        end_offset: end of the damage, exclusive; a reader that accepts the loss continues here.
     """
 
     code = ErrorCode.DATA_LOSS
@@ -178,7 +178,7 @@ class DataLossError(LogError):
 
 
 class CorruptLogError(LogError):
-    """The files of a log contradict each other in a way that no crash leaves behind: the log is not opened.
+    """The files of a log contradict each other in a way that no crash leaves behind; the log stays closed.
 
     Attributes:
         directory: directory of the log.
@@ -192,9 +192,9 @@ class CorruptLogError(LogError):
 
 
 class MoveInDoubtError(LogError):
-    """A move to another log directory could neither be finished nor taken back: neither copy may be written.
+    """A move to another log directory could be neither finished nor undone; neither copy may be written.
 
-    Restart the process once the disk is repaired: the start finds out which one is the log.
+    Repair the disk and restart the process; its start finds out which copy is the log.
     """
 
     def __init__(self, directory: str, problem: str) -> None:
@@ -203,7 +203,7 @@ class MoveInDoubtError(LogError):
 
 
 class WrongPartitionError(LogError):
-    """`partition.metadata` names another partition than the one that is opened."""
+    """`partition.metadata` names another partition than the one to be opened."""
 
     def __init__(self, directory: str, *, expected: str, found: str) -> None:
         super().__init__(f"{directory}: the files belong to partition {found}, not to {expected}")
@@ -213,11 +213,11 @@ class WrongPartitionError(LogError):
 
 
 class OutOfOrderOffsetError(LogError):
-    """A follower append does not continue the log: offsets or epochs go back, or leave a gap. Nothing was written.
+    """An append does not continue the log: offsets or epochs go back, or leave a gap. Nothing was written.
 
     Attributes:
-        expected_offset: log end offset at which the batch should start.
-        base_offset: where it does start.
+        expected_offset: log end offset, where the batch should start.
+        base_offset: offset where the batch starts.
     """
 
     code = ErrorCode.INVALID_BATCH
@@ -229,7 +229,7 @@ class OutOfOrderOffsetError(LogError):
 
 
 class OutOfOrderSequenceError(LogError):
-    """The sequence leaves a gap, or repeats a batch older than the idempotence window. Nothing was written.
+    """The sequence leaves a gap, or repeats a batch older than the kept producer state. Nothing was written.
 
     Attributes:
         producer_id: the producer.
@@ -250,7 +250,7 @@ class OutOfOrderSequenceError(LogError):
 
 
 class ProducerFencedError(LogError):
-    """A producer of the same id with a higher epoch exists. Nothing was written; the producer needs a new epoch.
+    """The log knows a higher epoch of this producer id. Nothing was written; the producer needs a new epoch.
 
     Attributes:
         producer_id: the producer.
@@ -271,12 +271,12 @@ class ProducerFencedError(LogError):
 
 
 class CoordinatorFencedError(LogError):
-    """A coordinator with a higher epoch has ended a transaction of this producer before. Nothing was written.
+    """A coordinator with a higher epoch has already ended a transaction of this producer. Nothing was written.
 
-    The coordinator that sent this was replaced: it must stop, and the one that took its place decides.
+    The coordinator that sent this batch was replaced and must stop; its successor decides.
 
     Attributes:
-        producer_id: the producer whose transaction was to end.
+        producer_id: the producer whose transaction the batch would end.
         current_epoch: coordinator epoch that the log knows.
         coordinator_epoch: epoch of the refused batch; -1: it carries none.
     """
@@ -310,11 +310,11 @@ class UnformattedDirectoryError(DataDirectoryError):
 
 
 class AlreadyFormattedError(DataDirectoryError):
-    """`create` on a directory that has a `meta.json`."""
+    """`create` was called on a directory that already has a `meta.json`."""
 
 
 class CorruptDirectoryError(DataDirectoryError):
-    """`meta.json` cannot be read, or has a format version that this server does not know."""
+    """`meta.json` cannot be read, or its format version is unknown to this server."""
 
 
 class WrongClusterError(DataDirectoryError):
@@ -328,18 +328,18 @@ class WrongNodeError(DataDirectoryError):
 
 
 class DirectoryLockedError(DataDirectoryError):
-    """Another server runs on this directory."""
+    """Another server is running on this directory."""
 
 
 class DirectoryMissingError(DataDirectoryError):
-    """A log directory that this server had before is empty now, or was not named: its partitions would begin anew."""
+    """A log directory that this server had is empty or not configured now; its partitions would start empty."""
 
 
 class DuplicatePartitionError(DataDirectoryError):
-    """One partition lies in two log directories.
+    """The same partition is in two log directories.
 
     Attributes:
-        other_path: the second place.
+        other_path: the second directory.
     """
 
     def __init__(self, path: str, other_path: str) -> None:

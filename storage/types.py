@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that a log takes and gives. Nothing here does anything.
+"""Values that a log takes and returns, without behaviour.
 
-Bounds: `base_offset` is inclusive, `next_offset` and everything called `end` is exclusive. `NamedTuple` is used where
-one is made for every append or read (a frozen dataclass costs three times as much).
+Bounds: `base_offset` is inclusive; `next_offset` and everything called `end` are exclusive. Values that every append or
+read makes are `NamedTuple`s, because a frozen dataclass costs three times as much.
 """
 
 from __future__ import annotations
@@ -17,24 +17,27 @@ INT32_MAX = 2**31 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSettings:
-    """How one log is kept; may be replaced while the log is open (`PartitionLog.apply_settings`).
+    """The settings of one log; `PartitionLog.apply_settings` replaces them while the log is open.
 
     Attributes:
-        segment_bytes: a batch that would make the active segment larger than this begins a new one (a single larger
-            batch still gets a segment of its own).
-        segment_ms: a batch whose timestamp is more than this after that of the segment's first batch begins a new one.
-        index_interval_bytes: about one index entry for so many bytes of log.
-        index_bytes: most bytes of entries in one offset or time index file; a full one rolls the segment.
-        retention_ms: a sealed segment whose newest record is older than this may go; None keeps it whatever its age.
-        retention_bytes: the oldest sealed segments may go while the log keeps at least so much; None: no such bound.
-        file_delete_delay_ms: how long the files of a removed segment stay, renamed.
-        compact: of the records with one key only the newest stays (`storage.compaction`).
-        min_compaction_lag_ms: a segment with a younger record is not compacted yet.
-        max_compaction_lag_ms: a log with an older record that was not compacted yet is compacted whatever its dirty share is.
-        min_cleanable_dirty_ratio: share of bytes not compacted yet above which a log is compacted, 0 to 1.
-        delete_retention_ms: how long a tombstone stays after everything older of its key is gone.
-        max_producers: producers whose idempotence window is kept; beyond it those idle longest are forgotten.
-        verify_first_read: check the CRC of batches written before this open the first time they are read.
+        segment_bytes: largest size of a segment. A batch that would exceed it starts a new segment; a single larger
+            batch gets a segment of its own.
+        segment_ms: a batch whose timestamp is more than this after that of the segment's first batch starts a new
+            segment.
+        index_interval_bytes: the index has about one entry for this many bytes of log.
+        index_bytes: largest size of the entries in one offset or time index file; a full file rolls the segment.
+        retention_ms: retention may remove a sealed segment whose newest record is older than this; None: age is no
+            reason.
+        retention_bytes: retention may remove the oldest sealed segments while the log keeps at least this many bytes;
+            None: size is no reason.
+        file_delete_delay_ms: how long the renamed files of a removed segment stay on disk.
+        compact: True: compaction keeps only the newest record of each key (`storage.compaction`).
+        min_compaction_lag_ms: compaction leaves a segment alone while it has a younger record.
+        max_compaction_lag_ms: compaction takes a log with an older uncompacted record, whatever its dirty share is.
+        min_cleanable_dirty_ratio: compaction takes a log when its share of uncompacted bytes is above this, 0 to 1.
+        delete_retention_ms: how long a tombstone stays after all older records of its key are gone.
+        max_producers: most producers whose state the log keeps; beyond it the log forgets those that were idle longest.
+        verify_first_read: True: the first read of a batch checks its CRC if the batch was written before this opening.
     """
 
     segment_bytes: int = 1024 * 1024 * 1024
@@ -69,12 +72,12 @@ class LogSettings:
 
 
 class Appended(NamedTuple):
-    """Where a batch stands in the log.
+    """Where a batch is in the log.
 
     Attributes:
         base_offset: offset of its first record, inclusive.
         next_offset: offset after its last record.
-        duplicate: True if nothing was written because the batch is in the log already, at these offsets.
+        duplicate: True if the log already holds the batch at these offsets, so that nothing was written.
     """
 
     base_offset: int
@@ -83,11 +86,11 @@ class Appended(NamedTuple):
 
 
 class LogRead(NamedTuple):
-    """Whole batches as they stand on disk.
+    """Whole batches as they are on disk.
 
     Attributes:
-        data: the batches; empty at the end of what may be read. The first may begin below the offset asked for.
-        next_offset: offset to read next; larger than the one asked for unless `data` is empty.
+        data: the batches; empty at the end of the readable part. The first batch may begin below the requested offset.
+        next_offset: offset to read next; larger than the requested one unless `data` is empty.
     """
 
     data: bytes
@@ -95,14 +98,14 @@ class LogRead(NamedTuple):
 
 
 class TimestampAndOffset(NamedTuple):
-    """A record found by time: its timestamp in milliseconds and its offset."""
+    """A record found by time: its timestamp in milliseconds since 1970, and its offset."""
 
     timestamp_ms: int
     offset: int
 
 
 class EpochEnd(NamedTuple):
-    """The end of a leader epoch: no record of `epoch` stands at `end_offset` or beyond (exclusive)."""
+    """The end of a leader epoch: `epoch` has no record at `end_offset` or beyond (exclusive)."""
 
     epoch: int
     end_offset: int
@@ -116,7 +119,7 @@ class Boundary(NamedTuple):
 
 
 class PlacedBatch(NamedTuple):
-    """A batch among others in one piece of memory: where it starts there, and its header."""
+    """A batch in a piece of memory that holds several: its position there, and its header."""
 
     position: int
     header: BatchHeader
@@ -124,16 +127,17 @@ class PlacedBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentFacts:
-    """What is known of a sealed segment, as it was when it was looked at.
+    """What the log knew about a sealed segment at one moment.
 
     Attributes:
         base_offset: its first offset, inclusive.
-        end_offset: offset after it.
-        size_bytes: bytes of its log file.
-        first_timestamp_ms: largest timestamp of its first batch; None: not known.
+        end_offset: the offset after its last one.
+        size_bytes: size of its log file.
+        first_timestamp_ms: largest timestamp of its first batch; None: unknown.
         max_timestamp_ms: its largest timestamp.
-        is_damaged: a range of it is quarantined; it is left alone until it is repaired.
-        restart_count: how often its log had begun anew; after one more time, its offsets and size say nothing.
+        is_damaged: True: a range of the segment is quarantined. Compaction leaves it alone until it is repaired.
+        restart_count: `PartitionLog.restart_count` at that moment. Once the log restarts again, these offsets and sizes
+            mean nothing.
     """
 
     base_offset: int
@@ -147,10 +151,10 @@ class SegmentFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DamagedRange:
-    """Records that cannot be served, and the bytes that hold what is left of them.
+    """Records that the log cannot serve, and the bytes that remain of them.
 
     Attributes:
-        segment_base_offset: names the segment file.
+        segment_base_offset: base offset of the segment, which names its file.
         base_offset: first damaged offset, inclusive.
         end_offset: end of the damage, exclusive.
         position: first quarantined byte of the segment file, inclusive.
@@ -166,21 +170,22 @@ class DamagedRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryReport:
-    """What opening a log found and did.
+    """What an opening found and did.
 
     Attributes:
-        created: the log did not exist.
-        clean: the last stop was clean; nothing was scanned.
-        recovery_point: flushed offset that the log knew from before; None if the file that holds it was missing or bad.
-        scanned_from_offset: first offset whose CRC was checked; None if none was.
+        created: True if the log did not exist.
+        clean: True if the last stop was clean; then the opening scanned nothing.
+        recovery_point: the flushed offset that the file `recovery-point` held; None if that file was missing or bad.
+        scanned_from_offset: first offset whose CRC the opening checked; None if it checked none.
         scanned_bytes: bytes read from segment files.
-        cut_offset: the log was cut back to this offset because of a torn tail; None if it was not.
-        cut_bytes: bytes cut, whole segments included.
-        undecidable_bytes: of these, bytes followed by valid batches: the last flush group was torn in its middle.
-        restarted_offset: the log begins again, empty, at this offset: it ended below its log start (the tail was never flushed,
-            and had been removed), or a restart was interrupted; None if not.
-        damaged: all ranges known to be damaged now, as far as they reach above the log start.
-        rebuilt_segments: base offsets of segments whose indexes were rebuilt.
+        cut_offset: offset to which the opening truncated a torn tail; None if there was none.
+        cut_bytes: bytes that it truncated, including whole segments.
+        undecidable_bytes: those of `cut_bytes` that valid batches followed: the last flush group was torn in its
+            middle.
+        restarted_offset: offset at which the log restarts empty, because it ended below its log start (its tail was
+            removed before it was flushed) or because a restart was interrupted; None: the log did not restart.
+        damaged: all known damaged ranges that reach above the log start.
+        rebuilt_segments: base offsets of the segments whose indexes were rebuilt.
     """
 
     created: bool = False

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory: the budgets that requests wait for, and the process as the kernel counts it."""
+"""Memory: the budgets that requests wait for, and the memory of the process as the kernel counts it."""

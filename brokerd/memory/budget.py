@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A budget of memory: how many bytes are held, who waits for some, and the wait itself.
+"""A memory budget: how many bytes are held, which requests wait for bytes, and the wait itself.
 
-`MemoryBudget` decides who is next and never waits. `MemoryGate` waits, on one event loop, and decides nothing. Neither knows what
-the bytes are for.
+`MemoryBudget` decides which request is next, and never waits. `MemoryGate` waits, on one event loop, and decides
+nothing. Neither knows what the bytes are for.
 
-Laws: a grant is given back once. Requests are granted in the order in which they came, so a small one never overtakes a large
-one. At most `limit_bytes` are held, except by a request that is larger than all of it, which is granted alone.
+Laws
+    A grant is released once.
+    Requests are granted in the order of arrival, so that a small one never overtakes a large one.
+    At most `limit_bytes` are held. The exception is a request larger than the whole budget, which is granted alone.
 Source: Kafka, `queued.max.request.bytes` and its memory pool (KIP-72).
 """
 
@@ -21,7 +23,7 @@ from brokerd.failure import refused
 
 
 class GrantState(Enum):
-    """Where a grant is on its way."""
+    """State of a grant."""
 
     WAITING = "waiting"
     HELD = "held"
@@ -29,7 +31,7 @@ class GrantState(Enum):
 
 
 class Grant:
-    """Bytes of a budget, asked for by one holder. Its budget alone changes the state."""
+    """Bytes of a budget for one holder. Only the budget changes the state."""
 
     __slots__ = ("size_bytes", "state")
 
@@ -39,15 +41,15 @@ class Grant:
 
     @property
     def is_held(self) -> bool:
-        """True while the bytes may be used."""
+        """True while the holder may use the bytes."""
         return self.state is GrantState.HELD
 
 
 class MemoryBudget:
-    """Counts the bytes of the grants that are held, and keeps the order of those that wait. Its writer is the gate before it.
+    """Counts the bytes of held grants, and keeps the order of waiting ones. Only its gate writes it.
 
     Args:
-        limit_bytes: most bytes that are held at once; above 0.
+        limit_bytes: most bytes held at the same time; above 0.
     """
 
     __slots__ = ("_held_bytes", "_holder_count", "_limit_bytes", "_waiting")
@@ -61,26 +63,26 @@ class MemoryBudget:
 
     @property
     def limit_bytes(self) -> int:
-        """Most bytes that are held at once."""
+        """Most bytes held at the same time."""
         return self._limit_bytes
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that are held; above the limit only by one request that is larger than all of it."""
+        """Bytes held now; above the limit only for one request that is larger than the whole budget."""
         return self._held_bytes
 
     @property
     def holder_count(self) -> int:
-        """Grants that are held."""
+        """Number of held grants."""
         return self._holder_count
 
     @property
     def waiter_count(self) -> int:
-        """Grants that wait."""
+        """Number of waiting grants."""
         return len(self._waiting)
 
     def ask(self, size_bytes: int) -> Grant:
-        """Ask for bytes; the grant is held at once, or waits in turn until `give_back` of others names it.
+        """Request bytes. The grant is held at once, or waits in turn until a `give_back` returns it.
 
         Args:
             size_bytes: 0 or more.
@@ -94,7 +96,7 @@ class MemoryBudget:
         return grant
 
     def give_back(self, grant: Grant) -> list[Grant]:
-        """Take bytes back, or let one that waits leave; return the grants that are held from now on, in their order."""
+        """Release a held grant, or remove a waiting one; return the grants that become held, in their order."""
         if grant.state is GrantState.WAITING:
             del self._waiting[grant]
         else:
@@ -122,14 +124,14 @@ class MemoryBudget:
 
 
 class MemoryGate:
-    """Waits for the bytes of one budget; owns the futures of those that wait.
+    """Waits for the bytes of one budget; owns the futures of the waiters.
 
     Args:
         name: what the bytes are for, in messages.
-        limit_bytes: most bytes that are held at once.
+        limit_bytes: most bytes held at the same time.
 
     Attributes:
-        budget: the core; its writer is this gate.
+        budget: the core; only this gate writes it.
     """
 
     def __init__(self, name: str, limit_bytes: int) -> None:
@@ -138,7 +140,7 @@ class MemoryGate:
         self.budget = MemoryBudget(limit_bytes)
 
     def try_take(self, size_bytes: int) -> Grant | None:
-        """Take bytes if there is room and no other request waits; None otherwise."""
+        """Return a grant if there is room and no other request waits; None otherwise."""
         grant = self.budget.ask(size_bytes)
         if grant.is_held:
             return grant
@@ -146,10 +148,10 @@ class MemoryGate:
         return None
 
     async def take(self, size_bytes: int, *, timeout_ms: int) -> Grant:
-        """Take bytes, waiting in turn. A waiter that is cancelled leaves.
+        """Return a grant, waiting in turn. A cancelled waiter leaves the queue.
 
         Raises:
-            RefusedError: OVERLOADED, there was no room within `timeout_ms` milliseconds.
+            RefusedError: OVERLOADED, if there was no room within `timeout_ms` milliseconds.
         """
         grant = self.budget.ask(size_bytes)
         if grant.is_held:
@@ -173,9 +175,9 @@ class MemoryGate:
         return grant
 
     def give_back(self, grant: Grant) -> None:
-        """Give bytes back, once; those that wait and now fit go on."""
+        """Release a grant, once; waiters that fit now continue."""
         for granted in self.budget.give_back(grant):
-            # A waiter that is being cancelled holds the bytes until it gives them back.
+            # A waiter that is being cancelled holds the bytes until it releases them.
             waiter = self._waiting.get(granted)
             if waiter is not None and not waiter.done():
                 waiter.set_result(None)

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of the process as the kernel counts it: how much it may use, and what it gives back after a burst.
+"""Memory of the process as the kernel counts it: its limit, and what it gives back after a burst.
 
 The limit is that of the container or of the machine, whichever is less.
 
-The allocator of a server is told to keep what it was once given (`lograft.wire.malloc`), which makes large messages three times as
-fast; without `trim_after_bursts` a burst stays resident. A look reads one file. A trim costs milliseconds, and page faults
-for what the server needs again. It does nothing where there is no glibc, or no Linux.
+A server tells the allocator to keep memory that it once got (`lograft.wire.malloc`), which makes large messages three
+times as fast. Without `trim_after_bursts` the memory of a burst would stay resident. A check reads one file. A trim
+costs milliseconds, and page faults for memory that the server needs again. It does nothing without glibc or Linux.
 
-Source: Linux, cgroup-v2.rst (`memory.max`), cgroup-v1/memory.rst (`memory.limit_in_bytes`); proc(5), cgroups(7), malloc_trim(3),
-mallopt(3).
+Source: Linux, cgroup-v2.rst (`memory.max`), cgroup-v1/memory.rst (`memory.limit_in_bytes`); proc(5), cgroups(7),
+malloc_trim(3), mallopt(3).
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ from typing import Final
 logger = logging.getLogger(__name__)
 
 CGROUPS: Final = Path("/sys/fs/cgroup")
-"""Where control groups are mounted."""
+"""Mount point of the control groups."""
 
 OWN_GROUPS: Final = Path("/proc/self/cgroup")
-"""The control groups of this process."""
+"""File that lists the control groups of this process."""
 
 CHECK_MS: Final = 10_000
-"""Milliseconds between two looks at the resident memory, and so between two trims at least.
+"""Milliseconds between two checks of the resident memory, and so the least time between two trims.
 
-A trim of 300 MB takes up to 80 ms and holds up every thread that allocates memory. One in 10 s costs less than a hundredth of the time.
+A trim of 300 MB takes up to 80 ms and blocks every thread that allocates memory. One in 10 s costs less than a
+hundredth of the time.
 """
 
 CHECK_MS_MAX: Final = 20_000
-"""Most milliseconds between two looks: the time doubles up to this while trims give nothing back."""
+"""Most milliseconds between two checks: the time doubles up to this while trims give nothing back."""
 
 TRIM_FROM_BYTES: Final = 8 * 1024 * 1024
-"""Resident memory above the least that any trim left from which on another one is worth its time; and what it is to give back."""
+"""A trim is due at this much resident memory above the least that any trim left; one that gives back this much was worth its time."""
 
 _M_ARENA_MAX: Final = -8
 
@@ -47,11 +48,11 @@ STATM: Final = Path("/proc/self/statm")
 
 
 def memory_limit_bytes(*, cgroups: Path = CGROUPS, own_groups: Path = OWN_GROUPS) -> int:
-    """Return the least of the limits of all control groups that this process is in and the memory of the machine, in bytes.
+    """Return the memory limit in bytes: the least of the machine's memory and the limits of all control groups of this process.
 
     Args:
         cgroups: mount point of the control groups.
-        own_groups: file that names those of this process.
+        own_groups: file that lists the groups of this process.
     """
     limits = [limit for path in _limit_files(cgroups, own_groups) if (limit := _read_limit(path)) is not None]
     return min([physical_bytes(), *limits])
@@ -63,7 +64,7 @@ def physical_bytes() -> int:
 
 
 def _limit_files(cgroups: Path, own_groups: Path) -> Iterator[Path]:
-    """Give the files that may hold a limit. Inside a container the own group is often mounted as the root: all parents are asked."""
+    """Yield the files that may hold a limit, those of all parents too; in a container the own group is often mounted as the root."""
     try:
         lines = own_groups.read_text().splitlines()
     except OSError:
@@ -85,7 +86,7 @@ def _limit_files(cgroups: Path, own_groups: Path) -> Iterator[Path]:
 
 
 def _read_limit(path: Path) -> int | None:
-    """Read one limit in bytes; None: there is none. Version 1 says "none" by a number near 2^63, which bounds nothing."""
+    """Return one limit in bytes; None: no limit. Version 1 says "no limit" by a number near 2^63, which limits nothing."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):
@@ -93,10 +94,10 @@ def _read_limit(path: Path) -> int | None:
 
 
 class TrimRule:
-    """Says when to trim, and when to look again; it is told what a look found.
+    """Decides when to trim and when to check again, from what the checks found.
 
-    What a burst took may be in use at one look and free at the next, without growth between them: so the measure is the least that
-    was ever left, and only trims that give nothing back become rarer.
+    Memory of a burst may be in use at one check and free at the next, although the process did not grow in between. So
+    the measure is the least memory that any trim left, and only useless trims become rarer.
     """
 
     def __init__(self) -> None:
@@ -105,25 +106,25 @@ class TrimRule:
 
     @property
     def pause_ms(self) -> int:
-        """Milliseconds until the next look."""
+        """Milliseconds until the next check."""
         return self._pause_ms
 
     def is_due(self, resident_bytes: int) -> bool:
-        """Say whether a trim may be worth its time."""
+        """Return whether a trim may be worth its time."""
         return self._least_bytes is None or resident_bytes - self._least_bytes >= TRIM_FROM_BYTES
 
     def on_trimmed(self, before_bytes: int, after_bytes: int) -> None:
-        """Learn what a trim found and left."""
+        """Note the resident memory before and after a trim."""
         self._least_bytes = after_bytes if self._least_bytes is None else min(self._least_bytes, after_bytes)
         is_worth = before_bytes - after_bytes >= TRIM_FROM_BYTES
         self._pause_ms = CHECK_MS if is_worth else min(2 * self._pause_ms, CHECK_MS_MAX)
 
 
 def use_one_arena() -> bool:
-    """Let all threads that begin from now on share one heap: a trim does not reach the free end of the heap of a single thread.
+    """Make all threads that start from now on share one heap, because a trim does not release the free end of a thread's own heap.
 
     Returns:
-        True when it is so; False where there is no glibc, or it refuses.
+        False without glibc, or if it refuses.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -135,14 +136,14 @@ def use_one_arena() -> bool:
 
 
 async def trim_after_bursts() -> None:
-    """Look and trim until cancelled; returns at once where it cannot be done."""
+    """Check and trim until cancelled; return at once if trimming is not possible."""
     trim = _find_trim()
     if trim is None:
         return
     rule = TrimRule()
     while (before_bytes := resident_bytes()) is not None:
         if rule.is_due(before_bytes):
-            # The call leaves the interpreter to the event loop.
+            # The call releases the interpreter lock, so that the event loop continues.
             await asyncio.to_thread(trim, 0)
             after_bytes = resident_bytes() or before_bytes
             rule.on_trimmed(before_bytes, after_bytes)
@@ -151,7 +152,7 @@ async def trim_after_bursts() -> None:
 
 
 def resident_bytes() -> int | None:
-    """Return the resident memory of this process in bytes; None where the system does not say."""
+    """Return the resident memory of this process in bytes; None if the system does not provide it."""
     try:
         return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The acknowledgements of one partition replica that wait for an offset.
 
-They are kept in a heap and not in a queue, because a duplicate waits for the offset of the first time, which lies below
-thresholds that came earlier. Law: each token is taken out once, or dropped.
+They are in a heap, not in a queue: a duplicate waits for the offset of its original, which is below offsets that came
+earlier. Law: each token is returned once, or dropped.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 
 
 class PendingAcks:
-    """Thresholds that are not reached yet."""
+    """Acknowledgements whose offsets are not reached yet."""
 
     __slots__ = ("_dropped", "_heap", "_pending")
 
@@ -22,23 +22,23 @@ class PendingAcks:
         self._dropped: set[int] = set()
 
     def __len__(self) -> int:
-        """Return how many wait."""
+        """Return the number of waiting acknowledgements."""
         return len(self._pending)
 
     def add(self, token: int, next_offset: int) -> None:
-        """Let a token wait for an offset."""
+        """Make a token wait for an offset (exclusive end of its records)."""
         self._pending.add(token)
         heappush(self._heap, (next_offset, token))
 
     def drop(self, token: int) -> None:
-        """Forget a token; nothing happens if it does not wait."""
-        # The heap entry stays until its threshold is reached; the set keeps it from completing.
+        """Forget a token; does nothing if it does not wait."""
+        # The heap entry stays until its offset is reached; the set keeps it from completing.
         if token in self._pending:
             self._pending.discard(token)
             self._dropped.add(token)
 
     def take_reached(self, offset: int) -> list[tuple[int, int]]:
-        """Take out what waits for `offset` or less: (next offset, token), lowest first."""
+        """Remove and return the entries at `offset` or below: (next offset, token), lowest first."""
         reached: list[tuple[int, int]] = []
         heap = self._heap
         while heap and heap[0][0] <= offset:
@@ -51,7 +51,7 @@ class PendingAcks:
         return reached
 
     def take_all(self) -> list[int]:
-        """Take out all tokens, lowest offset first."""
+        """Remove and return all tokens, lowest offset first."""
         tokens = [token for _, token in sorted(self._heap) if token not in self._dropped]
         self._heap.clear()
         self._pending.clear()

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a leader is cut off from followers that live, and when it asks that another replica leads.
+"""Detects an isolated leader, and decides when it resigns.
 
-Theory of operation. A leader that reaches the controller but not its followers leads on as far as the controller is concerned,
-and can commit nothing once they have left the in-sync replicas. They are alive for the controller and eligible, and may reach
-each other. So the leader that is *deserted* (too few have a subscription, and one without could lead) for `RESIGN_AFTER_MS`, with too
-few in sync, asks for another leader, and again every `RESIGN_RETRY_MS` while that holds.
+Theory of operation. A leader that reaches the controller but not its followers keeps the leadership, because the
+controller trusts it. Once its followers have left the in-sync replicas, it can commit nothing. For the controller the
+followers are alive and eligible, and they may reach each other. A leader is *deserted* (isolated) when too few
+followers have a subscription and one without a subscription could lead. If it is deserted for `RESIGN_AFTER_MS` and too
+few replicas are in sync, it resigns, and again every `RESIGN_RETRY_MS` while that holds.
 
 Laws
-    A leader resigns only if enough followers reached it once in this leadership: the next one has to show first that it is of
-    more use, and the leadership does not go round where nobody reaches anybody, or followers take long to subscribe.
-    It does not while records that it alone acknowledged (acks=1) are not committed: they would go with it.
+    A leader resigns only if enough followers were subscribed at least once in this leadership. So the next leader must
+    first show that it is of more use. Otherwise the leadership would circulate where no broker reaches another, or
+    where followers take long to subscribe.
+    A leader does not resign while records that it alone acknowledged (acks=1) are uncommitted, because they would be
+    lost.
 Source: docs/replication.md section "Stepping down".
 """
 
@@ -19,10 +22,10 @@ from brokerd.limits import RESIGN_AFTER_MS, RESIGN_RETRY_MS
 
 
 class CutOff:
-    """See the module docstring; of one leadership.
+    """The state of the isolation check, for one leadership.
 
     Attributes:
-        since_ms: since when the leader is deserted; None: it is not.
+        since_ms: time since which the leader is deserted; None: it is not.
         had_company: True once enough followers had a subscription.
     """
 
@@ -34,18 +37,18 @@ class CutOff:
         self._retry_after_ms = 0
 
     def note(self, *, is_deserted: bool, now_ms: int) -> None:
-        """Learn whether the leader is deserted."""
+        """Note whether the leader is deserted."""
         if not is_deserted:
             self.since_ms = None
         elif self.since_ms is None:
             self.since_ms = now_ms
 
     def due_ms(self) -> int | None:
-        """Return when another leader is to be asked for, if nothing else speaks against it; None: not for now."""
+        """Return when the leader may resign, if no other rule forbids it; None: not now."""
         if self.since_ms is None or not self.had_company:
             return None
         return max(self.since_ms + RESIGN_AFTER_MS, self._retry_after_ms)
 
     def note_asked(self, now_ms: int) -> None:
-        """Learn that another leader was asked for."""
+        """Note that the leader has resigned."""
         self._retry_after_ms = now_ms + RESIGN_RETRY_MS

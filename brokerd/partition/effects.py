@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the shell must do for a partition replica: the outputs of its core, to be carried out in the order given.
+"""Effects of a partition replica: the outputs of its core. The shell carries them out in the given order.
 
-Those of a leader towards followers and controller, and those of a follower, have sections of their own.
+The effects of a leader of several replicas, and those of a follower, have their own sections.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ class LossReason(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlushLog:
-    """Force the log to stable storage; answer with `LogFlushed`. Asked again while one runs: once more after it."""
+    """Flush the log and answer with `LogFlushed`. If a flush is running, flush once more after it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishHighWatermark:
-    """Readers may read below `high_watermark` (exclusive); wake those that wait."""
+    """Readers may read below `high_watermark` (exclusive); wake the waiting ones."""
 
     high_watermark: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompleteAck:
-    """Tell the waiter of `token` what its records have reached."""
+    """Report to the waiter of `token` which durability its records have reached."""
 
     token: int
     durability: Durability
@@ -46,7 +46,7 @@ class CompleteAck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailAck:
-    """Tell the waiter of `token` that nobody knows whether its records will survive."""
+    """Report to the waiter of `token` that the outcome of its records is unknown."""
 
     token: int
     reason: LossReason
@@ -54,31 +54,31 @@ class FailAck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndService:
-    """End every stream route and waiting read of the partition."""
+    """End every stream route and every waiting read of the partition."""
 
     reason: LossReason
     message: str
 
 
-# Of a leader with followers.
+# Effects of a leader with followers.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginLeaderEpoch:
-    """Let the log know that the epoch begins at its end (`PartitionLog.assign_epoch`)."""
+    """Note in the log that the epoch begins at its end (`PartitionLog.assign_epoch`)."""
 
     leader_epoch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptSubscription:
-    """Send the follower, from its log end on, what is in the log and whatever comes.
+    """Send the follower the log from its log end on, now and as it grows.
 
     Attributes:
         node_id: the follower.
-        broker_epoch: its process.
-        session: its subscription.
-        high_watermark: to be told with it (exclusive).
+        broker_epoch: broker epoch of its process.
+        session: number of its subscription.
+        high_watermark: high watermark to send with the acceptance (exclusive).
     """
 
     node_id: int
@@ -89,7 +89,7 @@ class AcceptSubscription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DivergeSubscription:
-    """Tell the follower where the logs part; it will subscribe anew."""
+    """Tell the follower where the logs diverge; it will subscribe again."""
 
     node_id: int
     broker_epoch: int
@@ -99,7 +99,7 @@ class DivergeSubscription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndSubscription:
-    """Send the follower no more, and tell it why."""
+    """End the subscription of a follower, with the reason."""
 
     node_id: int
     broker_epoch: int
@@ -109,7 +109,7 @@ class EndSubscription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposedMember:
-    """A replica that is to be in sync, as the process that the leader saw; no epoch: the leader does not know one."""
+    """A proposed in-sync replica and its broker epoch, as the leader knows it; None: unknown."""
 
     node_id: int
     broker_epoch: int | None
@@ -117,13 +117,13 @@ class ProposedMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposeIsr:
-    """Propose in-sync replicas to the controller; exactly one of the three `Proposal...` events answers, in the end.
+    """Propose in-sync replicas to the controller; exactly one of the three `Proposal...` events follows.
 
     Attributes:
-        proposal: number of the proposal; rises over the life of the replica.
+        proposal: number of the proposal, rising over the life of the replica.
         leader_epoch: epoch of the leadership.
-        partition_epoch: version of the state that is to be changed.
-        members: the in-sync replicas, this broker among them.
+        partition_epoch: version of the state to change.
+        members: the proposed in-sync replicas, including this broker.
     """
 
     proposal: int
@@ -134,33 +134,33 @@ class ProposeIsr:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resign:
-    """Ask the controller to let another replica lead; the metadata tells whether it did, and nothing else answers."""
+    """Ask the controller to elect another leader; only the metadata shows the outcome."""
 
     leader_epoch: int
 
 
-# Of a follower.
+# Effects of a follower.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetEmptyEpoch:
-    """Let the log forget a leader epoch that has no record: as the leader of it this replica never appended.
+    """Make the log forget a leader epoch without records, from a leadership in which this replica appended nothing.
 
-    Otherwise records of an older epoch, which the leader of a newer one has behind the log end, could not be appended.
+    Otherwise the log would refuse records of an older epoch that the new leader has behind its log end.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscribe:
-    """Ask the leader for the records from the log end on; takes the place of an earlier one that was not sent yet.
+    """Ask the leader for the records from the log end on; replaces an earlier request that was not sent yet.
 
     Attributes:
-        leader_id: whom to ask.
+        leader_id: the leader.
         leader_epoch: epoch to follow.
         session: number of this subscription.
-        log_end_offset: end of the log (exclusive).
-        flushed_offset: how much of that is on stable storage (exclusive).
-        last_epoch: leader epoch of the last record; None without one.
+        log_end_offset: end of the own log (exclusive).
+        flushed_offset: end of what is on stable storage (exclusive).
+        last_epoch: leader epoch of the last record; None: no record.
     """
 
     leader_id: int
@@ -173,7 +173,7 @@ class Subscribe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unsubscribe:
-    """End a subscription, sent or not; nothing of it is acknowledged any more."""
+    """End a subscription, sent or not; no acknowledgement follows."""
 
     leader_id: int
     session: int
@@ -181,14 +181,14 @@ class Unsubscribe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppendBatches:
-    """Append the batches of this step, and answer with `BatchAppended`; if that fails, with `SubscriptionEnded`."""
+    """Append the batches of this step and answer with `BatchAppended`, or with `SubscriptionEnded` if that fails."""
 
     base_offset: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendAck:
-    """Tell the leader what this replica holds; a later one takes the place of one that was not sent yet."""
+    """Tell the leader what this replica holds; replaces an earlier acknowledgement that was not sent yet."""
 
     session: int
     appended_offset: int
@@ -197,11 +197,11 @@ class SendAck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TruncateLog:
-    """Truncate the log at `to_offset` (exclusive end of what stays), and answer with `LogTruncated`.
+    """Truncate the log to `to_offset` (its new exclusive end), and answer with `LogTruncated`.
 
     Attributes:
-        to_offset: where to truncate.
-        loses_committed: True if records below the high watermark that was known here go: only an unclean election does that.
+        to_offset: the new end.
+        loses_committed: True if records below the known high watermark are lost, which only an unclean election causes.
     """
 
     to_offset: int
@@ -210,14 +210,14 @@ class TruncateLog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartLog:
-    """Drop the whole log and begin it anew, empty, at `start_offset`; answer with `LogTruncated`."""
+    """Drop the whole log and restart it empty at `start_offset`; answer with `LogTruncated`."""
 
     start_offset: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvanceLogStart:
-    """Drop what the leader has dropped: move the log start up to this offset (inclusive)."""
+    """Move the log start up to this offset (inclusive), as the leader has."""
 
     log_start_offset: int
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens to a partition replica: the inputs of its core.
+"""Events of a partition replica: the inputs of its core.
 
-Values only. Those of a leader about its followers are in `leader_events.py`, those of a follower in `follower_events.py`.
+Values only. `leader_events.py` has a leader's events about its followers, `follower_events.py` those of a follower.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class AckLevel(Enum):
 
 
 class Durability(IntEnum):
-    """What a record has reached; each level includes those before. Numbers as in the public contract."""
+    """What a record has reached; each level includes the lower ones. The numbers are those of the public contract."""
 
     APPENDED = 1
     REPLICATED = 2
@@ -34,7 +34,7 @@ class Durability(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeadershipChanged:
-    """The metadata names a leader (or none) for the partition."""
+    """The metadata has a new leader for the partition, or none."""
 
     leader_id: int | None
     leader_epoch: int
@@ -57,12 +57,12 @@ class BrokerState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionChanged:
-    """The metadata has this state of the partition; takes the place of `LeadershipChanged` where it is given.
+    """The metadata has this state of the partition; where it is used, it replaces `LeadershipChanged`.
 
     Attributes:
-        partition: its state. One with a lower partition epoch than the last is passed over.
+        partition: its state. The core ignores one with a lower partition epoch than the last.
         min_isr: the topic's `min.insync.replicas`.
-        brokers: those that have the replicas, as far as they are registered.
+        brokers: the registered brokers that have the replicas.
     """
 
     partition: PartitionImage
@@ -79,7 +79,7 @@ class BrokerChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlushPolicyChanged:
-    """The topic's flush policy or flush interval is now this one."""
+    """The topic has this flush policy and flush interval now."""
 
     policy: FlushPolicy
     interval_ms: int
@@ -87,7 +87,7 @@ class FlushPolicyChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchAppended:
-    """The log grew; its end is now `log_end_offset` (exclusive)."""
+    """The log has grown; its end is now `log_end_offset` (exclusive)."""
 
     log_end_offset: int
 
@@ -101,7 +101,7 @@ class LogFlushed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AckWanted:
-    """Somebody waits until every record below `next_offset` has reached `level`."""
+    """A request waits until every record below `next_offset` has reached `level`."""
 
     token: int
     next_offset: int
@@ -110,28 +110,28 @@ class AckWanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AckDropped:
-    """Nobody waits for `token` any more."""
+    """The request of `token` no longer waits."""
 
     token: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageFailed:
-    """The log cannot be written or flushed any more."""
+    """The log can no longer be written or flushed."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaRemoved:
-    """The partition is no longer hosted here: its topic was deleted, or the broker stops."""
+    """The partition is no longer hosted here, because its topic was deleted or the broker stops."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """Time passed; see `PartitionReplica.deadline_ms`."""
+    """Time has passed; `PartitionReplica.deadline_ms` says when it is due."""
 
 
 Event = (

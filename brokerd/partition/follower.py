@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The follower's side of one partition with several replicas, for one leader epoch.
 
-Owns the state of the subscription. Must not know the log's bytes or the stream.
+Owns the state of the subscription. Knows neither the log's bytes nor the stream.
 
-| state | subscribes | is told it diverges | is accepted | batches | ended |
+| state | subscribe | told that logs diverge | accepted | batches | ended |
 |---|---|---|---|---|---|
-| SUBSCRIBING | - | truncates: TRUNCATING | FOLLOWING | passed over | WAITING, or again at once |
-| TRUNCATING | with `LogTruncated`: SUBSCRIBING | - | - | - | - |
-| FOLLOWING | - | passed over | passed over | appends, or ends it: WAITING | WAITING, or again at once |
-| WAITING | at its time: SUBSCRIBING | passed over | passed over | passed over | passed over |
+| SUBSCRIBING | - | truncates: TRUNCATING | FOLLOWING | ignored | WAITING, or subscribes again at once |
+| TRUNCATING | on `LogTruncated`: SUBSCRIBING | - | - | - | - |
+| FOLLOWING | - | ignored | ignored | appends, or unsubscribes: WAITING | WAITING, or subscribes again at once |
+| WAITING | at its time: SUBSCRIBING | ignored | ignored | ignored | ignored |
 
 Laws
-    What carries another session than the present one is passed over: it was said about another log, or by a leader of
-    another epoch.
-    The log is truncated only because leader epochs differ, never because of a high watermark.
-    Nothing is acknowledged that the log does not hold; a flushed offset is acknowledged after its flush.
+    The follower ignores events of any session but the present one: they are about another state of the log, or from the
+    leader of another epoch.
+    It truncates the log only because leader epochs differ, never because of a high watermark.
+    It acknowledges only what the log holds, and a flushed offset only after the flush.
 Source: architecture section 8; KIP-101; KIP-279; KIP-595 section "Fetch".
 """
 
@@ -45,7 +45,7 @@ from brokerd.partition.reconciliation import SubscriptionError, truncation_offse
 
 
 class FollowerState(Enum):
-    """See the module docstring."""
+    """State of a follower's subscription; the module docstring has the transitions."""
 
     SUBSCRIBING = "subscribing"
     TRUNCATING = "truncating"
@@ -57,15 +57,15 @@ class Following:
     """One leader epoch that this replica follows.
 
     Args:
-        leader_id: who leads.
+        leader_id: the leader.
         leader_epoch: epoch of the leadership.
         log: the own log.
-        session_count: number of the last subscription before.
+        session_count: number of the last subscription before this epoch.
 
     Attributes:
         session_count: number of the present subscription, or of the last one.
-        state: see the module docstring.
-        batch_epoch: leader epoch of the batches that were taken last.
+        state: state of the subscription.
+        batch_epoch: leader epoch of the last accepted batches.
     """
 
     __slots__ = (
@@ -103,11 +103,11 @@ class Following:
         return self.state in (FollowerState.SUBSCRIBING, FollowerState.FOLLOWING)
 
     def deadline_ms(self) -> int | None:
-        """Return when the next subscription is due, if one is."""
+        """Return when the next subscription is due; None: none is scheduled."""
         return self._retry_after_ms
 
     def subscribe(self) -> list[Effect]:
-        """Ask the leader for what is missing."""
+        """Subscribe to the records from the log end on."""
         log = self._log
         self.session_count += 1
         self.state = FollowerState.SUBSCRIBING
@@ -125,7 +125,7 @@ class Following:
         ]
 
     def accept(self, event: SubscriptionAccepted) -> None:
-        """Learn that this log is a prefix of the leader's."""
+        """Note that this log is a prefix of the leader's."""
         if self._is_present(event.session, FollowerState.SUBSCRIBING):
             self.state = FollowerState.FOLLOWING
             self._retry_ms = SUBSCRIBE_RETRY_MIN_MS
@@ -133,7 +133,7 @@ class Following:
             self._leader_log_start_offset = event.log_start_offset
 
     def diverge(self, event: SubscriptionDiverged) -> list[Effect]:
-        """Truncate the log to where it may agree with the leader's."""
+        """Truncate the log to the point where it may agree with the leader's."""
         if not self._is_present(event.session, FollowerState.SUBSCRIBING):
             return []
         self.state = FollowerState.TRUNCATING
@@ -145,7 +145,7 @@ class Following:
         return [TruncateLog(to_offset=to_offset, loses_committed=to_offset < self._log.high_watermark)]
 
     def end(self, event: SubscriptionEnded, now_ms: int) -> list[Effect]:
-        """Learn that the subscription is over, and ask again: at once where only the stream broke."""
+        """Note the end of the subscription, and subscribe again: at once if only the stream broke."""
         if event.session != self.session_count or not self.is_subscribed:
             return []
         start_offset = event.log_start_offset
@@ -162,7 +162,7 @@ class Following:
         return []
 
     def receive(self, event: BatchesReceived, now_ms: int) -> list[Effect]:
-        """Take batches that continue the log, of an epoch that the leader may have."""
+        """Accept batches that continue the log and have a possible leader epoch; otherwise unsubscribe and wait."""
         if not self._is_present(event.session, FollowerState.FOLLOWING):
             return []
         log = self._log
@@ -177,28 +177,28 @@ class Following:
         return effects
 
     def advance(self, event: LeaderAdvanced) -> None:
-        """Learn the leader's high watermark and log start."""
+        """Note the leader's high watermark and log start."""
         if self._is_present(event.session, FollowerState.FOLLOWING):
             self._leader_high_watermark = event.high_watermark
             self._leader_log_start_offset = event.log_start_offset
 
     def committed_end(self) -> int | None:
-        """Return up to where (exclusive) what is here is committed; None: the leader has not said."""
+        """Return the end (exclusive) of the committed part of this log; None: the leader has not said."""
         known = self._leader_high_watermark
         return None if known is None else min(known, self._log.log_end_offset)
 
     def readable_end(self) -> int | None:
-        """Return up to where (exclusive) readers may have what is here; None: the leader of this epoch is not heard now."""
+        """Return the end (exclusive) of what readers may read here; None while this replica is not in FOLLOWING state."""
         return self.committed_end() if self.state is FollowerState.FOLLOWING else None
 
     def report(self) -> list[Effect]:
-        """Acknowledge what is new, and drop what the leader has dropped."""
+        """Acknowledge what is new, and follow the leader's log start."""
         effects: list[Effect] = []
         log = self._log
         if self.state is not FollowerState.FOLLOWING:
             return effects
         appended_offset, flushed_offset = self._acked
-        # Under `ack` only what is flushed counts: an acknowledgement of less would tell the leader nothing that it needs.
+        # Under `ack` only flushed records count, so a lower acknowledgement is of no use to the leader.
         is_more_appended = log.log_end_offset > appended_offset and not log.is_flush_counted
         if is_more_appended or log.flushed_offset > flushed_offset:
             self._acked = (log.log_end_offset, log.flushed_offset)
@@ -213,7 +213,7 @@ class Following:
         return effects
 
     def tick(self, now_ms: int) -> list[Effect]:
-        """Subscribe again when that is due."""
+        """Subscribe again if that is due."""
         if self._retry_after_ms is None or now_ms < self._retry_after_ms:
             return []
         return self.subscribe()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens to a follower of a partition: what its leader sends, and what became of its own log.
+"""Events of a follower of a partition: messages of its leader, and changes of its own log.
 
-Values only. `session` is the number that the core gave with `Subscribe`; what carries another one is passed over.
+Values only. `session` is the number from the core's `Subscribe`; the core ignores events with another one.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from brokerd.partition.reconciliation import EpochEnd, SubscriptionError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionAccepted:
-    """The log is a prefix of the leader's: batches follow.
+    """The log is a prefix of the leader's; batches follow.
 
     Attributes:
-        session: the subscription.
-        high_watermark: of the leader (exclusive).
-        log_start_offset: of the leader (inclusive).
+        session: number of the subscription.
+        high_watermark: high watermark of the leader (exclusive).
+        log_start_offset: log start of the leader (inclusive).
     """
 
     session: int
@@ -28,12 +28,13 @@ class SubscriptionAccepted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionDiverged:
-    """The log is no prefix of the leader's; the subscription is over.
+    """The log is not a prefix of the leader's; the subscription is over.
 
     Attributes:
-        session: the subscription.
-        leader_end: the leader's largest epoch not above the last one here, and where it ends there.
-        own_end: what this log knows of that epoch (`PartitionLog.end_offset_for_epoch`); None: it is above all known ones.
+        session: number of the subscription.
+        leader_end: the leader's largest epoch at or below the last one here, and its end at the leader.
+        own_end: the end of that epoch in this log (`PartitionLog.end_offset_for_epoch`); None: it is above all known
+            epochs.
         own_start_offset: start of this log (inclusive).
     """
 
@@ -48,9 +49,9 @@ class SubscriptionEnded:
     """The subscription is over.
 
     Attributes:
-        session: the subscription.
-        error: why.
-        log_start_offset: of the leader (inclusive), with BELOW_LOG_START.
+        session: number of the subscription.
+        error: the reason.
+        log_start_offset: log start of the leader (inclusive), with BELOW_LOG_START.
     """
 
     session: int
@@ -60,10 +61,10 @@ class SubscriptionEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchesReceived:
-    """Whole batches came; the shell holds them until the effects of this step are carried out.
+    """Whole batches have arrived; the shell keeps them until the effects of this step are carried out.
 
     Attributes:
-        session: the subscription.
+        session: number of the subscription.
         base_offset: first offset of the first batch (inclusive).
         leader_epoch: leader epoch of all of them.
     """
@@ -75,7 +76,7 @@ class BatchesReceived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderAdvanced:
-    """High watermark (exclusive) and log start (inclusive) of the leader are now these."""
+    """The leader has this high watermark (exclusive) and log start (inclusive) now."""
 
     session: int
     high_watermark: int
@@ -87,10 +88,11 @@ class LogTruncated:
     """The log was truncated, as `TruncateLog` or `RestartLog` asked for.
 
     Attributes:
-        log_end_offset: where it ends now (exclusive); whole batches, so that it may be lower than asked for.
-        flushed_offset: how much of that is on stable storage (exclusive).
-        last_epoch: leader epoch of its last record; None without one.
-        log_start_offset: where it begins now (inclusive); all below is committed, or it would not be gone at the leader.
+        log_end_offset: its end now (exclusive); may be lower than requested, because whole batches are dropped.
+        flushed_offset: end of what is on stable storage (exclusive).
+        last_epoch: leader epoch of its last record; None: no record.
+        log_start_offset: its start now (inclusive). Everything below it is committed, because the leader has removed
+            it.
     """
 
     log_end_offset: int

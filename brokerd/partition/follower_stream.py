@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cores of a follower's side of `Replicate`: what is to be said on a stream to one leader, and when a broken one is tried again.
+"""The cores of a follower's side of `Replicate`: what to send to one leader, and when to reopen a broken stream.
 
-`FollowerSession` owns the numbers of the routes, what waits to be sent, the credit to give back, and the times of heartbeats and
-silence. `StreamRetry` owns the back-off of one leader, over all streams to it. Neither touches a log, a stream or a clock, or knows
-a partition's state.
+`FollowerSession` owns the route numbers, the messages that wait, the credit to return, and the times of heartbeats and
+silence. `StreamRetry` owns the backoff of one leader, over all streams to it. Neither uses a log, a stream or a clock,
+or knows the state of a partition.
 
-Theory of operation. A replica's newest subscription waits until the next message; sent, it has a route, a number never used again
-on the stream. What comes from the leader names the route; a route that has ended, or that a newer subscription of the same replica
-has replaced, is not found any more, and what names it is passed over. Acknowledgements are kept for each route, the last one only,
-and go out together.
+Theory of operation. A replica's newest subscription waits until the next message. When it is sent, it gets a route, a
+number that is never used again on the stream. Messages of the leader name the route. A route that has ended, or that a
+newer subscription of the same replica has replaced, is unknown, and the session ignores messages about it. It keeps
+only the last acknowledgement of each route, and sends acknowledgements together.
 
-Laws: a replica has at most one subscription, waiting or sent; nothing is acknowledged for a route that is over; credit given
-back is at most what was taken.
+Laws
+    A replica has at most one subscription, waiting or sent.
+    Nothing is acknowledged for a route that is over.
+    The returned credit is at most the used credit.
 Source: docs/replication.md section "The stream".
 """
 
@@ -36,19 +38,19 @@ from brokerd.partition.stream_messages import (
 )
 
 _CREDIT_SHARE = 8
-"""Credit is given back when this part of the window was used, so that the leader never waits for it."""
+"""The follower returns credit when this share of the window (one in this many) was used, so that the leader never waits for it."""
 
 _JITTER_SHARE = 4
-"""A pause is longer at random, by at most this part of it."""
+"""A random part makes a pause longer, by at most this share of it (one in this many)."""
 
 _PASSING: Final = frozenset(
     {
         # A newer registration of this broker is under way.
         ErrorCode.STALE_BROKER_EPOCH,
-        # The leader's metadata is behind, or its log is being opened.
+        # The leader's metadata is behind, or it is still opening the log.
         ErrorCode.UNKNOWN_TOPIC,
         ErrorCode.UNKNOWN_PARTITION,
-        # Opening a stream is repeated without harm.
+        # A stream can be opened again without harm.
         ErrorCode.OUTCOME_UNKNOWN,
         ErrorCode.INTERNAL,
         ErrorCode.UNSPECIFIED,
@@ -66,7 +68,7 @@ class SubscribingReplica(Hashable, Protocol):
 
     @property
     def partition(self) -> int:
-        """Partition, from 0."""
+        """Partition number, from 0."""
         ...
 
 
@@ -77,8 +79,8 @@ class FollowerSession(Generic[_Replica]):
     """One stream, from its opening on.
 
     Args:
-        limits: what bounds the stream.
-        now_ms: monotonic time at which the stream was opened.
+        limits: limits of the stream.
+        now_ms: monotonic time when the stream was opened.
     """
 
     __slots__ = (
@@ -103,7 +105,7 @@ class FollowerSession(Generic[_Replica]):
         self._routes: dict[int, tuple[_Replica, int]] = {}
         self._sent: dict[_Replica, int] = {}
         self._acks: dict[int, SendAck] = {}
-        # To be given back: in sync, catching up.
+        # Credit to return: in sync, catching up.
         self._credit_bytes = [0, 0]
         self._used_numbers = 0
         self._said_ms = self._heard_ms = now_ms
@@ -111,7 +113,7 @@ class FollowerSession(Generic[_Replica]):
 
     @property
     def is_used_up(self) -> bool:
-        """True once the stream has no number left for another route: open a new one."""
+        """True once the stream has no route number left, so that a new stream is needed."""
         return self._used_numbers >= self._limits.max_routes
 
     @property
@@ -120,19 +122,19 @@ class FollowerSession(Generic[_Replica]):
         return not self._sent and not self._to_subscribe
 
     def subscriptions(self) -> list[tuple[_Replica, int]]:
-        """Return replicas and sessions of all subscriptions, sent or waiting."""
+        """Return the replicas and sessions of all subscriptions, sent or waiting."""
         waiting = [(replica, request.session) for replica, request in self._to_subscribe.items()]
         return [*self._routes.values(), *waiting]
 
-    # What the replicas ask for.
+    # Requests of the replicas.
 
     def subscribe(self, replica: _Replica, request: Subscribe) -> None:
-        """Take a subscription; an earlier one of the replica is over."""
+        """Add a subscription; an earlier one of the replica is over."""
         self._end(replica)
         self._to_subscribe[replica] = request
 
     def unsubscribe(self, replica: _Replica, session: int) -> None:
-        """End the subscription of that number."""
+        """End the subscription with this number."""
         waiting = self._to_subscribe.get(replica)
         if waiting is not None and waiting.session == session:
             del self._to_subscribe[replica]
@@ -143,44 +145,44 @@ class FollowerSession(Generic[_Replica]):
             self._to_unsubscribe.append(route)
 
     def ack(self, replica: _Replica, ack: SendAck) -> None:
-        """Take an acknowledgement; passed over when its session is over."""
+        """Add an acknowledgement; ignored if its session is over."""
         route = self._sent.get(replica)
         if route is not None and self._routes[route][1] == ack.session:
             self._acks[route] = ack
 
-    # What the leader says.
+    # Messages of the leader.
 
     def hear(self, now_ms: int) -> None:
-        """Learn that the leader said something."""
+        """Note that a message of the leader arrived."""
         self._heard_ms = now_ms
 
     def find(self, route: int) -> tuple[_Replica, int] | None:
-        """Return replica and session of a live route."""
+        """Return the replica and session of a live route, or None."""
         return self._routes.get(route)
 
     def end(self, route: int) -> tuple[_Replica, int] | None:
-        """Learn that the leader ended a route; return what `find` would have."""
+        """Note that the leader ended a route; return its replica and session, or None."""
         found = self._routes.get(route)
         if found is not None:
             self._end(found[0])
         return found
 
     def use_credit(self, size_bytes: int, *, is_in_sync: bool) -> None:
-        """Learn that bytes of a class have come, and are dealt with."""
+        """Note that received bytes of a class were processed."""
         self._credit_bytes[0 if is_in_sync else 1] += size_bytes
 
-    # What the writer does.
+    # For the writer.
 
     @property
     def has_urgent(self) -> bool:
-        """True if something waits that is sent as soon as the stream takes it."""
+        """True if a message waits that must be sent as soon as possible."""
         return bool(self._to_subscribe or self._to_unsubscribe) or self._is_credit_due()
 
     def take_messages(self, now_ms: int) -> list[FollowerMessage]:
-        """Return what is to be said now, in order, and reckon it as said; empty: nothing before `deadline_ms`."""
+        """Return the messages to send now, in order, and count them as sent; empty: nothing before `deadline_ms`."""
         limits = self._limits
         messages: list[FollowerMessage] = []
-        # Ends first: a replica may subscribe again behind them.
+        # Ends come first, because a replica may subscribe again after them.
         while self._to_unsubscribe:
             messages.append(Unsubscriptions(tuple(self._to_unsubscribe[: limits.subscribes_per_message])))
             del self._to_unsubscribe[: limits.subscribes_per_message]
@@ -204,18 +206,18 @@ class FollowerSession(Generic[_Replica]):
         return messages
 
     def deadline_ms(self) -> int:
-        """Return when `take_messages` has something to say again, if nothing happens before."""
+        """Return when `take_messages` has a message again, if nothing else happens."""
         due_ms = self._said_ms + self._limits.idle_ms
         return min(due_ms, self._acked_ms + self._limits.acks_coalesce_ms) if self._acks else due_ms
 
     def silence_left_ms(self, now_ms: int) -> int:
-        """Return after how many more silent milliseconds the stream is given up; 0 or less: now."""
+        """Return how many more milliseconds of silence the stream survives; 0 or less: none."""
         return self._heard_ms + self._limits.silence_ms - now_ms
 
-    # Inside.
+    # Internal helpers.
 
     def _bind(self) -> Subscriptions:
-        """Give routes to what waits, as many as one message takes."""
+        """Give routes to waiting subscriptions, as many as fit into one message."""
         bound: list[Subscription] = []
         while self._to_subscribe and len(bound) < self._limits.subscribes_per_message and not self.is_used_up:
             replica = next(iter(self._to_subscribe))
@@ -254,21 +256,21 @@ class FollowerSession(Generic[_Replica]):
 
 
 class StreamRetry:
-    """When a follower tries again to open its stream to a leader.
+    """Decides when a follower tries again to open its stream to a leader.
 
-    The pauses between attempts grow while attempts fail, up to `retry_max_ms`, and start over after a stream that lived. News of
-    the leader (a partition that wants to follow it from now on) start them over too, and end the one that is going on: what failed
-    before was an earlier process, or the time before the leader was up.
+    The pauses grow while attempts fail, up to `retry_max_ms`, and start over after a stream that lived. A leader change
+    (a partition is to follow this leader from now on) also starts them over, and ends the current pause. Earlier
+    failures concerned an earlier process, or the time before the leader was up.
 
-    Law: between the beginnings of two attempts pass at least `news_ms`, and after news of the leader, or the end of the attempt that
-    they met, not more. No pause is longer than `pause_max_ms`.
+    Law: at least `news_ms` pass between the starts of two attempts. After a leader change, or after the end of the
+    attempt during which it came, at most `news_ms` pass. No pause is longer than `pause_max_ms`.
 
     Args:
-        limits: what bounds the pauses.
+        limits: limits of the pauses.
         now_ms: monotonic time in milliseconds.
 
     Attributes:
-        due_ms: when the next attempt may begin.
+        due_ms: earliest time of the next attempt.
     """
 
     __slots__ = ("_began_ms", "_has_news", "_is_trying", "_limits", "_pause_ms", "due_ms")
@@ -281,17 +283,17 @@ class StreamRetry:
         self._is_trying = self._has_news = False
 
     def begin(self, now_ms: int) -> None:
-        """Learn that an attempt begins."""
+        """Note the start of an attempt."""
         self._began_ms = now_ms
         self._is_trying, self._has_news = True, False
 
     def end(self, now_ms: int, *, is_hopeless: bool, jitter: float) -> None:
-        """Learn that the attempt, or the stream that came of it, is over.
+        """Note the end of an attempt, or of the stream that it opened.
 
         Args:
             now_ms: monotonic time in milliseconds.
-            is_hopeless: as `is_hopeless` says of the reason: the longest pause follows.
-            jitter: from 0 to 1, at random.
+            is_hopeless: result of `is_hopeless` for the reason; True: the longest pause follows.
+            jitter: random number from 0 to 1.
         """
         limits = self._limits
         self._is_trying = False
@@ -306,7 +308,7 @@ class StreamRetry:
             self.due_ms = min(self.due_ms, now_ms + limits.news_ms)
 
     def hear(self, now_ms: int) -> None:
-        """Learn that a partition wants to follow the leader from now on."""
+        """Note a leader change: a partition is to follow this leader from now on."""
         if self._is_trying:
             self._has_news = True
             return
@@ -315,9 +317,9 @@ class StreamRetry:
 
 
 def is_hopeless(code: ErrorCode | None) -> bool:
-    """Return whether time alone mends a failed attempt (False), or an operator must look at it (True).
+    """Return whether an operator must act (True), or a failed attempt mends itself with time (False).
 
     Args:
-        code: why the leader refused; None: the connection failed, and nothing was refused.
+        code: the leader's refusal; None: the connection failed without a refusal.
     """
     return code is not None and not code.retriable and code not in _PASSING

@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The in-sync replicas as a leader must reckon with them: committed, and proposed with an outcome that is still open.
+"""The in-sync replicas as a leader must count them: committed ones, and proposed ones with an open outcome.
 
-Theory of operation. One proposal is under way at a time. Until its outcome is known the controller may have accepted it,
-so its members count beside the committed ones: the *maximal* in-sync replicas. A refusal takes them out again; it was
-not carried out and will not be. Without an answer the members stay *open*: the request may still reach a controller. A
-higher partition epoch ends that for all of them, for a proposal changes only the partition epoch that it names; a new
-registration of the member ends it for that one, for a proposal names the broker epoch of each member.
+Theory of operation. One proposal is under way at a time. Until its outcome is known, the controller may have accepted
+it. So its members count together with the committed ones: the *maximal* in-sync replicas. A refused proposal was not
+carried out and never will be, so its members leave. Without an answer they stay *open*, because the request may still
+reach a controller. A higher partition epoch ends that for all of them, because a proposal changes only the partition
+epoch that it names. A new registration of a member ends it for that member, because a proposal names the broker epoch
+of each member.
 
-A proposal that was *fenced* named a state that is over: what is proposed next is a matter of the newer one, which is
-committed, and on its way.
+A *fenced* proposal named an old state. The newer state is committed and on its way, and the next proposal must wait for
+it.
 
-Laws: the controller's in-sync replicas are always among the maximal ones. Between two proposals that were not accepted
-passes at least `ISR_RETRY_MIN_MS`. No partition epoch is proposed again that was fenced.
+Laws
+    The controller's in-sync replicas are always among the maximal ones.
+    At least `ISR_RETRY_MIN_MS` pass between two proposals that were not accepted.
+    A fenced partition epoch is never proposed again.
 Source: KIP-497; KIP-841; KIP-903; Vanlightly, kafka-tlaplus, ReplicationQuorumSuperset.
 """
 
@@ -24,12 +27,12 @@ from metaquorum.metadata.state import PartitionImage
 
 
 class IsrState:
-    """In-sync replicas of one leadership.
+    """The in-sync replicas of one leadership.
 
     Attributes:
         partition: the committed state.
         is_waiting: True from a fenced proposal until a newer state is known.
-        needed: how many must be in sync before anything is committed.
+        needed: how many replicas must be in sync before anything is committed.
         maximal: node ids of the maximal in-sync replicas, in the order of the replicas.
         proposal_count: number of the last proposal.
     """
@@ -52,7 +55,7 @@ class IsrState:
         self.maximal = partition.isr
         self.proposal_count = proposal_count
         self._pending: ProposeIsr | None = None
-        # Members of unanswered proposals for this partition epoch, with the broker epoch that those named.
+        # Members of unanswered proposals for this partition epoch, with the broker epochs that these named.
         self._open_members: dict[int, int | None] = {}
         self._retry_ms = ISR_RETRY_MIN_MS
         self._retry_after_ms: int | None = None
@@ -60,16 +63,16 @@ class IsrState:
 
     @property
     def is_below_min(self) -> bool:
-        """True while too few are in sync for anything to be committed."""
+        """True while too few replicas are in sync to commit anything."""
         return len(self.partition.isr) < self.needed
 
     @property
     def is_proposing(self) -> bool:
-        """True while the outcome of a proposal is awaited."""
+        """True while the outcome of a proposal is open."""
         return self._pending is not None
 
     def deadline_ms(self) -> int | None:
-        """Return when the next proposal may be made, if that is a matter of time."""
+        """Return when the next proposal may be made, if only time prevents it; else None."""
         return self._retry_after_ms
 
     def may_propose(self, now_ms: int) -> bool:
@@ -79,12 +82,12 @@ class IsrState:
         return self._pending is None and not self.is_waiting and self._retry_after_ms is None
 
     def take_state(self, partition: PartitionImage, *, min_isr: int) -> None:
-        """Take over a committed state of this leadership."""
+        """Apply a committed state of this leadership."""
         self.needed = needed_in_sync(partition, min_isr)
         if partition.partition_epoch == self.partition.partition_epoch:
             return
         self.partition = partition
-        # Whatever was proposed was proposed for an earlier partition epoch: it is carried out in this one, or never.
+        # All proposals were for an earlier partition epoch: they are part of this state, or will never be carried out.
         self._pending = None
         self._open_members.clear()
         self._retry_ms, self._retry_after_ms = ISR_RETRY_MIN_MS, None
@@ -105,14 +108,14 @@ class IsrState:
         return self._pending
 
     def note_fenced(self, proposal: int) -> None:
-        """Learn that a proposal was refused because it named epochs that are over: a newer state is committed."""
+        """Note that a proposal was fenced: it named an old epoch, and a newer state is committed."""
         if self._pending is not None and self._pending.proposal == proposal:
             self._pending = None
             self.is_waiting = True
             self._count_maximal()
 
     def note_outcome(self, proposal: int, *, is_refused: bool, now_ms: int) -> None:
-        """Learn that a proposal was refused for another reason, or that nobody knows what became of it."""
+        """Note that a proposal was refused for another reason, or that its outcome is unknown."""
         pending = self._pending
         if pending is None or pending.proposal != proposal:
             return
@@ -124,7 +127,7 @@ class IsrState:
         self._count_maximal()
 
     def note_broker_epoch(self, node_id: int, broker_epoch: int) -> None:
-        """Learn of a registration: proposals that name an earlier one of the broker will be refused."""
+        """Note a registration: the controller will refuse proposals that name an earlier one of the broker."""
         named = self._open_members.get(node_id)
         if named is not None and named < broker_epoch:
             del self._open_members[node_id]

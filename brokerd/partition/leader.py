@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The leader's side of one partition with several replicas, for one leader epoch.
 
-Owns what is known of the followers, who is in sync, and what is therefore committed. Must not know acknowledgements or
-readers: `replica.py` has them.
+Owns the progress of the followers, who is in sync, and what is committed. Knows neither acknowledgements nor readers
+(`replica.py` does).
 
 Laws
-    Nothing is committed above the smallest counted offset of the maximal in-sync replicas, nor at all while fewer than
-    `min.insync.replicas` (of those that are not being added) are in sync.
-    A follower joins when it holds everything that may be committed: up to the high watermark, and up to where this leader
-    epoch begins, for what an earlier leader committed may reach up to there.
-    A subscription is taken only from a replica, and only from the process that the metadata has registered. An acknowledgement
-    counts in the session that it belongs to, and only while that process is the one that is registered. A refused
-    subscription changes nothing.
-    A leader asks for another one only where it can commit nothing, and nothing that it acknowledged can be lost by that
-    (`cut_off.py`).
+    Nothing is committed above the smallest counted offset of the maximal in-sync replicas. Nothing is committed while
+    fewer than `min.insync.replicas` (of those that are not being added) are in sync.
+    A follower joins when it holds everything that may be committed: up to the high watermark, and up to the start of
+    this leader epoch, because an earlier leader may have committed that much.
+    The leader accepts a subscription only from a replica, and only from the process that the metadata has registered.
+    An acknowledgement counts only in its own session, and only while that process is registered. A refused subscription
+    changes nothing.
+    A leader resigns only where it can commit nothing and no acknowledged record can be lost by it (`cut_off.py`).
 Source: architecture section 8; KIP-497; KIP-841; KIP-903; KIP-966 "Strict min ISR"; Kafka, Partition.scala.
 """
 
@@ -46,16 +45,16 @@ class Leadership:
         node_id: this broker.
         partition: the state that made it the leader.
         min_isr: the topic's `min.insync.replicas`.
-        brokers: those of the replicas.
+        brokers: the brokers of the replicas.
         log: the own log.
-        lag_max_ms: how long an in-sync replica may be behind.
+        lag_max_ms: how long an in-sync replica may lag.
         proposal_count: number of the last proposal of an earlier leadership.
-        now_ms: monotonic time.
+        now_ms: monotonic time in milliseconds.
 
     Attributes:
         isr: the in-sync replicas.
-        followers: what is known of each other replica; to be read only.
-        epoch_start_offset: end of the log when the leadership began; what an earlier leader committed lies below.
+        followers: the progress of each other replica; read-only for others.
+        epoch_start_offset: log end when the leadership began; everything that an earlier leader committed is below it.
     """
 
     __slots__ = (
@@ -95,7 +94,7 @@ class Leadership:
     def take_state(
         self, partition: PartitionImage, *, min_isr: int, brokers: Iterable[BrokerState], now_ms: int
     ) -> list[Effect]:
-        """Take over a newer state of the same leadership."""
+        """Apply a newer state of the same leadership."""
         before = self.isr.partition.isr
         self.isr.take_state(partition, min_isr=min_isr)
         gone = [node_id for node_id in self.followers if node_id not in partition.replicas]
@@ -105,14 +104,16 @@ class Leadership:
         self._follow_replicas(now_ms)
         for follower in self.followers.values():
             if follower.node_id in partition.isr and follower.node_id not in before:
-                follower.grace_ms = now_ms  # who joined at the high watermark has the whole time from here on
+                follower.grace_ms = (
+                    now_ms  # a member that joined at the high watermark has the whole lag time from here on
+                )
         for broker in brokers:
             effects += self.note_broker(broker, now_ms)
         self._note_company(now_ms)
         return effects
 
     def note_broker(self, broker: BrokerState, now_ms: int) -> list[Effect]:
-        """Learn how the metadata has a broker; an earlier process of it is not counted any more."""
+        """Note the state of a broker in the metadata; offsets of its earlier process no longer count."""
         known = self._brokers.get(broker.node_id)
         if known is not None and broker.broker_epoch < known.broker_epoch:
             return []
@@ -123,12 +124,12 @@ class Leadership:
         if follower is not None and follower.broker_epoch is not None and follower.broker_epoch < broker.broker_epoch:
             effects = self._end(follower, SubscriptionError.STALE_BROKER_EPOCH)
             follower.forget()
-            follower.grace_ms = now_ms  # the new process has the whole time to subscribe
+            follower.grace_ms = now_ms  # the new process has the whole lag time to subscribe
         self._note_company(now_ms)
         return effects
 
     def note_log_growth(self, *, old_end_offset: int, now_ms: int) -> None:
-        """Learn that the own log grew."""
+        """Note that the own log has grown."""
         for follower in self.followers.values():
             follower.note_log_growth(
                 self._counted(follower),
@@ -183,33 +184,33 @@ class Leadership:
         return []
 
     def lose(self, event: FollowerLost, now_ms: int) -> None:
-        """Learn that a subscription is over; what the follower holds, it holds."""
+        """Note the end of a subscription; the follower's offsets stay valid."""
         follower = self.followers.get(event.node_id)
         if follower is not None and follower.is_of(event):
             follower.is_subscribed = False
             self._note_company(now_ms)
 
     def committed_end(self) -> int | None:
-        """Return up to where (exclusive) everything is committed; None: nothing more is."""
+        """Return the end (exclusive) of what is committed; None: the high watermark does not move."""
         if self.isr.is_below_min:
             return None
         return self._least(self._log.counted_offset, is_flush_counted=self._log.is_flush_counted)
 
     def flushed_end(self) -> int | None:
-        """Return up to where (exclusive) everything is on stable storage of all maximal in-sync replicas; None: unknown."""
+        """Return the end (exclusive) of what all maximal in-sync replicas have on stable storage; None: unknown."""
         return self._least(self._log.flushed_offset, is_flush_counted=True)
 
     def is_in_sync(self, node_id: int) -> bool:
-        """Tell whether a follower is among the maximal in-sync replicas; the traffic of others is catch-up traffic."""
+        """Tell whether a follower is among the maximal in-sync replicas; traffic to others is catch-up traffic."""
         return node_id in self.isr.maximal
 
     def broker_epoch_of(self, node_id: int) -> int | None:
-        """Return the registration of a broker that the metadata has; None: it has none."""
+        """Return the broker epoch of a broker in the metadata; None: it is not registered."""
         broker = self._brokers.get(node_id)
         return None if broker is None else broker.broker_epoch
 
     def deadline_ms(self) -> int | None:
-        """Return when time alone may change who should be in sync."""
+        """Return when time alone may change who should be in sync, or make the leader resign."""
         if self.isr.is_proposing or self.isr.is_waiting:
             return None
         due_ms, resign_ms = self.isr.deadline_ms(), self._resign_ms()
@@ -223,7 +224,7 @@ class Leadership:
         return min((at_ms for at_ms in (due_ms, resign_ms) if at_ms is not None), default=None)
 
     def propose(self, now_ms: int) -> list[Effect]:
-        """Propose other in-sync replicas if some lag, or others have caught up, and no proposal is under way."""
+        """Propose other in-sync replicas if some lag or others have caught up, and no proposal is under way."""
         if not self.isr.may_propose(now_ms):
             return []
         committed = self.isr.partition.isr
@@ -242,7 +243,7 @@ class Leadership:
         return [self.isr.propose(members)]
 
     def resign(self, now_ms: int) -> list[Effect]:
-        """Ask for another leader if this one is cut off, can commit nothing, and nothing is lost by that."""
+        """Resign if this leader is isolated, can commit nothing, and no acknowledged record can be lost."""
         due_ms = self._resign_ms()
         if due_ms is None or now_ms < due_ms:
             return []
@@ -251,15 +252,15 @@ class Leadership:
 
     @property
     def has_committed_all(self) -> bool:
-        """True if nothing is acknowledged by this leader, or for all it knows by an earlier one, that may be nowhere else."""
+        """True if everything is committed that this leader, or perhaps an earlier one, has acknowledged."""
         return self._log.high_watermark >= max(self.epoch_start_offset, self._log.acknowledged_end)
 
     def end(self, error: SubscriptionError) -> list[Effect]:
-        """End all subscriptions: the leadership is over."""
+        """End all subscriptions, because the leadership is over."""
         return [effect for follower in self.followers.values() for effect in self._end(follower, error)]
 
     def _resign_ms(self) -> int | None:
-        """Return when another leader is to be asked for; None: not as things are."""
+        """Return when the leader resigns; None: not in the present state."""
         isr = self.isr
         if self._cut_off.since_ms is None or not isr.is_below_min or isr.is_proposing or isr.is_waiting:
             return None
@@ -268,7 +269,7 @@ class Leadership:
         return self._cut_off.due_ms()
 
     def _note_company(self, now_ms: int) -> None:
-        """Note whether enough are in sync, and whether too few have a subscription while one without could lead."""
+        """Note whether enough replicas are subscribed, and whether one without a subscription could lead instead."""
         partition, company = self.isr.partition, 1
         is_heir_away = False
         for follower in self.followers.values():
@@ -282,7 +283,7 @@ class Leadership:
         self._cut_off.note(is_deserted=is_short and is_heir_away, now_ms=now_ms)
 
     def _follow_replicas(self, now_ms: int) -> None:
-        """Begin to follow the progress of replicas that are new; those in sync have the whole time to show that they are."""
+        """Begin to follow the progress of new replicas; in-sync ones have the whole lag time to show it."""
         for node_id in self.isr.partition.replicas:
             if node_id != self._node_id and node_id not in self.followers:
                 self.followers[node_id] = FollowerProgress(
@@ -316,7 +317,7 @@ class Leadership:
         follower.note_counted(counted, log_end_offset=self._log.log_end_offset, now_ms=now_ms)
 
     def _least(self, own_offset: int, *, is_flush_counted: bool) -> int | None:
-        """Return the smallest offset over the maximal in-sync replicas; None if one of them is not known."""
+        """Return the smallest offset over the maximal in-sync replicas; None if one of them is unknown."""
         least = own_offset
         for node_id in self.isr.maximal:
             if node_id == self._node_id:
@@ -339,7 +340,8 @@ class Leadership:
             return False
         if counted is None or counted < max(self._log.high_watermark, self.epoch_start_offset):
             return False
-        # Below min ISR nothing is committed while the log may grow: who joins at the high watermark may be far behind.
+        # Below min ISR nothing is committed although the log may grow, so a follower at the high watermark may be far
+        # behind.
         return not self.isr.is_below_min or follower.has_caught_up(
             counted, log_end_offset=self._log.log_end_offset, since_ms=since_ms
         )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens to the leader of a partition with several replicas: its followers, and the answers to its proposals.
+"""Events of the leader of a partition with several replicas: about its followers, and answers to its proposals.
 
-Values only. A *session* is one subscription; the follower numbers them, rising over the life of its process. Broker epoch
-and session together name one for good.
+Values only. A *session* is one subscription. The follower numbers its sessions, rising over the life of its process.
+Broker epoch and session together identify one for good.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class FollowerSubscribed:
         session: number of this subscription.
         leader_epoch: epoch that it wants to follow.
         log_end_offset: end of its log (exclusive).
-        flushed_offset: how much of that is on stable storage (exclusive).
-        last_epoch: leader epoch of its last record; None for a log that never had one.
-        epoch_end: what the leader's log knows of that epoch (`PartitionLog.end_offset_for_epoch`); None: it is above all
-            known ones, or there is no `last_epoch`.
-        hidden_from: from where on damage of the leader's log hides where that epoch ends (`PartitionLog.hidden_from`); None: it
-            is known.
+        flushed_offset: end of what it has on stable storage (exclusive).
+        last_epoch: leader epoch of its last record; None: its log never had one.
+        epoch_end: end of that epoch in the leader's log (`PartitionLog.end_offset_for_epoch`). None: the epoch is above
+            all known ones, or there is no `last_epoch`.
+        hidden_from: first offset where that epoch may end, if damage of the leader's log hides its end
+            (`PartitionLog.hidden_from`); None: the end is known.
         log_start_offset: start of the leader's log (inclusive).
     """
 
@@ -48,7 +48,7 @@ class FollowerSubscribed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowerAcked:
-    """A follower holds everything below these offsets (exclusive): in its log, on stable storage."""
+    """A follower holds everything below these offsets (exclusive): in its log, and on stable storage."""
 
     node_id: int
     broker_epoch: int
@@ -68,7 +68,7 @@ class FollowerLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposalAccepted:
-    """The controller accepted `proposal`; the partition is in this committed state from there on."""
+    """The controller accepted `proposal`; `partition` is the committed state."""
 
     proposal: int
     partition: PartitionImage
@@ -84,7 +84,7 @@ class ProposalRefused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposalUnanswered:
-    """Nobody knows what became of `proposal`: it may have been carried out, or be carried out later."""
+    """The outcome of `proposal` is unknown: it may have been carried out, or may still be."""
 
     proposal: int
 

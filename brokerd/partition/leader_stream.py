@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The core of one `Replicate` stream at the leader: what comes from the follower, what goes to it, and when.
+"""The core of one `Replicate` stream at the leader: what the follower sends, what to send to it, and when.
 
-Owns: which routes are bound and how far each was sent, credit and whose turn it is, the answers to be written, the marks that
-wait, heartbeats and silence. Must not: read a log, find replicas, decide who is in sync, touch a stream or a clock.
+Owns: the bound routes and how far each was sent, the credits and whose turn it is, waiting answers and marks,
+heartbeats and silence. It reads no log, finds no replicas, does not decide who is in sync, and uses no stream or clock.
 
-Theory of operation. The shell calls one method for each message of the follower and for each thing that a replica says; the
-result is what the shell does next. A subscription binds its number and goes to the replica, which accepts, diverges or refuses
-it. From the acceptance on a route is *ready* while its next offset is below the leader's log end; ready routes wait for their
-turn. `next_read` gives the one whose turn it is; the shell reports with `note_read` or `end_route` before it asks again.
-Batches carry high watermark and log start, so a route whose watermark moved waits `marks_coalesce_ms` for batches that take the
-news along; what is left then goes out as one message for all routes.
+Theory of operation. The shell calls one method for each message of the follower and for each change of a replica. The
+result is what the shell does next. A subscription binds its number and goes to the replica, which accepts it, reports
+divergence, or refuses it. An accepted route is *ready* while its next offset is below the leader's log end. Ready
+routes wait for their turn. `next_read` returns the route whose turn it is; the shell reports with `note_read` or
+`end_route` before it asks again. Batches carry high watermark and log start. So when a watermark moves, the route waits
+`marks_coalesce_ms` for batches that carry the new value. Then one message for all routes carries what is left.
 
 Laws
     No batches while an answer waits: what is said about a route is written before what is sent on it.
-    Nothing comes on a route behind its end, nor before its acceptance. A number is bound once in the life of a stream.
-    An acknowledgement beyond what was sent on its route, below an earlier one of the route, or one that contradicts itself ends
-    the stream and counts nothing: a follower that says what cannot be is not believed about other routes either.
-    A route without news costs nothing, also in time.
+    Nothing is sent on a route after its end, or before its acceptance. A number is bound once in the life of a stream.
+    An acknowledgement ends the stream and counts nothing if it is beyond what was sent on its route, below an earlier
+    one of the route, or contradicts itself. A follower that says something impossible is not trusted about other routes
+    either.
+    A route without changes costs nothing, not even time.
 Source: docs/replication.md, "The stream".
 """
 
@@ -49,7 +50,7 @@ from brokerd.partition.stream_messages import (
 
 
 class NextRead(NamedTuple):
-    """Read whole batches of a route from the one that begins at `offset` on; at least one. The rest goes along with them."""
+    """Read whole batches of a route, at least one, from the one that begins at `offset` on; send the other fields with them."""
 
     route: int
     offset: int
@@ -60,11 +61,11 @@ class NextRead(NamedTuple):
 
 
 class Rebinding(NamedTuple):
-    """What a subscription changes, in this order.
+    """The changes by one subscription, in this order.
 
     Attributes:
         replaced: route whose replica loses its follower; None: the partition had no route.
-        subscription: to be handed to its replica, which answers now or later; None: it is refused.
+        subscription: to pass to its replica, which answers now or later; None: it is refused.
     """
 
     replaced: int | None
@@ -72,18 +73,18 @@ class Rebinding(NamedTuple):
 
 
 class _Route:
-    """A route that is bound; its session alone writes it.
+    """A bound route; only its session writes it.
 
     Attributes:
         key: topic id and partition.
-        acked_offset: everything below is in the follower's log, as it said last (exclusive).
-        flushed_offset: everything below is on its stable storage, as it said last (exclusive).
-        next_offset: where the next message begins; everything below was sent, or was there (exclusive).
-        log_end_offset: of the leader (exclusive).
-        high_watermark: of the leader (exclusive).
-        log_start_offset: of the leader (inclusive).
+        acked_offset: end of the follower's log, as it last said (exclusive).
+        flushed_offset: end of what the follower has on stable storage, as it last said (exclusive).
+        next_offset: start of the next message; everything below was sent, or was there before.
+        log_end_offset: log end of the leader (exclusive).
+        high_watermark: high watermark of the leader (exclusive).
+        log_start_offset: log start of the leader (inclusive).
         is_accepted: True once the replica has accepted the subscription.
-        traffic: what it is for, and so whose credit it spends.
+        traffic: kind of its traffic, which decides whose credit it spends.
     """
 
     __slots__ = (
@@ -110,11 +111,11 @@ class _Route:
 
 
 class LeaderSession:
-    """One stream; see above. After every call `is_over` says whether the stream ends.
+    """One stream at the leader. After every call `is_over` says whether the stream ends.
 
     Args:
-        limits: what bounds the stream.
-        rates: of what goes to followers that are out of sync, shared by all streams of the leader.
+        limits: limits of the stream.
+        rates: the replication throttle for followers out of sync, shared by all streams of the leader.
         now_ms: monotonic time in milliseconds.
     """
 
@@ -143,10 +144,10 @@ class LeaderSession:
         self._failure: Failure | None = None
         self._started_ms = self._heard_ms = self._sent_ms = now_ms
         self._stop_due_ms: int | None = None
-        # By number; and the number of the newest route of a partition.
+        # The routes by number; the number of the newest route of each partition.
         self._routes: dict[int, _Route] = {}
         self._numbers: dict[tuple[bytes, int], int] = {}
-        # One bit for each number that was ever bound, as far as the highest one.
+        # One bit for each number that was ever bound, up to the highest one.
         self._used = bytearray()
         self._turns = Turns(limits, rates)
         self._outbox: list[LeaderMessage] = []
@@ -155,52 +156,52 @@ class LeaderSession:
 
     @property
     def is_over(self) -> bool:
-        """True once the stream must end, whatever is still under way: for `failure`, or in good order at the end of a stop."""
+        """True once the stream must end at once: because of `failure`, or at the end of a stop."""
         return self._is_over
 
     @property
     def failure(self) -> Failure | None:
-        """Why the stream ends, for the follower; None: it goes on, or ends in good order."""
+        """Why the stream ends, for the follower; None: it continues, or ends cleanly."""
         return self._failure
 
     @property
     def route_count(self) -> int:
-        """Routes that are bound."""
+        """Number of bound routes."""
         return len(self._routes)
 
     @property
     def has_answers(self) -> bool:
-        """True while answers wait to be written; none before the opening."""
+        """True while answers wait to be written; False before the opening."""
         return self._is_open and bool(self._outbox)
 
     @property
     def must_pause(self) -> bool:
-        """True while no further message should be read from the stream."""
+        """True while no further message may be read from the stream."""
         return len(self._outbox) >= self._limits.max_waiting_answers
 
     @property
     def is_finished(self) -> bool:
-        """True when the writer may close the stream: the broker stops, no route is left, and all is said."""
+        """True if the writer may close the stream: the broker stops, no route is left, and everything was sent."""
         is_stopping = self._is_open and self._stop_due_ms is not None
         return is_stopping and not self._outbox and not self._routes
 
     @property
     def has_work(self) -> bool:
-        """True when the writer should look: for answers, routes that wait for their turn, or the end of a stop."""
+        """True if the writer has work: answers, routes that wait for their turn, or the end of a stop."""
         return self.has_answers or self._turns.is_waiting or self.is_finished
 
     def credit_bytes(self, *, is_in_sync: bool) -> int:
-        """Return what may still be sent of a class; below zero after a message that took more than was left."""
+        """Return the credit left for a class; below zero after a message that took more than was left."""
         return self._turns.credit_bytes(is_in_sync=is_in_sync)
 
-    # What the follower says.
+    # Messages of the follower.
 
     def open(self, credit: Credit, answer: Opened, now_ms: int) -> None:
-        """Take the opening of a follower that is let in.
+        """Handle the opening message of an accepted follower.
 
         Args:
-            credit: what may be sent at first.
-            answer: what the follower is told before anything else.
+            credit: the first credits.
+            answer: what to send to the follower before anything else.
             now_ms: monotonic time in milliseconds.
         """
         if self._is_open:
@@ -213,9 +214,9 @@ class LeaderSession:
             self._outbox.insert(0, answer)
 
     def subscribe(self, subscriptions: Sequence[Subscription], now_ms: int) -> list[Rebinding]:
-        """Take subscriptions; return what they change, in order.
+        """Handle subscriptions; return what they change, in order.
 
-        The replica of each answers with `accept`, `diverge` or `end_route`, now or later.
+        The replica of each one answers with `accept`, `diverge` or `end_route`, now or later.
         """
         limits = self._limits
         if not self._hears("subscriptions", now_ms):
@@ -234,7 +235,7 @@ class LeaderSession:
                 self._tell_end(number, SubscriptionError.OVERLOADED, 0)
                 continue
             if not self._use(number):
-                # Two subscriptions under one number cannot be told apart any more.
+                # Two subscriptions with one number could no longer be told apart.
                 self._abort(f"route {number} was bound before on this stream: count up")
                 break
             replaced = self._numbers.get((subscription.topic_id, subscription.partition))
@@ -251,7 +252,7 @@ class LeaderSession:
         return rebindings
 
     def unsubscribe(self, numbers: Sequence[int], now_ms: int) -> list[int]:
-        """End routes that the follower does not want any more; return those whose replica loses its follower."""
+        """End routes for the follower; return those whose replica loses its follower."""
         if not self._hears("unsubscriptions", now_ms):
             return []
         if len(numbers) > self._limits.subscribes_per_message:
@@ -260,7 +261,7 @@ class LeaderSession:
         return [number for number in numbers if self._drop(number)]
 
     def acknowledge(self, acks: Sequence[RouteAck], now_ms: int) -> list[RouteAck]:
-        """Take what the follower holds; return what counts, for the replicas of the routes."""
+        """Handle acknowledgements; return those that count, for the replicas of the routes."""
         if not self._hears("acknowledgements", now_ms):
             return []
         if len(acks) > self._limits.acks_per_message:
@@ -271,7 +272,7 @@ class LeaderSession:
             number, appended_offset, flushed_offset = ack
             route = self._routes.get(number)
             if route is None or not route.is_accepted:
-                continue  # of a route that has ended meanwhile
+                continue  # of a route that has ended
             if not (
                 route.acked_offset <= appended_offset <= route.next_offset
                 and route.flushed_offset <= flushed_offset <= appended_offset
@@ -285,28 +286,28 @@ class LeaderSession:
         return counted
 
     def grant(self, credit: Credit, now_ms: int) -> None:
-        """Take credit beyond what was granted before."""
+        """Handle credit, which is added to what was granted before."""
         if self._hears("credit", now_ms) and not self._turns.grant(credit):
             said = f"{credit.in_sync_bytes} and {credit.catch_up_bytes} bytes"
             self._abort(f"credit of {said} is below 0, or brings a sum over {self._limits.max_credit_bytes}")
 
     def hear(self, now_ms: int) -> None:
-        """Learn that the follower lives."""
+        """Note that the follower is alive."""
         self._hears("a heartbeat", now_ms)
 
-    # What the replicas say.
+    # Changes of the replicas.
 
     def accept(
         self, number: int, *, high_watermark: int, log_start_offset: int, log_end_offset: int, traffic: Traffic
     ) -> None:
-        """Learn that the follower's log is a prefix of the leader's.
+        """Accept a subscription: the follower's log is a prefix of the leader's.
 
         Args:
             number: number of the route.
-            high_watermark: of the leader (exclusive).
-            log_start_offset: of the leader (inclusive).
-            log_end_offset: of the leader (exclusive).
-            traffic: what the route is for.
+            high_watermark: high watermark of the leader (exclusive).
+            log_start_offset: log start of the leader (inclusive).
+            log_end_offset: log end of the leader (exclusive).
+            traffic: kind of the route's traffic.
         """
         route = self._routes.get(number)
         if route is None or route.is_accepted:
@@ -319,27 +320,27 @@ class LeaderSession:
         self._queue_if_ready(number, route)
 
     def diverge(self, number: int, leader_end: EpochEnd) -> None:
-        """Learn where the logs part; the replica has ended the subscription."""
+        """End a route because the logs diverge at `leader_end`; the replica has ended the subscription."""
         if self._drop(number):
             self._outbox.append(Diverged(route=number, leader_end=leader_end))
 
     def end_route(self, number: int, error: SubscriptionError, *, log_start_offset: int = 0) -> None:
-        """Learn that a route is over: there is no replica, it has ended the subscription, or its log cannot be read."""
+        """End a route: there is no replica, or it has ended the subscription, or its log cannot be read."""
         if self._drop(number):
             self._tell_end(number, error, log_start_offset)
 
     def grow(self, number: int, log_end_offset: int) -> None:
-        """Learn that there is something to send, up to `log_end_offset` (exclusive)."""
+        """Note that the log has grown to `log_end_offset` (exclusive)."""
         route = self._routes.get(number)
         if route is not None and log_end_offset > route.log_end_offset:
             route.log_end_offset = log_end_offset
             self._queue_if_ready(number, route)
 
     def mark(self, number: int, *, high_watermark: int, log_start_offset: int, now_ms: int) -> None:
-        """Learn that the high watermark (exclusive) or the log start (inclusive) moved."""
+        """Note that the high watermark (exclusive) or the log start (inclusive) has moved."""
         route = self._routes.get(number)
         if route is None or not route.is_accepted:
-            return  # the acceptance brings its own
+            return  # the acceptance carries its own
         if route.high_watermark == high_watermark and route.log_start_offset == log_start_offset:
             return
         route.high_watermark, route.log_start_offset = high_watermark, log_start_offset
@@ -348,16 +349,16 @@ class LeaderSession:
         self._marked[number] = route
 
     def classify(self, number: int, traffic: Traffic) -> None:
-        """Learn that the follower is now one of the maximal in-sync replicas, or no more."""
+        """Note the kind of a route's traffic, for example because its follower joined the maximal in-sync replicas."""
         route = self._routes.get(number)
         if route is not None and route.traffic is not traffic:
             route.traffic = traffic
             self._turns.move(number, traffic)
 
-    # What the writer and the timer do.
+    # For the writer and the timer.
 
     def take_answers(self, now_ms: int) -> list[LeaderMessage]:
-        """Return the answers to write now, in order, and forget them."""
+        """Return the answers to write now, in order, and remove them."""
         if not self.has_answers:
             return []
         answers = self._outbox
@@ -366,7 +367,7 @@ class LeaderSession:
         return answers
 
     def next_read(self, now_ms: int) -> NextRead | None:
-        """Return what to read next, or None: nothing can be sent now."""
+        """Return the next read; None: nothing can be sent now."""
         if self._outbox:
             return None
         number = self._turns.take(now_ms)
@@ -383,16 +384,16 @@ class LeaderSession:
         )
 
     def note_read(self, number: int, *, next_offset: int, size_bytes: int, now_ms: int) -> bool:
-        """Learn that the shell has read what `next_read` asked for, and writes it now.
+        """Note that the shell has done the read of `next_read` and writes it now.
 
         Returns:
-            False: nothing is to be written, as the route is over: it ended meanwhile, or nothing was there.
+            False: write nothing, because the route is over. It ended in the meantime, or the read returned nothing.
         """
         route = self._routes.get(number)
         if route is None:
             return False
         if next_offset <= route.next_offset:
-            # The log end is beyond, so something must be there.
+            # The log end is beyond this offset, so the read must return something.
             self.end_route(number, SubscriptionError.STORAGE_FAILED, log_start_offset=route.log_start_offset)
             return False
         self._turns.spend(size_bytes, route.traffic)
@@ -403,13 +404,13 @@ class LeaderSession:
         return True
 
     def stop(self, drain_ms: int, now_ms: int) -> None:
-        """Tell the follower that the broker stops; the stream ends without routes, or at the latest after `drain_ms`."""
+        """Tell the follower that the broker stops; the stream ends once it has no routes, or after `drain_ms`."""
         if self._stop_due_ms is None:
             self._outbox.append(GoAway(drain_ms))
             self._stop_due_ms = now_ms + drain_ms
 
     def deadline_ms(self) -> int:
-        """Return the monotonic time at which `tick` is due."""
+        """Return the monotonic time when `tick` is due."""
         limits = self._limits
         if not self._is_open:
             return self._started_ms + limits.open_ms
@@ -422,7 +423,7 @@ class LeaderSession:
         return due_ms if rate_ms is None else min(due_ms, rate_ms)
 
     def tick(self, now_ms: int) -> None:
-        """Learn that time passed; what is due then is among the answers."""
+        """Note that time has passed; the messages that are due become answers."""
         limits = self._limits
         if not self._is_open:
             if now_ms >= self._started_ms + limits.open_ms:
@@ -436,7 +437,8 @@ class LeaderSession:
             self._tell_marks(now_ms)
         late_ms = now_ms - (self._heard_ms + limits.silence_ms)
         if late_ms >= limits.idle_ms:
-            # This process stood still itself. What came meanwhile is not read yet: there is one more beat's time for it.
+            # This process itself stood still, and has not read yet what arrived in the meantime. Wait for one more
+            # heartbeat.
             self._heard_ms = now_ms - limits.silence_ms + limits.idle_ms
         elif late_ms >= 0:
             self._fail(ErrorCode.TIMED_OUT, f"nothing came for {limits.silence_ms} ms: open another stream")
@@ -446,10 +448,10 @@ class LeaderSession:
             if not self._outbox:
                 self._outbox.append(Heartbeat())
 
-    # Inside.
+    # Internal helpers.
 
     def _hears(self, what: str, now_ms: int) -> bool:
-        """Note that a message came; refuse one that comes before `open`."""
+        """Note that a message arrived; refuse it if it comes before `open`."""
         if not self._is_open:
             self._abort(f"the first message of a stream between brokers must be `open`, not {what}")
             return False
@@ -466,7 +468,7 @@ class LeaderSession:
             self._failure = Failure(code=code, message=message)
 
     def _use(self, number: int) -> bool:
-        """Use up a number; False if it was used before."""
+        """Mark a number as used; False if it was used before."""
         place, bit = number >> 3, 1 << (number & 7)
         if place >= len(self._used):
             self._used.extend(bytes(place + 1 - len(self._used)))
@@ -495,7 +497,7 @@ class LeaderSession:
     def _tell_marks(self, now_ms: int) -> None:
         self._marks_due_ms = now_ms + self._limits.marks_coalesce_ms
         if self._outbox:
-            return  # the writer is behind; news of one route replace each other meanwhile
+            return  # the writer is behind; in the meantime newer marks of a route replace older ones
         numbers = list(self._marked)[: self._limits.marks_per_message]
         told = [(number, self._marked.pop(number)) for number in numbers]
         marks = (RouteMark(number, route.high_watermark, route.log_start_offset) for number, route in told)
@@ -503,19 +505,20 @@ class LeaderSession:
 
 
 class Turns:
-    """Whose turn it is on one stream: three queues of routes with something to send, two credits, two rates.
+    """Schedules the routes of one stream that have something to send: three queues, two credits, two rates.
 
-    Routes of followers that are in sync go first, one chunk a turn each. The others are served while none of the first has
-    both something to send and credit, and one `catch_up_turn_bytes` after each `catch_up_every_bytes` of the first, so that
-    they never stop. Among the others, those that catch up and those that move alternate; what a rate holds back is passed over.
-    Credit is spent by the bytes really sent: while any is left, a message may take more.
+    Routes to in-sync followers come first, with one chunk in each turn. The other routes are served while no in-sync
+    route has both data and credit. They also get one `catch_up_turn_bytes` after each `catch_up_every_bytes` of in-sync
+    bytes, so that they never stop. Among the others, catching-up routes and moving routes alternate, and those that a
+    rate holds back are skipped. The bytes really sent are taken from the credit: while any credit is left, a message
+    may take more.
 
     Law: a route without anything to send is in no queue and costs nothing.
     Source: docs/replication.md, "Credits", "Fairness" and "Rates".
 
     Args:
-        limits: what bounds the stream.
-        rates: of what goes to followers that are out of sync, shared by all streams of the leader.
+        limits: limits of the stream.
+        rates: the replication throttle for followers out of sync, shared by all streams of the leader.
     """
 
     __slots__ = (
@@ -538,23 +541,23 @@ class Turns:
         self._in_sync_credit_bytes = 0
         self._catch_up_credit_bytes = 0
         self._since_turn_bytes = 0
-        # What is left of the turn that catch-up routes have earned, before in-sync routes are looked at again.
+        # Bytes left of the turn that catch-up routes have earned, before in-sync routes have their turn again.
         self._owed_bytes = 0
         self._is_move_next = False
-        # The bucket that held a route back when its turn had come.
+        # The bucket that held back a route when its turn had come.
         self._held_by: TokenBucket | None = None
 
     @property
     def is_waiting(self) -> bool:
-        """True while a route has something to send, whether it may or not."""
+        """True while a route has something to send, whether it may send or not."""
         return any(self._queues)
 
     def credit_bytes(self, *, is_in_sync: bool) -> int:
-        """Return what may still be sent of a class; below zero after a message that took more than was left."""
+        """Return the credit left for a class; below zero after a message that took more than was left."""
         return self._in_sync_credit_bytes if is_in_sync else self._catch_up_credit_bytes
 
     def grant(self, credit: Credit) -> bool:
-        """Take up credit; False, and nothing changes, if it is below zero or brings a sum over the limit."""
+        """Add credit; False, without a change, if it is below zero or brings a sum over the limit."""
         in_sync = self._in_sync_credit_bytes + credit.in_sync_bytes
         catch_up = self._catch_up_credit_bytes + credit.catch_up_bytes
         is_below = credit.in_sync_bytes < 0 or credit.catch_up_bytes < 0
@@ -564,22 +567,22 @@ class Turns:
         return True
 
     def add(self, route: int, traffic: Traffic) -> None:
-        """Put a route at the end of its queue, unless it waits there."""
+        """Put a route at the end of its queue, unless it is in it."""
         self._queues[traffic][route] = None
 
     def remove(self, route: int, traffic: Traffic) -> None:
-        """Take a route out of its queue, if it waits there."""
+        """Remove a route from its queue, if it is in it."""
         self._queues[traffic].pop(route, None)
 
     def move(self, route: int, traffic: Traffic) -> None:
-        """Let a route wait in another queue from now on, if it waits."""
+        """Move a waiting route to another queue."""
         for queue in self._queues:
             if queue.pop(route, 0) is None:
                 self.add(route, traffic)
                 return
 
     def take(self, now_ms: int) -> int | None:
-        """Take the route whose turn it is out of its queue; None: none may send."""
+        """Remove and return the route whose turn it is; None: no route may send."""
         in_sync = self._queues[Traffic.IN_SYNC]
         can_send_in_sync = bool(in_sync) and self._in_sync_credit_bytes > 0
         if can_send_in_sync and self._owed_bytes <= 0:
@@ -591,11 +594,11 @@ class Turns:
         return in_sync.popitem(last=False)[0] if can_send_in_sync else None
 
     def message_bytes(self, traffic: Traffic) -> int:
-        """Return how large the next message of a route should be at most."""
+        """Return the largest size of the next message of a route."""
         return self._rates.message_bytes(traffic, self._limits.chunk_bytes)
 
     def spend(self, size_bytes: int, traffic: Traffic) -> None:
-        """Take what was sent off the credit of its class, and out of the buckets."""
+        """Take the sent bytes from the credit of their class and from the buckets."""
         if traffic is not Traffic.IN_SYNC:
             self._catch_up_credit_bytes -= size_bytes
             self._owed_bytes = max(self._owed_bytes - size_bytes, 0)
@@ -608,19 +611,19 @@ class Turns:
             self._owed_bytes = self._limits.catch_up_turn_bytes
 
     def look(self, now_ms: int) -> None:
-        """Look whether a rate still holds a route back."""
+        """Check whether a rate still holds back a route."""
         if self._held_by is not None and self._held_by.is_open(now_ms):
             self._held_by = None
 
     def deadline_ms(self) -> int | None:
-        """Return when to `look` at what a rate alone holds back; None: time alone changes nothing."""
+        """Return when to call `look` for a route that only a rate holds back; None: time changes nothing."""
         is_waiting = bool(self._queues[Traffic.CATCH_UP] or self._queues[Traffic.MOVING])
         if self._held_by is None or not is_waiting or self._catch_up_credit_bytes <= 0:
             return None
         return self._held_by.due_ms()
 
     def _next_queue(self, now_ms: int) -> OrderedDict[int, None] | None:
-        """Return the queue out of sync whose turn it is; the two alternate. None: none waits, or the rates hold all of them."""
+        """Return the next out-of-sync queue; the two alternate. None: no route waits, or the rates hold back all of them."""
         self._held_by = None
         kinds = (Traffic.MOVING, Traffic.CATCH_UP) if self._is_move_next else (Traffic.CATCH_UP, Traffic.MOVING)
         for traffic in kinds:
@@ -635,7 +638,7 @@ class Turns:
 
 
 def _is_sound(subscription: Subscription) -> bool:
-    """True if no number of a subscription contradicts itself."""
+    """Return whether the numbers of a subscription are consistent."""
     last_epoch = 0 if subscription.last_epoch is None else subscription.last_epoch
     is_counted = min(subscription.session, subscription.leader_epoch, last_epoch) >= 0
     return is_counted and 0 <= subscription.flushed_offset <= subscription.log_end_offset

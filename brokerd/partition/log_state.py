@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The offsets of one replica's own log, as its core knows them; shared by the replica and the role that it has.
+"""The offsets of one replica's own log, as its core knows them; the replica and its role share them.
 
 Law: flushed_offset <= log_end_offset; high_watermark <= log_end_offset.
 """
@@ -14,12 +14,13 @@ class LogState:
     """Offsets of the log.
 
     Attributes:
-        log_end_offset: offset that the next record gets.
+        log_end_offset: offset of the next record.
         flushed_offset: end (exclusive) of what is on stable storage.
-        last_epoch: leader epoch of the last record; None without one.
-        high_watermark: end (exclusive) of what is committed, as far as this replica knows.
-        acknowledged_end: end (exclusive) of what this replica acknowledged as a leader before it was committed (acks=1).
-        flush_policy: when records count.
+        last_epoch: leader epoch of the last record; None: no record.
+        high_watermark: end (exclusive) of what this replica knows to be committed.
+        acknowledged_end: end (exclusive) of what this replica, as a leader, acknowledged before it was committed
+            (acks=1).
+        flush_policy: the policy that decides which records count.
     """
 
     __slots__ = (
@@ -44,20 +45,20 @@ class LogState:
 
     @property
     def is_flush_counted(self) -> bool:
-        """True if only what is flushed counts."""
+        """True if only flushed records count."""
         return self.flush_policy is FlushPolicy.ACK
 
     @property
     def counted_offset(self) -> int:
-        """End (exclusive) of what this replica may claim to hold."""
+        """End (exclusive) of what this replica counts as held."""
         return self.flushed_offset if self.is_flush_counted else self.log_end_offset
 
     def note_truncation(self, event: LogTruncated) -> None:
-        """Learn that the tail, or all of the log, is gone; the high watermark goes back only where its records went."""
+        """Note a truncation of the tail or the whole log; the high watermark goes back only if its records were dropped."""
         assert 0 <= event.flushed_offset <= event.log_end_offset, f"flushed {event.flushed_offset}: {event}"
         assert event.log_start_offset <= event.log_end_offset, f"begins beyond its end: {event}"
         self.log_end_offset, self.flushed_offset = event.log_end_offset, event.flushed_offset
         self.last_epoch = event.last_epoch
-        # A log that began again at the leader's log start begins above what this replica knew to be committed.
+        # A log that restarted at the leader's log start begins above the high watermark that this replica knew.
         self.high_watermark = max(min(self.high_watermark, event.log_end_offset), event.log_start_offset)
         self.acknowledged_end = min(self.acknowledged_end, event.log_end_offset)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a leader knows of one follower: its subscription, how far its log goes, when it had caught up last.
+"""The progress of one follower, as its leader knows it: subscription, log offsets, and when it had last caught up.
 
-Theory of operation. A follower *has caught up* at a time if by now it holds everything that the leader's log had then.
-While it is at the log end, that time is now. Behind it, a *mark* remembers one log end and its time; the acknowledgement
-that reaches the mark moves the time up to it and sets the next mark. So a follower that is always a little behind under
-load counts as caught up as of a round trip ago, and no history of log ends is kept.
+Theory of operation. A follower *has caught up* to a time if it now holds everything that the leader's log had at that
+time. At the log end, that time is now. Behind it, a *mark* remembers one log end and its time. The acknowledgement that
+reaches the mark moves *caught up* to the mark's time and sets the next mark. So a follower that is always a little
+behind under load counts as caught up as of one round trip ago, without a history of log ends.
 
 Law: within one session offsets never go back.
 Source: Kafka, Replica.updateFetchState; KIP-903 for the broker epoch.
@@ -16,17 +16,17 @@ from brokerd.partition.leader_events import FollowerAcked, FollowerLost, Followe
 
 
 class FollowerProgress:
-    """One follower of one leadership.
+    """One follower in one leadership.
 
     Attributes:
         node_id: the follower.
-        broker_epoch: epoch of the process that subscribed last; None before.
-        session: its last subscription; None before.
+        broker_epoch: broker epoch of the process that subscribed last; None: none has.
+        session: number of its last subscription; None: none.
         is_subscribed: True while that subscription is open.
-        appended_offset: end of its log (exclusive); None while it is not known.
-        flushed_offset: how much of that is on stable storage (exclusive); None while it is not known.
-        caught_up_ms: when it had caught up last, if it is not at the log end; None: never in this leadership.
-        grace_ms: since when it is expected to catch up, as a member that is new, or whose leader or process is.
+        appended_offset: end of its log (exclusive); None: unknown.
+        flushed_offset: end of what it has on stable storage (exclusive); None: unknown.
+        caught_up_ms: when it had last caught up, if it is not at the log end; None: never in this leadership.
+        grace_ms: start of its lag time, as a new member, or under a new leader or process.
     """
 
     __slots__ = (
@@ -54,7 +54,7 @@ class FollowerProgress:
         self._mark_ms, self._mark_end_offset = now_ms, log_end_offset
 
     def begin(self, event: FollowerSubscribed, *, is_accepted: bool) -> None:
-        """Take over a subscription; if it is accepted, the log is a prefix of the leader's up to its own end."""
+        """Note a subscription; if it is accepted, the follower's log is a prefix of the leader's."""
         self.broker_epoch, self.session = event.broker_epoch, event.session
         self.forget()
         if is_accepted:
@@ -66,21 +66,21 @@ class FollowerProgress:
         return (event.broker_epoch, event.session) == (self.broker_epoch, self.session)
 
     def acknowledge(self, event: FollowerAcked) -> None:
-        """Take over an acknowledgement of the present session; a late one changes nothing."""
+        """Note an acknowledgement of the present session; a late one changes nothing."""
         self.appended_offset = max(self.appended_offset or 0, event.appended_offset)
         self.flushed_offset = max(self.flushed_offset or 0, event.flushed_offset)
 
     def forget(self) -> None:
-        """Forget what it holds: the process that said so is gone, or its log was found to be another one."""
+        """Forget its offsets: the process that reported them is gone, or its log turned out to differ."""
         self.is_subscribed = False
         self.appended_offset = self.flushed_offset = None
 
     def counted_offset(self, *, is_flush_counted: bool) -> int | None:
-        """Return the end (exclusive) of what it may be counted with; None: unknown."""
+        """Return the counted offset (exclusive); None: unknown."""
         return self.flushed_offset if is_flush_counted else self.appended_offset
 
     def note_counted(self, counted: int, *, log_end_offset: int, now_ms: int) -> None:
-        """Learn that the follower is counted up to an offset, and where the leader's log ends now."""
+        """Note the counted offset of the follower, together with the leader's log end."""
         if counted >= log_end_offset:
             self.caught_up_ms = now_ms
         elif counted >= self._mark_end_offset:
@@ -90,18 +90,18 @@ class FollowerProgress:
         self._mark_ms, self._mark_end_offset = now_ms, log_end_offset
 
     def note_log_growth(self, counted: int | None, *, old_end_offset: int, log_end_offset: int, now_ms: int) -> None:
-        """Learn that the leader's log grew: who was at its end has caught up until now."""
+        """Note that the leader's log has grown; a follower at the old end has caught up until now."""
         if counted is not None and counted >= old_end_offset:
             self.caught_up_ms = now_ms
             self._mark_ms, self._mark_end_offset = now_ms, log_end_offset
 
     @property
     def behind_since_ms(self) -> int:
-        """Since when it is behind, as a member that is not at the log end is to be judged."""
+        """Time since which a member that is not at the log end counts as lagging."""
         return self.grace_ms if self.caught_up_ms is None else max(self.grace_ms, self.caught_up_ms)
 
     def has_caught_up(self, counted: int, *, log_end_offset: int, since_ms: int) -> bool:
-        """Tell whether it is at the log end, or has caught up at `since_ms` (inclusive) or later."""
+        """Tell whether it is at the log end, or had caught up at `since_ms` (inclusive) or later."""
         if counted >= log_end_offset:
             return True
         return self.caught_up_ms is not None and self.caught_up_ms >= since_ms

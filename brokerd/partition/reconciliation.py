@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the logs of a leader and a follower part, decided by leader epochs alone.
+"""Finds where the logs of a leader and a follower diverge, by leader epochs alone.
 
-Law: a follower whose subscription is accepted has a log that is a prefix of its leader's. It gets there by truncations that
-drop no record which the leader has, save where a round brings it only to an epoch that both know. High watermarks
-decide nothing here. What the leader does not know for sure it does not say.
+Law: a follower whose subscription is accepted has a log that is a prefix of its leader's. It gets there by truncations.
+They drop no record that the leader has, except where a round only reaches an epoch that both know. High watermarks
+decide nothing here. The leader answers only with what it knows for sure.
 Source: KIP-101; KIP-279; KIP-595 section "Fetch"; Kafka, Partition.readRecords and AbstractFetcherThread.
 """
 
@@ -14,7 +14,7 @@ from enum import Enum
 
 
 class SubscriptionError(Enum):
-    """Why a follower is not, or no longer, sent anything."""
+    """Why a leader ends or refuses the subscription of a follower."""
 
     NOT_LEADER = "this broker does not lead the partition"
     FENCED_LEADER_EPOCH = "the leader epoch of the subscription is over"
@@ -34,7 +34,7 @@ class SubscriptionError(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EpochEnd:
-    """No record of `epoch` stands at `end_offset` or beyond (exclusive). None: a log without any epoch."""
+    """The end (exclusive) of an epoch: no record of `epoch` at `end_offset` or beyond. None: the log has no epoch."""
 
     epoch: int | None
     end_offset: int
@@ -52,25 +52,29 @@ def compared(
     """Compare a follower's log with its leader's.
 
     Args:
-        last_epoch: leader epoch of the follower's last record; None without one.
+        last_epoch: leader epoch of the follower's last record; None: no record.
         follower_end_offset: end of the follower's log (exclusive).
-        epoch_end: the leader's largest epoch at or below `last_epoch` with its end; None: the leader knows only lower ones.
-        hidden_from: from where on damage of the leader's log hides where that epoch ends; None: it is known.
-        log_start_offset: of the leader (inclusive).
-        log_end_offset: of the leader (exclusive).
+        epoch_end: the leader's largest epoch at or below `last_epoch`, and its end; None: `last_epoch` is above all
+            epochs of the leader.
+        hidden_from: first offset where that epoch may end, if damage of the leader's log hides its end; None: the end
+            is known.
+        log_start_offset: log start of the leader (inclusive).
+        log_end_offset: log end of the leader (exclusive).
 
     Returns:
-        None if the follower's log is a prefix of the leader's; the epoch and end to truncate to; or why neither can be said.
+        None if the follower's log is a prefix of the leader's; the epoch and end to truncate to; or why the leader
+        cannot say.
     """
     if follower_end_offset < log_start_offset:
         return SubscriptionError.BELOW_LOG_START
     if last_epoch is None:
-        # Nothing to compare: without records it is a prefix as long as it does not begin beyond the end.
+        # Nothing to compare: a log without records is a prefix unless it begins beyond the leader's end.
         return EpochEnd(None, log_end_offset) if follower_end_offset > log_end_offset else None
     if epoch_end is None:
         return SubscriptionError.LOG_AHEAD
     if hidden_from is not None and (epoch_end.epoch != last_epoch or hidden_from < follower_end_offset):
-        # What is damaged may have been of a later epoch: a truncation could leave the follower a record of another history there.
+        # The damage may hide records of a later epoch. A truncation could leave the follower a record of another
+        # history there.
         return SubscriptionError.STORAGE_FAILED
     if epoch_end.epoch != last_epoch or epoch_end.end_offset < follower_end_offset:
         return epoch_end
@@ -78,15 +82,16 @@ def compared(
 
 
 def truncation_offset(*, leader_end: EpochEnd, own_end: EpochEnd | None, log_end_offset: int) -> int:
-    """Return the offset to truncate a follower's log to; after that it asks again.
+    """Return the offset to truncate a follower's log to; then the follower asks again.
+
+    If both logs have the epoch, they agree up to the lower of its ends. If the follower lacks it, only older epochs can
+    agree, and the next round compares the last of those.
 
     Args:
-        leader_end: the leader's largest epoch not above the follower's last one, and its end.
-        own_end: the follower's largest epoch at or below that one, and its end; None: it knows only higher ones.
-        log_end_offset: of the follower (exclusive).
-
-    Where both have the epoch, they agree up to the lower of its ends. Where the follower lacks it, only older epochs
-    can agree: the next round compares the last of those.
+        leader_end: the leader's largest epoch at or below the follower's last one, and its end.
+        own_end: the follower's largest epoch at or below that one, and its end; None: that epoch is above all of the
+            follower's.
+        log_end_offset: log end of the follower (exclusive).
     """
     bound = leader_end.end_offset if own_end is None else min(leader_end.end_offset, own_end.end_offset)
     return min(bound, log_end_offset)

@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The core of one partition replica.
 
-Owns: the role, the offsets that decide what is acknowledged and readable, and the acknowledgements that wait for them.
-Must not: touch the log, a clock, a stream or a protobuf message.
+Owns: the role, the offsets that decide what is acknowledged and readable, and the waiting acknowledgements. It uses no
+log, clock, stream or protobuf message.
 
-Theory of operation. The log grows (`BatchAppended`) and is flushed (`LogFlushed`). The *counted offset* is what
-this replica may claim to hold: the flushed offset under flush policy `ack`, else the log end. Alone, it is the high
-watermark. With other replicas (`PartitionChanged` says so) the role decides: `Leadership` the smallest counted offset of
-the maximal in-sync replicas, `Following` what the leader says. The high watermark never goes back while the replica is
-open, also not when the policy changes from `none` to `ack`, save where a follower is truncated below it.
+Theory of operation. The log grows (`BatchAppended`) and is flushed (`LogFlushed`). The *counted offset* is what this
+replica counts as held: the flushed offset under flush policy `ack`, else the log end. For a single replica it is the
+high watermark. With other replicas (`PartitionChanged` says so) the role decides: `Leadership` gives the smallest
+counted offset of the maximal in-sync replicas, `Following` what the leader says. The high watermark never goes back
+while the replica is open, not even when the policy changes from `none` to `ack`. The only exception is a follower that
+is truncated below it.
 
-This object dispatches and keeps what both roles need; the roles decide.
+This object dispatches events and keeps what both roles need; the roles decide.
 
-Law: log_start <= high watermark <= log end; flushed <= log end; an acknowledgement of level ALL completes only
-below the high watermark.
+Law: log_start <= high watermark <= log end; flushed <= log end; an acknowledgement of level ALL completes only below
+the high watermark.
 Source: architecture section 8; KIP-101 for the epoch, Kafka's replica manager for acks; docs/replication.md.
 """
 
@@ -76,17 +77,18 @@ class PartitionReplica:
     Args:
         node_id: this broker.
         log_end_offset: end of the log (exclusive).
-        flushed_offset: how much of it is on stable storage (exclusive).
-        flush_policy: when records count.
-        flush_interval_ms: for policy `interval`.
-        high_watermark: a value that it had before, or any below; needed where there are other replicas. None: the counted
-            offset, for a replica that is alone.
-        last_epoch: leader epoch of the last record; None without one.
-        lag_max_ms: how long an in-sync follower may be behind.
-        session_count: at least the number of the last subscription that an earlier replica of the partition made in this process.
+        flushed_offset: end of what is on stable storage (exclusive).
+        flush_policy: the policy that decides which records count.
+        flush_interval_ms: flush interval of policy `interval`.
+        high_watermark: a high watermark that this log had before, or a lower value; required if there are other
+            replicas. None, for a single replica: the counted offset.
+        last_epoch: leader epoch of the last record; None: no record.
+        lag_max_ms: how long an in-sync follower may lag.
+        session_count: at least the number of the last subscription by an earlier replica of the partition in this
+            process.
 
     Attributes:
-        roles: the role among several replicas; to be read only.
+        roles: the role among several replicas; read-only for others.
     """
 
     __slots__ = (
@@ -139,7 +141,7 @@ class PartitionReplica:
             session_count=session_count,
         )
         self._acks = PendingAcks()
-        # Below it records were committed without a flush, before the policy became `ack`; 0: none were.
+        # End of the records that were committed without a flush, before the policy became `ack`; 0: none were.
         self._unflushed_end = 0
 
     @property
@@ -149,17 +151,17 @@ class PartitionReplica:
 
     @property
     def is_failed(self) -> bool:
-        """True once the log failed; it stays so until the process ends."""
+        """True once the log has failed; this lasts until the process ends."""
         return self._is_failed
 
     @property
     def leader_epoch(self) -> int | None:
-        """Leader epoch that the metadata gave last; None before the first."""
+        """The last leader epoch in the metadata; None before the first."""
         return self._leader_epoch
 
     @property
     def log_end_offset(self) -> int:
-        """Offset that the next record will get."""
+        """Offset of the next record."""
         return self._log.log_end_offset
 
     @property
@@ -174,55 +176,55 @@ class PartitionReplica:
 
     @property
     def followed_end(self) -> int | None:
-        """End (exclusive) of what readers may have of a follower; None: it serves nobody (docs/replication.md, R15)."""
+        """End (exclusive) of what a follower serves to readers; None: it serves no reader (docs/replication.md, R15)."""
         return None if self._is_failed or self._is_removed else self.roles.followed_end()
 
     @property
     def counted_offset(self) -> int:
-        """End (exclusive) of what this replica may claim to hold."""
+        """End (exclusive) of what this replica counts as held."""
         return self._log.counted_offset
 
     @property
     def pending_ack_count(self) -> int:
-        """Acknowledgements that wait."""
+        """Number of waiting acknowledgements."""
         return len(self._acks)
 
     @property
     def is_below_min_isr(self) -> bool:
-        """True while a leader has too few in-sync replicas: refuse appends of level ALL before they reach the log."""
+        """True while a leader has too few in-sync replicas; appends of level ALL must then be refused before they reach the log."""
         leadership = self.roles.leadership
         return leadership is not None and leadership.isr.is_below_min
 
     @property
     def is_eligible_enough(self) -> bool:
-        """True if an eligible replica may lead next without loss: all that this leader acknowledged is committed.
+        """True if an eligible replica may lead next without loss: everything that was acknowledged is committed.
 
-        For all it knows an earlier leader acknowledged what lies below the start of its epoch.
+        An earlier leader may have acknowledged everything below the start of this leader epoch.
         """
         leadership = self.roles.leadership
         return leadership is not None and leadership.has_committed_all
 
     @property
     def is_end_known(self) -> bool:
-        """False for a leader whose high watermark may be below that of an earlier one: it cannot tell the latest offset yet."""
+        """False for a leader whose high watermark may be below an earlier leader's, so that it does not know the latest offset yet."""
         leadership = self.roles.leadership
         return leadership is None or self._log.high_watermark >= leadership.epoch_start_offset
 
     @property
     def maximal_isr(self) -> tuple[int, ...]:
-        """Node ids of the maximal in-sync replicas that a leader of several reckons with, in the order of the replicas."""
+        """Node ids of a leader's maximal in-sync replicas, in the order of the replicas; empty without other replicas."""
         leadership = self.roles.leadership
         return () if leadership is None else leadership.isr.maximal
 
     def deadline_ms(self) -> int | None:
-        """Return the monotonic time at which `Tick` must be given, or None."""
+        """Return the monotonic time when `Tick` is due, or None."""
         role_ms = self.roles.deadline_ms()
         if role_ms is None or self._flush_due_ms is None:
             return self._flush_due_ms if role_ms is None else role_ms
         return min(role_ms, self._flush_due_ms)
 
     def step(self, event: Event, now_ms: int) -> list[Effect]:
-        """Take an event and say what to do.
+        """Handle an event and return its effects.
 
         Args:
             event: what happened.
@@ -310,7 +312,7 @@ class PartitionReplica:
         return []
 
     def _is_stored(self, next_offset: int) -> bool:
-        """Tell whether all below an offset is committed, and flushed too where the present policy was not yet in force then."""
+        """Tell whether everything below an offset is committed, and also flushed if it was committed before the switch to `ack`."""
         if next_offset > self._log.high_watermark:
             return False
         if next_offset > self._unflushed_end:
@@ -330,7 +332,7 @@ class PartitionReplica:
         if self.is_leader and not moved:
             return []
         if self.is_leader:
-            # Routes were opened with the old epoch; clients must learn the new one before they go on.
+            # Routes were opened with the old epoch; clients must learn the new one before they continue.
             return self._end_service(LossReason.LEADER_EPOCH_MOVED, f"leader epoch is now {event.leader_epoch}")
         if event.leader_id is None:
             return self._end_service(LossReason.NO_LEADER, "the partition has no leader at the moment")
@@ -356,11 +358,11 @@ class PartitionReplica:
         return effects
 
     def _on_accepted(self, event: ProposalAccepted, now_ms: int) -> list[Effect]:
-        # Also without a leadership: the answer is committed, and may be newer than what the metadata has told.
+        # Also without a leadership: the answer is committed, and may be newer than the metadata seen here.
         changed = PartitionChanged(partition=event.partition, min_isr=self.roles.min_isr, brokers=())
         effects = self._on_partition(changed, now_ms)
         if self.roles.leadership is not None:
-            # Only an answer that left the partition as it is finds its proposal still under way.
+            # The proposal is still under way only if the answer left the partition unchanged.
             self.roles.leadership.isr.note_outcome(event.proposal, is_refused=True, now_ms=now_ms)
         return effects
 
@@ -369,7 +371,7 @@ class PartitionReplica:
         if event.policy is not FlushPolicy.ACK:
             self._unflushed_end = 0
         elif not log.is_flush_counted:
-            # What all others have flushed is seen when somebody waits for it.
+            # What all others have flushed is checked when a request waits for it.
             self._unflushed_end = log.high_watermark
         log.flush_policy = event.policy
         self._flush_interval_ms = event.interval_ms
@@ -398,7 +400,7 @@ class PartitionReplica:
         return effects + self.roles.conclude(now_ms)
 
     def _advance(self) -> list[Effect]:
-        """Move the high watermark to what is committed and complete what lies below it; never moves back."""
+        """Move the high watermark up to what is committed, and complete the acknowledgements below; never moves back."""
         log = self._log
         committed = self.roles.committed_end()
         if committed is None:
@@ -408,7 +410,7 @@ class PartitionReplica:
             assert committed <= log.log_end_offset, f"committed {committed}, log end {log.log_end_offset}"
             log.high_watermark = committed
             effects.append(PublishHighWatermark(high_watermark=committed))
-        # After a switch to `ack` some wait below the high watermark, for flushes.
+        # After a switch to `ack`, some acknowledgements below the high watermark wait for flushes.
         for next_offset, token in self._acks.take_reached(committed):
             effects.append(CompleteAck(token=token, durability=self._durability(next_offset)))
         return effects
@@ -417,7 +419,7 @@ class PartitionReplica:
         flushed_offset = self.roles.flushed_end()
         if flushed_offset is not None and next_offset <= flushed_offset:
             return Durability.FLUSHED
-        # With one replica the leader's page cache is the page cache of every in-sync replica once the record counts.
+        # With one replica, the leader's page cache is that of every in-sync replica once the record counts.
         return Durability.REPLICATED if next_offset <= self._log.high_watermark else Durability.APPENDED
 
     def _fail_acks(self, reason: LossReason) -> list[Effect]:

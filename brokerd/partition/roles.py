@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which role a replica has among several, and what reaches that role.
+"""The role of a replica among several, and the events that reach the role.
 
-Owns the two roles and the numbers that outlive them. Must not know acknowledgements, readers or when a log is flushed.
+Owns the two roles and the numbers that outlive them. Knows neither acknowledgements nor readers, and not when a log is
+flushed.
 
 | the metadata names | this replica is | from then on |
 |---|---|---|
 | no other replica | alone | what it counts is committed; no subscription either way |
-| this broker as the leader | leading, a new `Leadership` for each leader epoch | followers subscribe anew |
+| this broker as the leader | leading, a new `Leadership` for each leader epoch | followers subscribe again |
 | another broker | following, a new `Following` for each leader epoch | it subscribes |
-| nobody | idle | nothing is committed |
+| no leader | idle | nothing is committed |
 
-Law: proposals and sessions are numbered over the life of the replica, so that what belongs to an earlier role is known by its
-number and passed over.
+Law: proposals and sessions are numbered over the life of the replica. So an event of an earlier role is recognised by
+its number, and ignored.
 """
 
 from __future__ import annotations
@@ -46,21 +47,22 @@ from metaquorum.metadata.state import PartitionImage
 
 
 class Roles:
-    """See the module docstring.
+    """The present role of a replica, and the numbers that outlive it.
 
     Args:
         node_id: this broker.
         log: the own log.
-        lag_max_ms: how long an in-sync follower may be behind.
+        lag_max_ms: how long an in-sync follower may lag.
         is_alone: True if there is no other replica, until the metadata says more.
-        session_count: number of the last subscription of an earlier replica of the partition in this process, or above.
+        session_count: at least the number of the last subscription by an earlier replica of the partition in this
+            process.
 
     Attributes:
         is_alone: True while there is no other replica.
-        leadership: while this replica leads several.
-        following: while it follows.
-        is_in_isr: True if the committed ISR has this replica, as told last.
-        min_isr: the topic's `min.insync.replicas`, as told last.
+        leadership: the role while this replica leads several; else None.
+        following: the role while it follows; else None.
+        is_in_isr: True if the committed ISR contains this replica, as last told.
+        min_isr: the topic's `min.insync.replicas`, as last told.
     """
 
     __slots__ = (
@@ -95,14 +97,14 @@ class Roles:
         return self._partition_epoch is not None and partition.partition_epoch < self._partition_epoch
 
     def keep(self, event: PartitionChanged, now_ms: int) -> list[Effect]:
-        """Take over a state in which leader and leader epoch are the same as before."""
+        """Apply a state with the same leader and leader epoch as before."""
         self._note(event.partition, event.min_isr)
         if self.leadership is None:
             return []
         return self.leadership.take_state(event.partition, min_isr=event.min_isr, brokers=event.brokers, now_ms=now_ms)
 
     def change(self, event: PartitionChanged, *, is_able: bool, now_ms: int) -> list[Effect]:
-        """End the present role and begin the one that a state of the partition gives; none if the log does not work."""
+        """End the present role and begin that of a new state; none if the log does not work."""
         self._note(event.partition, event.min_isr)
         effects = self.end(SubscriptionError.NOT_LEADER)
         leader_id = event.partition.leader_id
@@ -120,7 +122,7 @@ class Roles:
         return [*effects, ForgetEmptyEpoch(), *self.following.subscribe()]
 
     def is_lone(self, partition: PartitionImage) -> bool:
-        """Tell whether a partition has this replica only."""
+        """Tell whether a partition has only this replica."""
         return partition.replicas == (self._node_id,)
 
     def end(self, error: SubscriptionError) -> list[Effect]:
@@ -136,13 +138,13 @@ class Roles:
         return effects
 
     def note_append(self, *, old_end_offset: int, leader_epoch: int | None, now_ms: int) -> None:
-        """Learn that the log grew, and with records of which epoch."""
+        """Note that the log has grown, with records of the leader epoch or of the last received batches."""
         self._log.last_epoch = leader_epoch if self.following is None else self.following.batch_epoch
         if self.leadership is not None:
             self.leadership.note_log_growth(old_end_offset=old_end_offset, now_ms=now_ms)
 
     def note_broker(self, broker: BrokerState, now_ms: int) -> list[Effect]:
-        """Learn how the metadata has a broker."""
+        """Note the state of a broker in the metadata."""
         return [] if self.leadership is None else self.leadership.note_broker(broker, now_ms)
 
     def lead_step(
@@ -152,7 +154,7 @@ class Roles:
         *,
         refusal: SubscriptionError,
     ) -> list[Effect]:
-        """Hand an event to the leadership; without one a subscription is refused, and the rest is passed over."""
+        """Pass an event to the leadership. Without one, refuse a subscription and ignore everything else."""
         leadership = self.leadership
         if leadership is None:
             if isinstance(event, FollowerSubscribed):
@@ -180,7 +182,7 @@ class Roles:
         return []
 
     def follow_step(self, event: FollowerEvent, now_ms: int) -> list[Effect]:
-        """Hand an event to the follower; without one it is passed over."""
+        """Pass an event to the follower role; ignore it without one."""
         following = self.following
         if following is None:
             return []
@@ -203,7 +205,7 @@ class Roles:
         return []
 
     def committed_end(self) -> int | None:
-        """Return up to where (exclusive) everything is committed, as far as this role knows; None: no further than before."""
+        """Return the end (exclusive) of what is committed, as this role knows it; None: no more than before."""
         if self.leadership is not None:
             return self.leadership.committed_end()
         if self.following is not None:
@@ -211,28 +213,28 @@ class Roles:
         return self._log.counted_offset if self.is_alone else None
 
     def followed_end(self) -> int | None:
-        """Return up to where (exclusive) a follower in sync lets readers have its log; None: it serves nobody."""
+        """Return the end (exclusive) of what an in-sync follower serves to readers; None: it serves no reader."""
         return None if self.following is None or not self.is_in_isr else self.following.readable_end()
 
     def flushed_end(self) -> int | None:
-        """Return up to where (exclusive) what is committed is on stable storage of all in-sync replicas; None: unknown."""
+        """Return the end (exclusive) of what is committed and on stable storage of all in-sync replicas; None: unknown."""
         if self.leadership is None:
             return self._log.flushed_offset
         flushed_offset = self.leadership.flushed_end()
         return None if flushed_offset is None else min(flushed_offset, self._log.high_watermark)
 
     def deadline_ms(self) -> int | None:
-        """Return when time alone gives the role something to do."""
+        """Return when the role must act because of time alone."""
         if self.leadership is not None:
             return self.leadership.deadline_ms()
         return None if self.following is None else self.following.deadline_ms()
 
     def tick(self, now_ms: int) -> list[Effect]:
-        """Let time pass."""
+        """Let the role act if time requires it."""
         return [] if self.following is None else self.following.tick(now_ms)
 
     def conclude(self, now_ms: int) -> list[Effect]:
-        """Draw the conclusions of an event, once the high watermark has moved: who should be in sync, what to report."""
+        """Draw the conclusions of an event, after the high watermark has moved: who should be in sync, what to report."""
         if self.leadership is not None:
             effects = self.leadership.propose(now_ms)
             return effects or self.leadership.resign(now_ms)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the two sides of a `Replicate` stream say to each other. Values only: both cores speak in them, the codec writes them down.
+"""The messages of a `Replicate` stream in both directions. Values only: both cores use them, and the codec encodes them.
 
 Source: proto/lograft/internal/v1/replication.proto; docs/replication.md, "The stream".
 """
@@ -13,20 +13,20 @@ from lograft.wire.checksum import BytesLike
 
 from brokerd.partition.reconciliation import EpochEnd, SubscriptionError
 
-# What either side says.
+# Messages of either side.
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """This side lives."""
+    """This side is alive."""
 
 
-# What a follower says.
+# Messages of a follower.
 
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """The leader may send that many bytes more, by class."""
+    """The leader may send this many more bytes, by class."""
 
     in_sync_bytes: int
     catch_up_bytes: int
@@ -41,9 +41,9 @@ class Open:
         follower_id: node id of the follower.
         broker_epoch: epoch of its registration.
         incarnation_id: random id of its process, 16 bytes.
-        leader_id: node id of the broker that it means to reach.
+        leader_id: node id of the broker that it wants to reach.
         formats: batch formats (magic numbers) that it stores; none: 16.
-        credit: what it takes at first.
+        credit: the first credits.
     """
 
     cluster_id: str
@@ -57,17 +57,17 @@ class Open:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscription:
-    """What a follower asks for: one partition from its log end on.
+    """A follower's request for one partition, from its log end on.
 
     Attributes:
         route: number that it binds.
         topic_id: id of the topic.
-        partition: partition, from 0.
-        session: number of the subscription, as the follower counts.
+        partition: partition number, from 0.
+        session: the follower's number of the subscription.
         leader_epoch: epoch that it wants to follow.
         log_end_offset: end of its log (exclusive).
-        flushed_offset: how much of that is on stable storage (exclusive).
-        last_epoch: leader epoch of its last record; None without one.
+        flushed_offset: end of what it has on stable storage (exclusive).
+        last_epoch: leader epoch of its last record; None: no record.
     """
 
     route: int
@@ -104,7 +104,7 @@ class RouteAck(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Acks:
-    """The follower tells what it holds."""
+    """The follower acknowledges what it holds."""
 
     acks: tuple[RouteAck, ...]
 
@@ -112,7 +112,7 @@ class Acks:
 FollowerMessage = Open | Subscriptions | Unsubscriptions | Acks | Credit | Heartbeat
 
 
-# What a leader says.
+# Messages of a leader.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +134,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
-    """A subscription is accepted, batches follow. High watermark (exclusive) and log start (inclusive) of the leader."""
+    """A subscription is accepted, and batches follow; with the leader's high watermark (exclusive) and log start (inclusive)."""
 
     route: int
     high_watermark: int
@@ -143,7 +143,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diverged:
-    """A subscription is over: the logs part."""
+    """A subscription is over, because the logs diverge."""
 
     route: int
     leader_end: EpochEnd
@@ -151,7 +151,7 @@ class Diverged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """Nothing more comes on a route; the log start (inclusive) goes with BELOW_LOG_START."""
+    """Nothing more is sent on a route; the log start (inclusive) is for BELOW_LOG_START."""
 
     route: int
     error: SubscriptionError
@@ -169,14 +169,14 @@ class RouteMark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """News of routes that are sent no batches."""
+    """Changes of routes that get no batches at the moment."""
 
     marks: tuple[RouteMark, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class GoAway:
-    """The leader stops, and closes the stream after `drain_ms` at the latest."""
+    """The leader stops, and ends the stream after at most `drain_ms`."""
 
     drain_ms: int
 
@@ -187,11 +187,11 @@ class Batches(NamedTuple):
     Attributes:
         route: number of the route.
         base_offset: offset of the first batch (inclusive).
-        leader_epoch: of all the batches.
-        high_watermark: of the leader (exclusive).
-        log_start_offset: of the leader (inclusive).
+        leader_epoch: leader epoch of all batches.
+        high_watermark: high watermark of the leader (exclusive).
+        log_start_offset: log start of the leader (inclusive).
         is_in_sync: True if the message spends the credit of in-sync routes; any other class counts as catching up.
-        body: the batches, byte for byte as they lie in the log.
+        body: the batches, byte for byte as in the log.
     """
 
     route: int
@@ -204,4 +204,4 @@ class Batches(NamedTuple):
 
 
 LeaderMessage = Opened | Accepted | Diverged | Ended | Marks | Heartbeat | GoAway
-"""All but `Batches`, which the leader's shell writes as it reads them."""
+"""All except `Batches`, which the leader's shell writes as it reads them."""

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A replica of a partition on this broker: log, core and those who wait for it in one place; its manager; its maintenance."""
+"""A replica of a partition on this broker: its log, its core and its listeners; the replica manager; background work."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the cleaner of the log engine beside the event loop.
 
-The cleaner reads and writes segments in a thread of its own, at its limited rate; every step on a log goes through the event
-loop, which owns the logs. Such a step is short, but for the swap of finished segments, which waits for three
-directory syncs.
+The cleaner reads and writes segments in its own thread, at its limited rate. The event loop owns the logs, so every
+step on a log runs there. Such a step is short, except the swap of finished segments, which waits for three directory
+syncs.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class LogCleaning:
     """The cleaner of one broker.
 
     Args:
-        replicas: gives the replicas that are open now; called on the event loop.
-        settings: how the cleaner works.
+        replicas: returns the open replicas; called on the event loop.
+        settings: limits of the cleaner.
     """
 
     def __init__(self, replicas: Callable[[], Iterable[Replica]], *, settings: CleanerSettings) -> None:
@@ -39,25 +39,25 @@ class LogCleaning:
             wait_ms=lambda timeout_ms: self._stopping.wait(timeout_ms / 1000),
             check_room=self._check_room,
         )
-        # A daemon: a process that is killed in the middle of a pass loses nothing by it.
+        # A daemon thread: a process that is killed during a pass loses nothing.
         self._thread = threading.Thread(target=self._cleaner.run, name="lograft-cleaner", daemon=True)
 
     def report(self) -> dict[str, LogReport]:
-        """Return what there is to say about each log, by topic and partition."""
+        """Return the report of each log, by topic and partition."""
         return self._cleaner.report()
 
     def start(self) -> None:
-        """Begin; to be called once."""
+        """Start the thread; to be called once."""
         self._thread.start()
 
     async def stop(self) -> None:
-        """End between two steps, and wait for it. Idempotent."""
+        """End the cleaner between two steps, and wait for its thread. Idempotent."""
         self._stopping.set()
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join)
 
     def _check_room(self, name: str, size_bytes: int) -> None:
-        # Compaction frees space, but only after it has written: it may use what lies between the limits.
+        # Compaction frees space only after it has written, so it may use the space between the limits.
         self._callers[name].check_room(size_bytes)
 
     def _targets(self) -> list[LogCaller]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damage that reads met, and the segments that could not be repaired for now: between who reads and who repairs.
+"""Damage reports from reads to repairs, and the segments that cannot be repaired for now.
 
 Everything runs on the event loop thread.
 """
@@ -11,9 +11,9 @@ from contextlib import suppress
 
 
 class DamageReports:
-    """What is known of the damage in the logs of one broker. A segment is named by the directory of its log and its base offset.
+    """Known damage in the logs of one broker. A segment is named by the directory of its log and its base offset.
 
-    `Replica` writes that a read met damage; `DamageRepairs` writes what is given up for now.
+    `Replica` notes that a read met damage; `DamageRepairs` notes segments that cannot be repaired for now.
     """
 
     def __init__(self) -> None:
@@ -21,22 +21,22 @@ class DamageReports:
         self._due_ms: dict[tuple[str, int], int] = {}
 
     def note_damage(self) -> None:
-        """Learn that a read met damage."""
+        """Note that a read met damage."""
         self._found.set()
 
     async def wait(self, *, timeout_ms: int) -> None:
-        """Wait until a read has met damage since the last call, or for so long."""
+        """Wait until a read has met damage since the last call, for at most `timeout_ms` milliseconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_ms / 1000):
                 await self._found.wait()
         self._found.clear()
 
     def give_up(self, directory: str, base_offset: int, *, due_ms: int) -> None:
-        """Note that a segment cannot be repaired now; it is looked at again at a time of the monotonic clock."""
+        """Note that a segment cannot be repaired before `due_ms`, a time of the monotonic clock."""
         self._due_ms[directory, base_offset] = due_ms
 
     def forget_due(self, now_ms: int) -> None:
-        """Forget what is due, so that it is looked at again."""
+        """Forget the segments that are due, so that they are tried again."""
         self._due_ms = {place: due_ms for place, due_ms in self._due_ms.items() if due_ms > now_ms}
 
     def given_up(self, directory: str) -> list[int]:

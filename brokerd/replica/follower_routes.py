@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The routes of a leader's followers: those whose subscription waits for its answer, and those that were accepted.
+"""The routes of a leader's followers: those that wait for the answer to their subscription, and the accepted ones.
 
-Owns the way from (follower, its process, its session) to the route, and what each accepted route was told of its traffic; the
-methods here alone write them. Must not decide anything: the core does.
+Owns the look-up of a route by (follower, broker epoch, session), and what each accepted route knows of its traffic
+class. Only the methods here write this state. Decides nothing: the core does.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ RouteKey = tuple[int, int, int]
 
 
 class FollowerRoutes:
-    """The routes of one replica; made with the first subscription, so that an idle replica does not pay for it."""
+    """The routes of one replica; made with the first subscription, so that an idle replica needs no memory for it."""
 
     __slots__ = ("_accepted", "_are_in_sync", "_asking", "_in_sync")
 
     def __init__(self) -> None:
         self._asking: dict[RouteKey, FollowerRoute] = {}
         self._accepted: dict[RouteKey, FollowerRoute] = {}
-        # What the routes know: of each one, and the core's tuple from which that is.
+        # The class that each route was told, and the core's tuple that it came from.
         self._are_in_sync: dict[RouteKey, bool] = {}
         self._in_sync: tuple[int, ...] = ()
 
@@ -33,7 +33,7 @@ class FollowerRoutes:
         self._asking[_key(route)] = route
 
     def accept(self, key: RouteKey, *, high_watermark: int, log_start_offset: int, is_in_sync: bool) -> None:
-        """Accept a subscription; nothing happens when its route is gone."""
+        """Accept a subscription; does nothing if its route is gone."""
         route = self._asking.pop(key, None)
         if route is not None:
             self._accepted[key] = route
@@ -45,13 +45,13 @@ class FollowerRoutes:
         return self._accepted.get(_key(route)) is route
 
     def pop(self, key: RouteKey) -> FollowerRoute | None:
-        """Remove the route of a subscription, and return it; None: it is gone."""
+        """Remove and return the route of a subscription; None if it is gone."""
         route = self._asking.pop(key, None) or self._accepted.pop(key, None)
         self._are_in_sync.pop(key, None)
         return route
 
     def discard(self, route: FollowerRoute) -> bool:
-        """Remove a route; tell whether it was there."""
+        """Remove a route; tell whether it existed."""
         key = _key(route)
         for routes in (self._asking, self._accepted):
             if routes.get(key) is route:
@@ -61,17 +61,17 @@ class FollowerRoutes:
         return False
 
     def tell_growth(self, log_end_offset: int) -> None:
-        """Tell every follower that there is more to send."""
+        """Tell every follower that the log has grown."""
         for route in self._accepted.values():
             route.on_log_grown(log_end_offset)
 
     def tell_marks(self, *, high_watermark: int, log_start_offset: int) -> None:
-        """Tell every follower what is committed, and where the log begins."""
+        """Tell every follower the high watermark and the log start."""
         for route in self._accepted.values():
             route.on_marks(high_watermark=high_watermark, log_start_offset=log_start_offset)
 
     def tell_in_sync(self, in_sync: tuple[int, ...]) -> None:
-        """Tell the followers which class their traffic has, if that may have changed.
+        """Tell the followers the class of their traffic, if it may have changed.
 
         Args:
             in_sync: node ids of the maximal in-sync replicas; another object after every change.

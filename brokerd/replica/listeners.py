@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who uses a replica: produce routes, fetch routes, waiting reads.
+"""The users of a replica: produce routes, fetch routes, waiting reads.
 
-Law: inside `on_high_watermark` a listener may read offsets, but not add or remove listeners.
+Law: inside `on_high_watermark` a listener may read offsets, but must not add or remove listeners.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from brokerd.failure import Failure
 
 
 class ServiceListener(Protocol):
-    """Somebody who uses a replica: a produce route."""
+    """A user of a replica, such as a produce route."""
 
     def on_service_end(self, failure: Failure) -> None:
-        """Learn that the replica serves no more; the subscription is over."""
+        """Note that the replica no longer serves; the listener has been removed."""
         ...
 
 
 class ReadListener(ServiceListener, Protocol):
-    """Somebody who reads a replica: a fetch route, a waiting read."""
+    """A reader of a replica: a fetch route or a waiting read."""
 
     def on_high_watermark(self, high_watermark: int) -> None:
-        """Learn that records below `high_watermark` (exclusive) are readable."""
+        """Note that records below `high_watermark` (exclusive) are readable."""
         ...
 
 
 class ReplicaListeners:
-    """The listeners of one replica; the methods here alone write the lists."""
+    """The listeners of one replica; only the methods here change the lists."""
 
     __slots__ = ("_readers", "_users")
 
     def __init__(self) -> None:
-        # Dictionaries for their order: who came first is told first.
+        # Dictionaries for their order: the first listener is told first.
         self._users: dict[ServiceListener, None] = {}
         self._readers: dict[ServiceListener, ReadListener] = {}
 
@@ -41,26 +41,26 @@ class ReplicaListeners:
         return len(self._users)
 
     def add_service(self, listener: ServiceListener) -> None:
-        """Tell the listener when the service ends."""
+        """Add a listener for the end of the service."""
         self._users[listener] = None
 
     def add_read(self, listener: ReadListener) -> None:
-        """Tell the listener when the high watermark moves and when the service ends."""
+        """Add a listener for the high watermark and the end of the service."""
         self._users[listener] = None
         self._readers[listener] = listener
 
     def remove(self, listener: ServiceListener) -> None:
-        """Stop to tell the listener; nothing happens when it was not added."""
+        """Remove a listener; does nothing if it was not added."""
         self._users.pop(listener, None)
         self._readers.pop(listener, None)
 
     def tell_high_watermark(self, high_watermark: int) -> None:
-        """Tell the readers what they may read now."""
+        """Tell the readers the new high watermark."""
         for reader in self._readers.values():
             reader.on_high_watermark(high_watermark)
 
     def end_service(self, failure: Failure) -> None:
-        """Tell every listener that the service is over, and forget them."""
+        """Tell every listener that the service is over, and remove all of them."""
         users = tuple(self._users)
         self._users.clear()
         self._readers.clear()

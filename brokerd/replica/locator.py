@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a partition is: on this broker, on another, or nowhere at the moment.
+"""Finds a partition: on this broker, on another one, or without a leader.
 
-Owns the look-up from names to replicas and the refusals for what is not found. Must not serve anything.
+Owns the look-up from names to replicas, and the refusals for what does not exist. Serves nothing itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.topic_names import problem as name_problem
 
 LEADER_RETRY_MS = 250
-"""Advice to clients whose partition has no leader yet."""
+"""Retry advice, in milliseconds, for clients whose partition has no leader yet."""
 
 
 class Locator:
@@ -42,7 +42,7 @@ class Locator:
         raise refused(ErrorCode.UNKNOWN_TOPIC, f"topic {name!r} does not exist")
 
     def leader(self, topic: TopicImage, partition: int) -> LeaderPlace:
-        """Return who leads a partition.
+        """Return the leader of a partition.
 
         Raises:
             RefusedError: UNKNOWN_PARTITION, LEADER_NOT_AVAILABLE.
@@ -59,21 +59,21 @@ class Locator:
         return place
 
     def leads(self, name: str, partition: int) -> bool:
-        """True when, as far as this broker knows, it leads a partition."""
+        """Return True if this broker leads a partition, as far as it knows."""
         try:
             return self.is_local(self.leader(self.topic(name), partition))
         except RefusedError:
             return False
 
     def is_local(self, place: LeaderPlace) -> bool:
-        """True when this broker is the leader."""
+        """Return True if this broker is the leader."""
         return place.leader_id == self._node_id
 
     async def local_leader(self, name: str, partition: int, *, timeout_ms: int) -> Replica:
-        """Return the replica of a partition that this broker leads, waiting while its log is being opened.
+        """Return the replica of a partition that this broker leads; wait while its log is being opened.
 
         Raises:
-            RefusedError: there is none; NOT_LEADER with a hint when another broker leads.
+            RefusedError: there is none; NOT_LEADER with a leader hint if another broker leads.
         """
         topic = self.topic(name)
         place = self.leader(topic, partition)
@@ -96,7 +96,7 @@ class Locator:
         return replica
 
     def local_follower(self, name: str, partition: int) -> Replica | None:
-        """Return the open replica of a partition here if it follows in sync, so that readers may have it; None: ask the leader.
+        """Return the open replica here if it follows in sync and may serve readers; None: ask the leader.
 
         Raises:
             RefusedError: INVALID_TOPIC_NAME, UNKNOWN_TOPIC.

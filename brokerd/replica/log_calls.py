@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a thread beside the event loop takes steps on the logs that the loop owns."""
+"""Runs steps of other threads on the logs that the event loop owns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Result = TypeVar("_Result")
 
 
 class LogCaller:
-    """One open log, as another thread sees it."""
+    """One open log, as another thread calls it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, replica: Replica) -> None:
         self._loop = loop
@@ -22,10 +22,10 @@ class LogCaller:
         self.name = str(replica)
 
     def check_room(self, size_bytes: int) -> None:
-        """Let the caller write a file that frees more than it takes; may be called from any thread.
+        """Check the space for a file that frees more than it takes; any thread may call it.
 
         Raises:
-            DiskSpaceLowError: the log directory has no room for it.
+            DiskSpaceLowError: the log directory has too little space.
         """
         self._replica.check_room(size_bytes)
 
@@ -33,11 +33,11 @@ class LogCaller:
         """Run a short step with the log and its high watermark on the event loop, and wait for it.
 
         Raises:
-            StorageError: what the step raises; LogClosedError when the replica is closed.
+            StorageError: the error of the step; LogClosedError if the replica is closed.
         """
 
         async def take() -> _Result:
-            # The last step of a move is short, and no failure of this log.
+            # The last step of a move is short, and is not a failure of this log.
             await self._replica.wait_unlocked()
             return self._replica.run_step(step)
 
@@ -49,7 +49,7 @@ def call_list(
     replicas: Callable[[], Iterable[Replica]],
     wanted: Callable[[Replica], bool],
 ) -> list[LogCaller]:
-    """Return the wanted ones of the replicas that are open now; to be called from another thread than the loop's."""
+    """Return callers for the wanted open replicas; to be called from another thread than the event loop's."""
 
     async def list_them() -> list[LogCaller]:
         return [LogCaller(loop, replica) for replica in replicas() if wanted(replica)]

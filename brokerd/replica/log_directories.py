@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opens the log directories of a broker: the first one, which holds the metadata, and those named after it.
+"""Opens the log directories of a broker: the first one, which holds the metadata, and the further ones.
 
-Owns the file `log-directories` in the first one and the decision whether an empty directory may be formatted. The file is
-there for a broker that has several directories: one line `<directory id, 32 hex digits> <path>` for each but the first. It has
-no checksum, because it is meant to be edited.
+Owns the file `log-directories` in the first one, and the decision whether an empty directory may be formatted. The file
+exists for a broker that has several directories. It has one line `<directory id, 32 hex digits> <path>` for each one
+except the first. It has no checksum, because operators edit it.
 
 Laws
-    A directory that holds anything is never formatted.
-    A directory that was there before and is empty now (its disk is not mounted, say), or is not named any more, stops the
-    start: its partitions would begin anew, empty, in another place. Who has really lost it takes its line out of the file.
+    A directory that contains anything is never formatted.
+    If a directory of an earlier start is empty now (for example, its disk is not mounted) or no longer named, the start
+    fails. Otherwise its partitions would start empty elsewhere. An operator who has really lost it removes its line
+    from the file.
 """
 
 from __future__ import annotations
@@ -43,16 +44,16 @@ from storage.files.posix import PosixDisk
 _LINE = re.compile(r"([0-9a-f]{32}) (/.*)", re.ASCII)
 
 _ALLOWED_NAMES = frozenset({"lost+found", LOCK_FILE, META_FILE + TEMPORARY_SUFFIX})
-"""What a new file system has of its own, and what an interrupted format leaves (beside an empty `partitions/`)."""
+"""Names that a new file system contains, and remains of an interrupted format (beside an empty `partitions/`)."""
 
 
 class OpenedDirectories:
-    """The log directories of a broker, those after the first one locked by this object.
+    """The log directories of a broker; this object holds the locks of all but the first.
 
     Args:
-        first: the open directory that holds the metadata; stays the caller's.
+        first: the open directory that holds the metadata; the caller still owns it.
         further: the others.
-        limits: when a directory is tight and full.
+        limits: space limits of each directory.
     """
 
     def __init__(self, first: DataDirectory, further: Sequence[DataDirectory], limits: SpaceLimits) -> None:
@@ -65,22 +66,22 @@ class OpenedDirectories:
         )
 
     def close(self) -> None:
-        """Give the locks back. Idempotent."""
+        """Release the locks. Idempotent."""
         for opened in self._further:
             opened.close()
 
 
 def open_log_directories(first: DataDirectory, paths: Sequence[Path], limits: SpaceLimits) -> OpenedDirectories:
-    """Open the further directories, formatting new ones. Blocks for file access.
+    """Open the further directories, and format new ones. Blocks for file access.
 
     Args:
         first: the open directory that holds the metadata.
-        paths: the further ones.
-        limits: when a directory is tight and full.
+        paths: paths of the further ones.
+        limits: space limits of each directory.
 
     Raises:
         SettingsError: a further directory holds metadata.
-        DirectoryMissingError: one that was there before is empty or not named.
+        DirectoryMissingError: a directory of an earlier start is empty or not named.
         StorageError: a directory cannot be used.
     """
     known = _read_known(first)
@@ -135,7 +136,7 @@ def _check_new(first: DataDirectory, disk: PosixDisk, path: str, known: dict[byt
 
 
 def _check_complete(first: DataDirectory, further: Sequence[DataDirectory], known: dict[bytes, str]) -> None:
-    """Refuse to go on without a directory that was there before; then remember all that are there now."""
+    """Refuse to start without a directory of an earlier start; then save the present ones."""
     now = {opened.directory_id: opened.path for opened in further}
     for directory_id, path in known.items():
         if directory_id not in now:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opens the logs of this broker's partitions: where they lie, or new ones where there is room.
+"""Opens the logs of this broker's partitions where they are, and makes new ones where there is space.
 
-Runs in threads. Owns the budget of open files. Must not know who leads, or keep a log.
+Runs in threads. Owns the budget of open files. Does not know who leads, and keeps no log.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ logger = logging.getLogger(__name__)
 
 
 class LogOpening:
-    """The way to the logs of one broker."""
+    """Opens the logs of one broker."""
 
     def __init__(self, directories: LogDirectories) -> None:
         self._directories = directories
         self._files = FileBudget(MAX_OPEN_LOG_FILES)
 
     def open(self, topic: str, identity: PartitionIdentity, settings: TopicSettings) -> tuple[LogDirectory, OpenedLog]:
-        """Open a log where it lies, or make a new one where there is room.
+        """Open a log in its directory, or make a new one where there is space.
 
         Raises:
-            DiskFailedError: its log directory failed, now or before.
+            DiskFailedError: its log directory has failed, now or before.
             StorageError: it cannot be opened.
         """
         name = partition_directory_name(identity)
@@ -53,7 +53,7 @@ class LogOpening:
     def open_at(
         self, identity: PartitionIdentity, directory: LogDirectory, path: str, settings: TopicSettings
     ) -> OpenedLog:
-        """Open the log at a path of a log directory; raises as `open`."""
+        """Open the log at a path of a log directory; raises the errors of `open`."""
         return PartitionLog.open(
             directory.disk,
             path,

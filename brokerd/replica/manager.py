@@ -1,25 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The replicas of this broker: opens and closes their logs as the metadata says, and hands them what changes.
+"""The replica manager: opens and closes the logs of this broker as the metadata says, and passes changes to the replicas.
 
-Owns every `Replica`, and `partitions/` of every log directory. Must not serve requests, or decide who leads.
+Owns every `Replica`, and `partitions/` of every log directory. Serves no requests, and does not decide who leads.
 
-Theory of operation. After the image has caught up with this broker's registration the manager looks at all of it once, and
-from then on at every topic that a change touches. A partition with a replica here is entered at once; opening its log (with
-recovery) runs in a thread, a few at a time, and until it is done the entry only holds those who wait. A partition whose
-topic is gone is closed and its directory removed; a directory that the metadata does not know is removed at the start and
-reported. What was removed is only renamed at first (`removed_directories`), so that a mistake can be mended by hand.
+Theory of operation. After the image has caught up with this broker's registration, the manager goes over all of it
+once. From then on it looks at every topic that a change touches. It enters a partition with a replica here at once.
+Opening the log (with recovery) runs in a thread, a few at a time. Until it is done, the entry only holds waiters. The
+manager closes a partition whose topic was deleted, and removes its directory. At the start it removes and reports
+directories that the metadata does not know. A removal first only renames the directory (`removed_directories`), so that
+an operator can undo a mistake.
 
-The high watermarks of partitions with several replicas are kept over a restart, in a file of each log directory: read at the start,
-written again when a value moved. An old value is safe, so that nothing is synced; without any, a partition whose in-sync replicas
-are too few after a restart could not be read at all.
+A file in each log directory keeps the high watermarks of partitions with several replicas over a restart. The manager
+reads it at the start, and writes it when a value has moved. An old value is safe, so nothing is synced. Without any
+value, a partition with too few in-sync replicas after a restart could not be read at all.
 
 Laws
-    A log has one owner at a time; the thread that opens it gives it up before the loop takes it.
-    A log directory that fails ends the service of its own partitions. Only the first one, which holds the metadata too, or
-    the last one that was left, ends the broker.
-    One directory's trouble does not stop the work on the others.
-Source: architecture section 8; docs/replication.md, "Contract of the shells"; docs/storage.md section 8; Kafka, ReplicaManager and
-replication-offset-checkpoint.
+    A log has one owner at a time: the thread that opens it hands it to the event loop.
+    A failed log directory ends the service of its own partitions only. The failure of the first one, which also holds
+    the metadata, or of the last one left, ends the broker.
+    A failure of one directory does not stop the work on the others.
+Source: architecture section 8; docs/replication.md, "Contract of the shells"; docs/storage.md section 8; Kafka,
+ReplicaManager and replication-offset-checkpoint.
 """
 
 from __future__ import annotations
@@ -67,24 +68,24 @@ from storage.maintenance.flusher import GroupFlusher
 
 DEFAULT_CLEANER: Final = CleanerSettings()
 DEFAULT_SCRUB: Final = ScrubSettings()
-"""How logs are compacted, and sealed segments checked, unless told otherwise."""
+"""Default settings of the cleaner and the scrub."""
 
 SLICE_TOPICS: Final = 200
-"""Topics looked at in one turn of the event loop; some 5 ms with a few partitions each."""
+"""Topics handled in one turn of the event loop; some 5 ms with a few partitions each."""
 
 logger = logging.getLogger(__name__)
 
 
 class HostedPartition:
-    """A partition that has a replica on this broker: its log is being opened, is open, or did not open. `ReplicaManager` writes it.
+    """A partition with a replica on this broker, whose log is being opened, is open, or did not open. Only `ReplicaManager` writes it.
 
     Args:
-        closing: what removes the directory that an earlier replica of the partition had here; None: nothing does.
+        closing: task that removes the directory of an earlier replica of the partition here; None: there is none.
 
     Attributes:
-        replica: the open replica.
+        replica: the open replica, or None.
         problem: why the log could not be opened.
-        is_removed: True once the replica does not belong here any more.
+        is_removed: True once the replica no longer belongs here.
     """
 
     __slots__ = ("_closing", "_opening", "is_removed", "problem", "replica")
@@ -94,53 +95,54 @@ class HostedPartition:
         self.replica: Replica | None = None
         self.problem: StorageError | None = None
         self.is_removed = False
-        # Only while it is being opened: an event takes more memory than all the rest of an idle partition's entry.
+        # Exists only during the opening: an event takes more memory than the rest of an idle partition's entry.
         self._opening: asyncio.Event | None = asyncio.Event()
 
     @property
     def is_opening(self) -> bool:
-        """True until the log is open, or is known not to open."""
+        """True until the log is open, or has failed to open."""
         return self._opening is not None
 
     async def wait_directory(self) -> None:
-        """Wait until the directory of an earlier replica is out of the way."""
+        """Wait until the directory of an earlier replica is removed."""
         closing, self._closing = self._closing, None
         if closing is not None:
-            # Its failure does not concern the next one.
+            # Its failure does not affect the next replica.
             await asyncio.wait((closing,))
 
     async def wait_opened(self) -> None:
-        """Wait until the log is open, or is known not to open."""
+        """Wait until the log is open, or has failed to open."""
         if self._opening is not None:
             await self._opening.wait()
 
     def end_opening(self) -> None:
-        """Wake all who wait."""
+        """Wake all waiters."""
         if self._opening is not None:
             self._opening.set()
             self._opening = None
 
 
 class ReplicaManager:
-    """The replicas of one broker. Belongs to one event loop; its own methods alone write its state.
+    """The replicas of one broker. Belongs to one event loop; only its own methods write its state.
 
     Args:
         directories: the log directories.
-        own: this broker, and the process that it is.
+        own: this broker and its process.
         observer: the metadata.
-        now_ms: wall clock, in milliseconds.
+        now_ms: wall clock in milliseconds.
         retention_check_ms: milliseconds between two rounds of retention.
-        cleaner: how logs are compacted.
-        scrub: how sealed segments are checked.
-        peers: the other brokers and the controller; None: for partitions of one replica only.
+        cleaner: settings of the cleaner.
+        scrub: settings of the scrub.
+        peers: the other brokers and the controller; None: partitions have one replica only.
 
     Attributes:
-        retention: makes old data go.
-        cleaning: compacts the logs whose topics ask for it.
-        scrubbing: checks what was written long ago.
-        moves: moves logs between the directories.
-        on_offline: told the ids of all log directories that have failed, whenever one does; the broker's process sets it once.
-        failed: why the broker has to stop, once that is so.
+        retention: the retention task.
+        cleaning: the cleaner.
+        scrubbing: the scrub.
+        moves: the moves of logs between the directories.
+        on_offline: called with the ids of all failed log directories whenever one fails; the broker's process sets it
+            once.
+        failed: resolves with the reason when the broker must stop.
     """
 
     def __init__(
@@ -177,24 +179,24 @@ class ReplicaManager:
         self.scrubbing = LogScrubbing(self.replicas, settings=scrub)
         self.moves = ReplicaMoves(directories, self._opening, self.note_disk_failure)
         self._hosted: dict[bytes, dict[int, HostedPartition]] = {}
-        # What removes the directory of a replica that has gone. One that comes again meanwhile must wait: its log would be opened in
-        # the directory that is about to go.
+        # Tasks that remove the directory of a removed replica. A new replica of the partition must wait, because its
+        # log would be opened in that directory.
         self._closing: dict[tuple[bytes, int], asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._stop_following: Callable[[], None] | None = None
-        # A walk over all topics is under way; one more is wanted behind it.
+        # True while a scan over all topics is under way; True if another one must follow.
         self._is_walking = self._walk_again = False
-        # Awaited replicas whose log lies nowhere here, as far as they were reported.
+        # Awaited replicas whose log is in no directory here, so that each is reported once.
         self._missing: set[tuple[bytes, int]] = set()
         self._removed = {each: RemovedDirectories(each.disk, each.partitions_path, now_ms) for each in directories}
-        # Held while removed directories are read or deleted: no reader finds one that is going away.
+        # Held while removed directories are read or deleted, so that no reader finds a directory that is being deleted.
         self._removed_lock = asyncio.Lock()
         self._unknown_counts: Mapping[LogDirectory, UnknownPartitions] = {}
         self._saved_high_watermarks: dict[LogDirectory, dict[str, int]] = {}
         self._saving: asyncio.Task[None] | None = None
         self._stop_saving = asyncio.Event()
         self._failed: set[LogDirectory] = set()
-        # When the leaderships in a directory without room may be resigned again.
+        # When the leaderships in a directory without space may be resigned again.
         self._hand_over_due_ms: dict[LogDirectory, int] = {}
         self.on_offline: Callable[[tuple[bytes, ...]], None] | None = None
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
@@ -203,10 +205,10 @@ class ReplicaManager:
     # Start and stop.
 
     async def start(self) -> None:
-        """Open every log that the image gives to this broker, and follow changes from now on.
+        """Open every log that the image assigns to this broker, and follow changes from now on.
 
         Raises:
-            DuplicatePartitionError: a partition lies in two directories.
+            DuplicatePartitionError: a partition is in two directories.
             StorageError: a directory cannot be used.
         """
         await asyncio.to_thread(self._directories.scan)
@@ -224,10 +226,10 @@ class ReplicaManager:
         self.scrubbing.start()
 
     def _remove_unknown(self) -> None:
-        """Begin to remove what lies here for partitions that have no replica here; one that comes meanwhile waits.
+        """Begin to remove the directories of partitions that have no replica here; a replica that comes in the meantime waits.
 
-        The metadata may say that the topic was deleted, or that the partition has its replicas elsewhere: such a directory was
-        left when this broker was away. Every other one may be a mistake, and is kept for longer.
+        If the metadata says that the topic was deleted or that the replicas are elsewhere, the directory was left while
+        this broker was away. Any other directory may be a mistake, and is kept for longer.
         """
         deleted = self._observer.image.deleted_topics.ids()
         for name in self._directories.names:
@@ -248,7 +250,7 @@ class ReplicaManager:
             await asyncio.wait(self._tasks)
 
     async def stop(self) -> bool:
-        """Close every log; True if all were closed clean. What the metadata says meanwhile changes nothing here. Idempotent."""
+        """Close every log; return True if all closed cleanly. Changes of the metadata no longer have an effect. Idempotent."""
         if self._stop_following is not None:
             self._stop_following()
             self._stop_following = None
@@ -264,14 +266,14 @@ class ReplicaManager:
         for count, replica in enumerate(replicas, start=1):
             are_clean &= await replica.close(STOPPING)
             if count % REPLICA_SLICE == 0:
-                # A voter in this process, and what is left of the connections, take their turn.
+                # Let a voter in this process, and the remaining connections, have their turn.
                 await asyncio.sleep(0)
         self._roles.say()
         await asyncio.to_thread(self._flusher.close)
         return are_clean and not self._failed
 
     # ------------------------------------------------------------------------------------------------------------------
-    # Looking replicas up.
+    # Looking up replicas.
 
     @property
     def directories(self) -> LogDirectories:
@@ -280,24 +282,24 @@ class ReplicaManager:
 
     @property
     def replica_count(self) -> int:
-        """Replicas that are open."""
+        """Number of open replicas."""
         return sum(hosted.replica is not None for hosted in self._all_hosted())
 
     @property
     def leads_several(self) -> bool:
-        """True if this broker leads a partition that others have too."""
+        """True if this broker leads a partition with other replicas."""
         return any(replica.leads_several for replica in self.replicas())
 
     def leaderless_count(self) -> int:
-        """Count the partitions here that have no leader although this broker is in sync and could lead them."""
+        """Count the partitions here without a leader although this broker is in sync and could lead them."""
         return leaderless_count(self._observer.image, self._hosted.keys(), self._node_id)
 
     def leader_place(self, topic_id: bytes, partition: int) -> LeaderPlace | None:
-        """Return who leads a partition, as clients find it; None without a leader."""
+        """Return the leader of a partition, as clients find it; None: there is none."""
         return leader_place(self._observer.image, self._own, topic_id, partition)
 
     def replicas(self) -> Iterator[Replica]:
-        """Give the open replicas, by topic and partition."""
+        """Return an iterator over the open replicas, by topic and partition."""
         return (hosted.replica for hosted in self._all_hosted() if hosted.replica is not None)
 
     def replicas_in(self, directory: LogDirectory) -> list[Replica]:
@@ -311,12 +313,12 @@ class ReplicaManager:
         return None if hosted is None else hosted.replica
 
     def problem(self, topic_id: bytes, partition: int) -> StorageError | None:
-        """Return why the log of a replica that belongs here could not be opened."""
+        """Return why the log of a replica here could not be opened; None: no problem."""
         hosted = self._hosted.get(topic_id, {}).get(partition)
         return None if hosted is None else hosted.problem
 
     async def wait_open(self, topic_id: bytes, partition: int, *, timeout_ms: int) -> Replica | None:
-        """Return the replica, waiting while its log is being opened; None when there is none, or not in time."""
+        """Return the replica; wait while its log is being opened. None: there is none, or the time ran out."""
         hosted = self._hosted.get(topic_id, {}).get(partition)
         if hosted is None:
             return None
@@ -334,7 +336,7 @@ class ReplicaManager:
             yield from partitions.values()
 
     # ------------------------------------------------------------------------------------------------------------------
-    # What the metadata says.
+    # Changes of the metadata.
 
     def _on_change(self, change: MetadataChange) -> None:
         is_let_in = self._own.look(self._observer.image)
@@ -356,10 +358,10 @@ class ReplicaManager:
             self._spawn(self._tell_brokers(change.broker_ids))
 
     async def _reconcile_all(self) -> None:
-        """Go over all topics until nothing has changed meanwhile: configs that they inherit, and leave to lead.
+        """Go over all topics until nothing has changed in the meantime: inherited configs, and permission to lead.
 
-        A change of one config of the cluster may touch a hundred thousand logs; produce, fetch and heartbeats take their turn between
-        slices.
+        A change of one cluster config may touch a hundred thousand logs. Between slices, produce, fetch and heartbeats
+        have their turn.
         """
         while self._walk_again:
             self._walk_again = False
@@ -372,7 +374,7 @@ class ReplicaManager:
         self._is_walking = False
 
     async def _tell_brokers(self, broker_ids: frozenset[int]) -> None:
-        """Tell every replica that leads how the metadata has these brokers now; each takes what concerns it."""
+        """Tell every replica that leads several the new state of these brokers; each one picks what concerns it."""
         for count, replica in enumerate(tuple(self.replicas()), start=1):
             if replica.leads_several:
                 for broker_id in sorted(broker_ids):
@@ -383,7 +385,7 @@ class ReplicaManager:
                 await asyncio.sleep(0)
 
     def _reconcile(self, topic: TopicImage, changed: Iterable[int] | None = None) -> None:
-        """Have the replicas here of a topic as the metadata says; `changed`: of these partitions alone, None: of all."""
+        """Bring the replicas of a topic here to the state in the metadata: those in `changed`, or (None) all of them."""
         settings = self._settings(topic)
         is_known = topic.topic_id in self._hosted
         partitions = self._hosted.setdefault(topic.topic_id, {})
@@ -408,22 +410,22 @@ class ReplicaManager:
         if partitions or are_waiting:
             return
         if changed is not None and is_known:
-            # Others of its partitions may wait to be opened here.
+            # Other partitions of the topic may still wait to be opened here.
             self._reconcile(topic)
         else:
             del self._hosted[topic.topic_id]
 
     def _may_open(self, topic: TopicImage, image: PartitionImage) -> bool:
-        """Tell whether the log of a replica may be opened now, or made.
+        """Tell whether the log of a replica may be opened or made now.
 
-        Where it lies in no directory, it is made only after the controller has let this process in: until then it may be one that
-        the partition is about to await, and an empty log would count as what was lost.
+        A log that is in no directory is made only after the controller has unfenced this process. Before that, the
+        partition may be about to await it, and an empty log would count as the lost one.
         """
         is_here = self._directories.find(directory_name(topic.topic_id, image.partition)) is not None
         return is_here or (self._own.may_lead and not awaited_directories(image.awaited, self._node_id))
 
     def _look_at_awaited(self, topic: TopicImage, image: PartitionImage) -> None:
-        """Claim the replica here if its log lies in a directory that the partition awaits, else say what is missing, once."""
+        """Claim the replica if its log is in an awaited directory; otherwise log once what is missing."""
         awaited = awaited_directories(image.awaited, self._node_id)
         if not awaited:
             return
@@ -481,7 +483,7 @@ class ReplicaManager:
         if directory in self._failed:
             replica.fail(f"the log directory failed: {directory.failure}")
             self._note_lost(topic_id, partition)
-        # The metadata may have moved while the log was being opened.
+        # The metadata may have changed while the log was being opened.
         current = self._observer.image.topic_by_id(topic_id)
         if current is not None and partition < len(current.partitions):
             self._update(replica, current, current.partitions[partition], self._settings(current))
@@ -507,7 +509,7 @@ class ReplicaManager:
             flush_interval_ms=settings.flush_interval_ms,
             high_watermark=None if is_alone else self._saved_high_watermark(directory, name, log),
             last_epoch=log.last_record_epoch,
-            # Rises over the life of the process, also where a replica goes and comes back.
+            # Rises over the life of the process, even if a replica is removed and comes back.
             session_count=monotonic_ms(),
         )
         return Replica(
@@ -522,7 +524,7 @@ class ReplicaManager:
         )
 
     def move(self, topic_id: bytes, partition: int, directory_id: bytes) -> None:
-        """Begin to move the log of a replica to another log directory; `moves` tells how it goes.
+        """Begin to move the log of a replica to another log directory; `moves` reports its progress.
 
         Raises:
             RefusedError: there is no such replica or directory here, or it cannot be moved now.
@@ -566,13 +568,13 @@ class ReplicaManager:
     # Removed directories.
 
     async def _remove_directory(self, name: str, *, is_known: bool) -> None:
-        """Remove the directory of a partition that has no replica here; nothing happens when there is none.
+        """Remove the directory of a partition that has no replica here; does nothing if it does not exist.
 
-        One that cannot be renamed stays, and is found unknown at the next start.
+        A directory that cannot be renamed stays, and is an unknown one at the next start.
 
         Args:
-            name: the partition directory.
-            is_known: True if the replica was removed, False if the metadata never knew it here.
+            name: name of the partition directory.
+            is_known: True if the replica was removed; False if the metadata never knew it here.
         """
         directory = self._directories.find(name)
         if directory is None:
@@ -587,7 +589,7 @@ class ReplicaManager:
         self._directories.forget(name)
 
     async def delete_due(self) -> int:
-        """Delete what was removed long enough ago; return how many directories were deleted."""
+        """Delete the directories that were removed long enough ago; return their number."""
         deleted = 0
         for directory, removed in self._removed.items():
             try:
@@ -600,14 +602,14 @@ class ReplicaManager:
 
     @property
     def unknown_counts(self) -> Mapping[LogDirectory, UnknownPartitions]:
-        """What each directory had when it was last counted, without those that failed; nothing before the end of `start`.
+        """The last count of each working directory; empty before the end of `start`.
 
-        May be read from any thread: the mapping is replaced, never changed.
+        Any thread may read it: the mapping is replaced, never changed.
         """
         return self._unknown_counts
 
     async def _count_unknown(self) -> None:
-        """Count what in each directory that works was removed because the metadata never knew it."""
+        """Count, in each working directory, the partitions that the metadata never knew."""
         self._unknown_counts = {
             directory: await self.unknown_partitions(directory)
             for directory in self._directories
@@ -615,7 +617,7 @@ class ReplicaManager:
         }
 
     async def unknown_partitions(self, directory: LogDirectory) -> UnknownPartitions:
-        """Look how much in a directory was removed because the metadata never knew it; nothing where it cannot be read."""
+        """Return how much in a directory the metadata never knew; nothing if the directory cannot be read."""
         try:
             async with self._removed_lock:
                 return await asyncio.to_thread(self._removed[directory].unknown)
@@ -624,10 +626,10 @@ class ReplicaManager:
             return UnknownPartitions()
 
     async def delete_unknown_partitions(self) -> UnknownPartitions:
-        """Delete what the metadata never knew, before its time, in every directory that works; return how much that was.
+        """Delete early, in every working directory, the partitions that the metadata never knew; return how much was deleted.
 
         Raises:
-            StorageError: something could not be deleted.
+            StorageError: a directory could not be deleted.
         """
         try:
             async with self._removed_lock:
@@ -647,17 +649,17 @@ class ReplicaManager:
     # High watermarks over a restart.
 
     def _saved_high_watermark(self, directory: LogDirectory, name: str, log: PartitionLog) -> int:
-        """Return what was saved for a log, or its log start (exclusive)."""
+        """Return the saved high watermark of a log, at least its log start (exclusive)."""
         saved = self._saved_high_watermarks.get(directory, {}).get(name, 0)
         return min(max(saved, log.log_start_offset), log.log_end_offset)
 
     def _load_high_watermarks(self) -> dict[LogDirectory, dict[str, int]]:
-        """Read the files; in a thread."""
+        """Read the files; runs in a thread."""
         saved: dict[LogDirectory, dict[str, int]] = {}
         for directory in self._directories:
             loaded = load_high_watermarks(directory.disk, directory.path)
             if loaded.problem is not None:
-                # The leaders tell them again.
+                # The leaders will send them again.
                 logger.warning("high watermarks not read: directory=%s: %s", directory, loaded.problem)
             saved[directory] = loaded.offsets
         return saved
@@ -674,7 +676,7 @@ class ReplicaManager:
         """Save for the last time. Idempotent."""
         saving, self._saving = self._saving, None
         if saving is not None:
-            # Not cancelled: a saving under way must end before the next one begins.
+            # Not cancelled: a save under way must end before the next one begins.
             self._stop_saving.set()
             await saving
             await self._save_high_watermarks()
@@ -701,10 +703,10 @@ class ReplicaManager:
                 self._saved_high_watermarks[directory] = offsets
 
     # ------------------------------------------------------------------------------------------------------------------
-    # Failures and want of room.
+    # Failures and lack of space.
 
     def note_disk_failure(self, directory: LogDirectory, error: DiskFailedError) -> None:
-        """End the service of every partition of a log directory: it failed for good."""
+        """End the service of every partition in a log directory that has failed for good."""
         if directory in self._failed:
             return
         self._failed.add(directory)
@@ -720,22 +722,22 @@ class ReplicaManager:
             self.failed.set_result(error)
 
     def _note_failure_at(self, name: str, error: StorageError) -> None:
-        """Take up an error of a partition's directory, if it is one that ends more than this partition."""
+        """Handle an error of a partition's directory if it affects the whole log directory."""
         directory = self._directories.find(name)
         if isinstance(error, DiskFailedError) and directory is not None:
             self.note_disk_failure(directory, error)
 
     def _note_lost(self, topic_id: bytes, partition: int) -> None:
-        """Have a replica withdrawn whose log does not work: others take over."""
+        """Report a replica as offline because its log does not work, so that others take over."""
         if self._peers is not None and self._peers.withdrawals is not None:
             self._peers.withdrawals.note_lost(topic_id, partition)
 
     def lacks_room(self) -> bool:
-        """True while a log directory that works has too little room for appends of clients, as it was last looked at."""
+        """Return True while a working log directory has too little space for appends of clients, as of the last look."""
         return any(each.failure is None and each.space.state is not SpaceState.FREE for each in self._directories)
 
     def _hand_over(self, directory: LogDirectory) -> None:
-        """Resign what is led in a directory without room, where another replica may lead; at most once in `NO_ROOM_RETRY_MS`."""
+        """Resign the leaderships in a directory without space, if another replica may lead; at most once in `NO_ROOM_RETRY_MS`."""
         now_ms = monotonic_ms()
         if now_ms < self._hand_over_due_ms.get(directory, now_ms):
             return
@@ -744,7 +746,7 @@ class ReplicaManager:
             replica.resign(ResignReason.NO_ROOM)
 
     async def tend_space(self) -> None:
-        """Look how much room each directory has, and do what its ballast needs."""
+        """Check the space of each directory, and write or remove its ballast as needed."""
         for directory in self._directories:
             if directory.failure is not None:
                 continue
@@ -756,7 +758,7 @@ class ReplicaManager:
                 logger.error("ballast of a log directory: %s: %s", directory, error)
 
     async def expire_producers(self, expiration_ms: int) -> int:
-        """Let every log forget the producers that were idle for longer; return how many."""
+        """Make every log forget the producers that were idle for longer; return their number."""
         return await expire_producers(self.replicas(), now_ms=self._now_ms(), expiration_ms=expiration_ms)
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -775,11 +777,11 @@ class ReplicaManager:
     def _note_fault(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None and not self.failed.done():
-            # A fault of ours: the process must not go on as if the partition were fine.
+            # This is a bug: the process must not continue as if the partition were fine.
             logger.critical("partition task failed", exc_info=error)
             self.failed.set_result(error)
 
 
 def directory_name(topic_id: bytes, partition: int) -> str:
-    """Name of the directory that holds the log of a replica."""
+    """Return the name of the directory that holds the log of a replica."""
     return partition_directory_name(PartitionIdentity(topic_id, partition))

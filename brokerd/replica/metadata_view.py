@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the metadata says to this broker: whether it may lead, the state of its partitions as events of their cores, who leads. Pure.
+"""This broker's view of the metadata: whether it may lead, states of partitions as events of their cores, leaders. Pure.
 
-Law: a process leads nothing before an image has its own incarnation as this broker, unfenced. Until then the metadata may
-still name, as leader, the process before it, whose log had records that this one lost; the controller lets a broker in
-only after it has taken away what was led.
+Law: a process leads nothing before an image has its own incarnation as this broker, unfenced. Until then the metadata
+may still name the process before it as leader, whose log had records that this one lost. The controller unfences a
+broker only after it has taken away what the broker led.
 Source: docs/replication.md section "Starts"; R13.
 """
 
@@ -19,17 +19,17 @@ from metaquorum.metadata.isr import min_insync_replicas
 
 
 class OwnBroker:
-    """Whether this process may lead, by the images that it was shown, in the order of their offsets; `look` alone writes it.
+    """Whether this process may lead, from the images in the order of their offsets; only `look` writes it.
 
-    To be fenced later takes nothing back: the log is the one that was let in, and who leads instead the partitions say.
+    A later fencing takes nothing back: the log is still the unfenced one, and the partitions say who leads instead.
 
     Args:
         node_id: this broker.
-        incarnation_id: of this process.
+        incarnation_id: incarnation of this process.
 
     Attributes:
-        node_id: see above.
-        may_lead: True if it may lead what the last image gives it.
+        node_id: as above.
+        may_lead: True if it may lead the partitions that the last image gives it.
     """
 
     __slots__ = ("_incarnation_id", "_was_let_in", "may_lead", "node_id")
@@ -41,7 +41,7 @@ class OwnBroker:
         self.may_lead = False
 
     def look(self, image: MetadataImage) -> bool:
-        """Look at an image; True: this process may lead from now on, so that its partitions are to be looked at again."""
+        """Look at an image; return True if this process may lead from now on, so that its partitions must be checked again."""
         could_lead = self.may_lead
         broker = image.brokers.get(self.node_id)
         is_registered = broker is not None and broker.incarnation_id == self._incarnation_id
@@ -50,14 +50,14 @@ class OwnBroker:
         return self.may_lead and not could_lead
 
     def seen(self, partition: PartitionImage) -> PartitionImage:
-        """Return a partition as this process goes by it: without a leader where it is named itself and may not lead."""
+        """Return a partition as this process sees it: without a leader if that is this broker and it may not lead."""
         if partition.leader_id != self.node_id or self.may_lead:
             return partition
         return replace(partition, leader_id=None)
 
 
 def partition_changed(image: MetadataImage, topic: TopicImage, partition: PartitionImage) -> PartitionChanged:
-    """Return the state of a partition, with the brokers of its replicas as far as they are registered."""
+    """Return the state of a partition, with those brokers of its replicas that are registered."""
     states = (broker_state(image, node_id) for node_id in partition.replicas)
     return PartitionChanged(
         partition=partition,
@@ -67,7 +67,7 @@ def partition_changed(image: MetadataImage, topic: TopicImage, partition: Partit
 
 
 def broker_state(image: MetadataImage, node_id: int) -> BrokerState | None:
-    """Return how the metadata has a broker; None: not registered."""
+    """Return the state of a broker in the metadata; None: it is not registered."""
     broker = image.brokers.get(node_id)
     if broker is None:
         return None
@@ -75,7 +75,7 @@ def broker_state(image: MetadataImage, node_id: int) -> BrokerState | None:
 
 
 def leaderless_count(image: MetadataImage, topic_ids: Iterable[bytes], node_id: int) -> int:
-    """Count the partitions of topics that have no leader although a broker is in sync and could lead them."""
+    """Count the partitions of topics without a leader although a broker is in sync and could lead them."""
     topics = (image.topic_by_id(topic_id) for topic_id in topic_ids)
     return sum(
         partition.leader_id is None and node_id in partition.isr
@@ -86,7 +86,7 @@ def leaderless_count(image: MetadataImage, topic_ids: Iterable[bytes], node_id: 
 
 
 def leader_place(image: MetadataImage, own: OwnBroker, topic_id: bytes, partition: int) -> LeaderPlace | None:
-    """Return who leads a partition; None without one, without the partition, or where this process is named but may not lead yet."""
+    """Return the leader of a partition; None if there is none, or if this process is named as leader and may not lead yet."""
     topic = image.topic_by_id(topic_id)
     if topic is None or partition >= len(topic.partitions):
         return None

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves the logs of replicas between the log directories of this broker, beside their use.
+"""Moves the logs of replicas between the log directories of this broker, while they are used.
 
-Theory of operation. One move after the other is carried out by a task on the event loop; reading, writing and syncing happen in
-threads. Rounds copy what the log has and the copy has not (`storage.directory.move_plan`); the first one at a limited rate, the
-later ones, which only follow the appends, as fast as they can. When little is left, the replica is locked: its appends are refused
-with an advice to come back in 50 ms, everything is flushed, the rest is copied, the copy becomes the log
-(`storage.directory.move_switch`), and the replica goes on with it. Readers notice nothing.
+Theory of operation. A task on the event loop carries out one move after the other; reads, writes and syncs run in
+threads. Rounds copy the difference between the log and its copy (`storage.directory.move_plan`). The first round runs
+at a limited rate. Later rounds only follow the appends, as fast as they can. When little is left, the replica is
+locked. It refuses appends and advises clients to retry in 50 ms. Everything is flushed, the rest is copied, the copy
+becomes the log (`storage.directory.move_switch`), and the replica continues with it. Readers notice nothing.
 
 Laws
     A move never brings its target below the soft limit.
-    What ends a move before its switch leaves the replica as it was; a directory that fails is told to the manager of the replicas.
-    A replica is not compacted while it is moved, and is not closed before its move has ended.
+    A move that ends before its switch leaves the replica as it was. A failed directory is reported to the replica
+    manager.
+    A replica is not compacted while it moves, and is not closed before its move has ended.
 
 Source: docs/storage.md section 11; KIP-113.
 """
@@ -43,22 +44,22 @@ from storage.files.rate_limit import RateLimit, WorkStopped
 from storage.log.partition_log import PartitionLog
 
 MOVE_BYTES_PER_S: Final = 64 * 1024 * 1024
-"""Most bytes of a log that a move copies in a second, but for what is appended meanwhile."""
+"""Most bytes of a log that a move copies in a second, without what is appended in the meantime."""
 
 MAX_MOVES: Final = 1_000
-"""Most moves that are under way or wait; more are refused."""
+"""Most moves that wait or are under way; further ones are refused."""
 
 MAX_ENDED_MOVES: Final = 1_000
-"""Ended moves that are still reported; the oldest is forgotten."""
+"""Most ended moves that are still reported; the oldest is forgotten."""
 
 MAX_LARGER_ROUNDS: Final = 16
-"""Rounds that may leave more to copy than the round before; then the appends are faster than the target, and the move ends."""
+"""Rounds that may leave more to copy than the round before. Then the appends are faster than the target, and the move ends."""
 
 logger = logging.getLogger(__name__)
 
 
 class MoveState(Enum):
-    """How far a move is."""
+    """Progress of a move."""
 
     WAITING = "waiting"
     COPYING = "copying"
@@ -73,13 +74,15 @@ class Move:
 
     Attributes:
         topic: topic name.
-        partition: partition, from 0.
-        source: where the log was at its start.
-        target: where it goes.
-        state: how far it is.
-        size_bytes: bytes of the log at its start.
-        copied_bytes: bytes copied so far; may exceed `size_bytes`, because the log goes on.
+        partition: partition number, from 0.
+        source: log directory at its start.
+        target: log directory to move to.
+        state: its progress.
+        size_bytes: size of the log at its start.
+        copied_bytes: bytes copied so far; may exceed `size_bytes`, because the log grows.
         error: why it failed.
+        stopping: set once the move must end.
+        task: the task that carries it out.
     """
 
     topic: str
@@ -103,16 +106,16 @@ class Move:
 
 
 class _MoveEnded(Exception):
-    """The move cannot go on; the message says why."""
+    """The move cannot continue; the message says why."""
 
 
 class ReplicaMoves:
-    """The moves of one broker; the methods here alone write a `Move`, and `Replica.is_moving`.
+    """The moves of one broker; only the methods here write a `Move`, and `Replica.is_moving`.
 
     Args:
         directories: the log directories.
-        opening: opens the log at its new place.
-        on_disk_failed: told when a log directory failed.
+        opening: opens the log in the target.
+        on_disk_failed: called when a log directory has failed.
         bytes_per_s: most bytes copied in a second.
     """
 
@@ -133,14 +136,14 @@ class ReplicaMoves:
         self._ended: list[Move] = []
 
     def report(self) -> list[Move]:
-        """Return the moves that wait or are under way, then those that ended, the oldest first."""
+        """Return the moves that wait or are under way, then the ended ones, oldest first."""
         return [*self._moves.values(), *self._ended]
 
     def start(self, replica: Replica, target: LogDirectory) -> Move | None:
-        """Begin a move; None if the log lies there already.
+        """Begin a move; None if the log already is in the target.
 
         Raises:
-            RefusedError: the replica or the directory is not in a state for it, or too many moves wait.
+            RefusedError: the state of the replica or the directory does not allow it, or too many moves wait.
         """
         source = replica.directory
         if not replica.is_writable:
@@ -163,7 +166,7 @@ class ReplicaMoves:
         return move
 
     async def end(self, replica: Replica) -> None:
-        """End the move of a replica, if there is one: before its switch at once, else after it."""
+        """End the move of a replica, if there is one: at once before its switch, else after it."""
         move = self._moves.get(replica)
         if move is not None and move.task is not None:
             move.stopping.set()
@@ -178,7 +181,7 @@ class ReplicaMoves:
             async with self._turn:
                 await self._move(replica, move)
         except Exception as error:
-            # Whatever it is, it concerns this move only.
+            # Whatever the error is, it concerns only this move.
             move.state = MoveState.FAILED
             move.error = "it was told to end" if isinstance(error, WorkStopped) else str(error)
             logger.error("move ended: partition=%s from=%s to=%s: %r", move, move.source, move.target, error)
@@ -212,7 +215,7 @@ class ReplicaMoves:
             move.state = MoveState.SWITCHING
             old = await self._switch(replica, move, source, future, last)
         except Exception as error:
-            # In doubt, or after the switch, the copy is (or may be) the log.
+            # In doubt or after the switch, the copy is (or may be) the log.
             if not move.has_ended and not isinstance(error, MoveInDoubtError):
                 await asyncio.to_thread(_give_up, future, move)
             raise
@@ -224,7 +227,7 @@ class ReplicaMoves:
         self._note_failures(move)
 
     async def _copy(self, replica: Replica, move: Move, source: MoveSource, future: MoveFuture) -> CopyRound:
-        """Copy until little is left; return what is left."""
+        """Copy until little is left; return the last round."""
         rate = RateLimit(
             self._bytes_per_s,
             now_ms=monotonic_ms,
@@ -253,7 +256,7 @@ class ReplicaMoves:
         future: MoveFuture,
         left: CopyRound,
     ) -> PartitionLog:
-        """Let the copy become the log; return the old one, which is to be closed."""
+        """Make the copy the log; return the old log, which the caller closes."""
         target = move.target
 
         def open_log(path: str) -> PartitionLog:
@@ -282,13 +285,13 @@ class ReplicaMoves:
 
 
 def _pace(move: Move, wait: Callable[[int], None]) -> Callable[[int], None]:
-    """Return what a thread does before it copies so many bytes."""
+    """Return the function that a thread calls before it copies bytes."""
 
     def pace(size_bytes: int) -> None:
         if move.stopping.is_set():
             raise WorkStopped
         wait(size_bytes)
-        # As a client's append: a move is no reason to let the target become tight.
+        # Like a client's append: a move must not make the target tight.
         move.target.space.admit(size_bytes, now_ms=monotonic_ms())
         move.copied_bytes += size_bytes
 
@@ -296,7 +299,7 @@ def _pace(move: Move, wait: Callable[[int], None]) -> Callable[[int], None]:
 
 
 def _no_wait(_size_bytes: int) -> None:
-    """What was appended meanwhile is copied as fast as it can be, or a move would never end."""
+    """Do not wait: what was appended in the meantime is copied at full speed, or a move would never end."""
 
 
 def _check_goes_on(replica: Replica, move: Move) -> None:
@@ -309,7 +312,7 @@ def _check_goes_on(replica: Replica, move: Move) -> None:
 
 
 def _check_begin(source: MoveSource, move: Move, name: str) -> None:
-    """Refuse a move that has no room, or would mix with what an earlier one left. Runs in a thread."""
+    """Refuse a move without space, or one that would mix with remains of an earlier move. Runs in a thread."""
     move.target.space.check_room(source.size_bytes, now_ms=monotonic_ms())
     if source.disk.exists(f"{source.directory}/{MOVED_FROM_FILE}"):
         raise DiskAccessError(

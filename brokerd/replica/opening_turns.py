@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which logs are opened now, of many that wait.
+"""Schedules the opening of logs: which of many waiting logs are opened now.
 
-Owns the order and the number at a time. To make a log takes five syncs and as much processor time as to create its topic: while topics
-are being created by the thousand, opening all of their logs beside that halved the rate. So few are opened then, and those that
-a request waits for go first. Must not know how a log is opened.
+Owns the order, and the number at a time. Making a log takes five syncs and as much processor time as creating its
+topic. While thousands of topics were being created, opening all their logs at the same time halved the rate. So few are
+opened then, and those that a request waits for come first. Does not know how a log is opened.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BURST_OPEN_TASKS: Final = 1
 """Logs that are opened at the same time while partitions are being created."""
 
 BURST_QUIET_MS: Final = 50
-"""Milliseconds without a new partition after which no more are expected."""
+"""Milliseconds without a new partition after which the burst counts as over."""
 
 
 class OpeningTurns:
@@ -32,23 +32,23 @@ class OpeningTurns:
         self._timer: asyncio.TimerHandle | None = None
 
     def note_new(self) -> None:
-        """Learn that a partition was created just now."""
+        """Note that a partition was created just now."""
         self._burst_until_s = self._loop.time() + BURST_QUIET_MS / 1000
 
     def end_burst(self) -> None:
-        """Expect no more new partitions."""
+        """End the burst: no more new partitions are expected."""
         self._burst_until_s = 0.0
         self._give()
 
     def hurry(self, key: object) -> None:
-        """Let a log go before the others: a request waits for it. Nothing happens if it has its turn already."""
+        """Move a log before the others, because a request waits for it; does nothing if it already has its turn."""
         waiting = self._waiting.pop(key, None)
         if waiting is not None:
             self._urgent[key] = waiting
             self._give()
 
     async def take(self, key: object) -> None:
-        """Wait for a turn, which ends with `give_back`."""
+        """Wait for a turn; `give_back` ends it."""
         turn = self._waiting[key] = self._loop.create_future()
         self._give()
         try:
@@ -82,6 +82,6 @@ class OpeningTurns:
     def _on_timer(self, until_s: float) -> None:
         self._timer = None
         if until_s >= self._burst_until_s:
-            # An event loop may call a little early (uvloop rounds to milliseconds): waiting for the rest would spin.
+            # An event loop may call a little early (uvloop rounds to milliseconds). Waiting for the rest would spin.
             self._burst_until_s = 0.0
         self._give()

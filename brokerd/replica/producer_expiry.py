@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forgets producers that have been idle for long, in every open log; the background side of `ProducerWindows.expire`.
+"""Forgets producers that were idle for long, in every open log; the background side of `ProducerWindows.expire`.
 
-Each log keeps the windows of all producers that ever wrote to it; without this they would grow until `max_producers` drops
-the idlest, wherever they are. A step is a look at the windows of one log in memory, on the event loop that owns it. After a few
-logs the loop gets its turn.
+Each log keeps the state of all producers that ever wrote to it. Without expiry the state would grow until
+`max_producers` drops the idlest. A step looks at the producer state of one log in memory, on the event loop that owns
+the log. After a few logs the event loop has its turn.
 Source: Kafka, `producer.id.expiration.ms` and `producer.id.expiration.check.interval.ms` (KIP-854).
 """
 
@@ -22,13 +22,14 @@ logger = logging.getLogger(__name__)
 
 
 async def expire_producers(replicas: Iterable[Replica], *, now_ms: int, expiration_ms: int) -> int:
-    """Forget the producers whose newest batch was appended more than `expiration_ms` ago; return how many went.
+    """Forget the producers whose newest batch was appended more than `expiration_ms` ago; return their number.
 
-    One with an open transaction stays. One whose time is not known, because it was read back from batches, counts from now on.
+    A producer with an open transaction stays. A producer whose time is unknown, because it was read back from batches,
+    counts from now on.
 
     Args:
-        replicas: the logs that are open now.
-        now_ms: wall clock in milliseconds, the one that appends are given.
+        replicas: the open replicas.
+        now_ms: wall clock in milliseconds, the same as for appends.
         expiration_ms: milliseconds (`producer.id.expiration.ms`).
     """
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a topic asks of records beyond the format: a key where it is compacted, and no time far in the future.
+"""What a topic requires of records beyond the format: a key if it is compacted, and no timestamp far in the future.
 
-A record without a key could never be replaced; one from the future would keep its segment, and everything behind it, for
-longer than retention says. Nothing here looks at single records unless the batch as a whole breaks a rule.
+Nothing could ever replace a record without a key. A record from the future would keep its segment, and everything
+behind it, for longer than retention allows. The check looks at single records only if the batch as a whole breaks a
+rule.
 Source: Kafka, LogValidator; KIP-937.
 """
 
@@ -20,7 +21,7 @@ from metaquorum.metadata.topic_configs import TopicSettings
 from storage.compaction.constraints import records_without_key
 
 MAX_REPORTED_RECORDS: Final = 100
-"""Most indexes of records in one answer; the first ones are reported."""
+"""Most indexes of records in one answer; it lists the first ones."""
 
 
 def check_records(
@@ -32,11 +33,11 @@ def check_records(
         batch: the batch.
         header: its header.
         settings: configs of the topic.
-        topic: its name, for the answer.
+        topic: name of the topic, for the answer.
         now_ms: wall clock in milliseconds.
 
     Raises:
-        RefusedError: INVALID_BATCH, with the indexes of the records that are wrong.
+        RefusedError: INVALID_BATCH, with the indexes of the wrong records.
     """
     latest_ms = now_ms + settings.timestamp_after_max_ms
     if header.max_timestamp_ms > latest_ms:

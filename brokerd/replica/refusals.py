@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a client is told when a replica does not do what it asks. Pure translation."""
+"""What a client is told when a replica refuses a request. Pure translation."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from brokerd.partition.effects import EndService, LossReason
 from storage.errors import DiskFailedError, DiskFullError, DiskSpaceLowError, StorageError
 
 STOPPING: Final = "the broker is stopping"
-"""Message with which replicas are closed at the end of the process."""
+"""Message for closing replicas at the end of the process."""
 
 SPACE_RETRY_MS: Final = 1_000
-"""Advice to a client whose append found no space."""
+"""Retry advice, in milliseconds, for an append that found no space."""
 
 HAND_OVER_RETRY_MS: Final = 100
-"""Advice to a client whose append found no space where another replica may lead in a moment."""
+"""Retry advice, in milliseconds, for an append that found no space, where another replica may lead soon."""
 
 MOVE_RETRY_MS: Final = 50
-"""Advice to a client whose append came in the last step of a move; it takes a few syncs."""
+"""Retry advice, in milliseconds, for an append during the last step of a move, which takes a few syncs."""
 
 REPAIR_RETRY_MS: Final = 100
-"""Advice to a client whose read met damage that another replica may not have."""
+"""Retry advice, in milliseconds, for a read that met damage which another replica may not have."""
 
 REPLICAS_RETRY_MS: Final = 250
-"""Advice to a client whose append found too few replicas in sync."""
+"""Retry advice, in milliseconds, for an append with too few replicas in sync."""
 
 _CODES: Final = {
     LossReason.NOT_LEADER: ErrorCode.NOT_LEADER,
@@ -38,12 +38,12 @@ _CODES: Final = {
 
 
 def append_failure(error: StorageError, partition: str, *, has_followers: bool) -> Failure:
-    """Say why an append was refused; after a write error a part of it may be in the log.
+    """Return why an append was refused; after a write error a part of it may be in the log.
 
     Args:
-        error: why.
+        error: the error.
         partition: name of the partition.
-        has_followers: True: the leader resigns where there is too little room.
+        has_followers: True if the leader resigns when there is too little space.
     """
     space_retry_ms = HAND_OVER_RETRY_MS if has_followers else SPACE_RETRY_MS
     if isinstance(error, DiskFailedError):
@@ -56,19 +56,19 @@ def append_failure(error: StorageError, partition: str, *, has_followers: bool) 
 
 
 def moving_failure(partition: str) -> Failure:
-    """Say that an append came in the last step of a move between log directories; nothing was appended."""
+    """Return the refusal of an append during the last step of a move between log directories; nothing was appended."""
     message = f"{partition} is just being switched to another log directory: nothing was appended, send it again"
     return Failure(code=ErrorCode.LEADER_NOT_AVAILABLE, message=message, retry_after_ms=MOVE_RETRY_MS)
 
 
 def too_few_failure(partition: str) -> Failure:
-    """Say that fewer replicas are in sync than `min.insync.replicas`; nothing was appended."""
+    """Return the refusal for fewer in-sync replicas than `min.insync.replicas`; nothing was appended."""
     message = f"fewer replicas of {partition} are in sync than min.insync.replicas asks for: nothing was appended"
     return Failure(code=ErrorCode.NOT_ENOUGH_REPLICAS, message=message, retry_after_ms=REPLICAS_RETRY_MS)
 
 
 def too_few_after_failure(partition: str) -> Failure:
-    """Say that too few replicas stayed in sync for records that are in the leader's log."""
+    """Return the failure for records that are in the leader's log while too few replicas stayed in sync."""
     message = (
         f"fewer replicas of {partition} are in sync than min.insync.replicas asks for: "
         "the records are in the leader's log and may still be committed"
@@ -77,13 +77,13 @@ def too_few_after_failure(partition: str) -> Failure:
 
 
 def repairing_failure(partition: str) -> Failure:
-    """Say that a range is damaged here, and that a replica that has it is about to serve it."""
+    """Return the refusal for a range that is damaged here and that another replica will soon serve."""
     message = f"records of {partition} are damaged on this broker: another replica takes over, or they are repaired; ask again"
     return Failure(code=ErrorCode.LEADER_NOT_AVAILABLE, message=message, retry_after_ms=REPAIR_RETRY_MS)
 
 
 def range_failure(offset: int, partition: str, readable: ReadableOffsets) -> Failure:
-    """Say that an offset cannot be read, and which can."""
+    """Return the refusal for an offset that cannot be read, with the readable range."""
     message = (
         f"offset {offset} of {partition} is not readable: "
         f"the log has {readable.log_start_offset} to {readable.high_watermark} (exclusive)"
@@ -92,21 +92,21 @@ def range_failure(offset: int, partition: str, readable: ReadableOffsets) -> Fai
 
 
 def end_code(effect: EndService) -> ErrorCode:
-    """Return the code with which a service ends."""
+    """Return the error code for the end of a service."""
     code = _CODES.get(effect.reason)
     if code is not None:
         return code
-    # Removed: a deleted topic is unknown, a stopping broker names itself.
+    # Removed: a deleted topic is unknown; a stopping broker says that it stops.
     return ErrorCode.SHUTTING_DOWN if effect.message == STOPPING else ErrorCode.UNKNOWN_TOPIC
 
 
 def end_failure(effect: EndService, partition: str, leader: LeaderPlace | None) -> Failure:
-    """Say why a service ended.
+    """Return why a service ended.
 
     Args:
         effect: the end.
         partition: topic and partition.
-        leader: who leads the partition; told only to a client that asked the wrong broker.
+        leader: leader of the partition; sent only to a client that asked the wrong broker.
     """
     code = end_code(effect)
     return Failure(
@@ -117,6 +117,6 @@ def end_failure(effect: EndService, partition: str, leader: LeaderPlace | None) 
 
 
 def client_text(error: StorageError) -> str:
-    """Cut paths of this machine off the text; the log line keeps them."""
+    """Remove paths of this machine from the text; the log line keeps them."""
     text = str(error)
     return text.rsplit(": ", 1)[-1] if text.startswith("/") else text

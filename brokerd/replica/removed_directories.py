@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Directories of partitions that are no longer, or never were, this broker's: renamed first, deleted later.
+"""Directories of partitions that this broker no longer has, or never had: renamed first, deleted later.
 
-Owns the names `<partition directory>.<wall-clock milliseconds>.removed|unknown` in `partitions/`. Must not judge
-which partitions are known. Every method blocks and may be called from any thread, one call at a time for one name.
+Owns the names `<partition directory>.<wall-clock milliseconds>.removed|unknown` in `partitions/`. Does not judge which
+partitions are known. Every method blocks. Any thread may call it, one call at a time for one name.
 
-Law: nothing is deleted before its time has passed, counted from the moment of its renaming, over restarts; only what is
-unknown, and only when an operator asks for it.
+Law: nothing is deleted before its time has passed, counted from the renaming, over restarts. The exception is an
+unknown directory, when an operator asks for it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class UnknownPartitions:
     """How much was removed because the metadata never knew it.
 
     Attributes:
-        partition_count: partition directories.
+        partition_count: number of partition directories.
         size_bytes: bytes of the files in them.
     """
 
@@ -45,7 +45,7 @@ class RemovedDirectories:
     Args:
         disk: the log directory's file system.
         directory: `partitions/` of the data directory.
-        now_ms: wall clock, in milliseconds.
+        now_ms: wall clock in milliseconds.
     """
 
     def __init__(self, disk: Disk, directory: str, now_ms: Callable[[], int]) -> None:
@@ -54,11 +54,12 @@ class RemovedDirectories:
         self._now_ms = now_ms
 
     def remove(self, name: str, *, is_known: bool) -> None:
-        """Rename a partition directory, so that it holds no replica any more; nothing happens when it does not exist.
+        """Rename a partition directory, so that it holds no replica; does nothing if it does not exist.
 
         Args:
-            name: the partition directory.
-            is_known: True if the partition was removed, False if the metadata never knew it here: that may be a mistake.
+            name: name of the partition directory.
+            is_known: True if the partition was removed; False if the metadata never knew it here, which may be a
+                mistake.
 
         Raises:
             StorageError: it could not be renamed.
@@ -81,19 +82,19 @@ class RemovedDirectories:
         )
 
     def delete_due(self) -> int:
-        """Delete what was removed long enough ago.
+        """Delete the directories that were removed long enough ago.
 
         Returns:
-            How many directories were deleted.
+            The number of deleted directories.
 
         Raises:
-            StorageError: one could not be deleted.
+            StorageError: a directory could not be deleted.
         """
         now_ms = self._now_ms()
         return self._delete([name for name, since_ms, kind in self._found() if now_ms - since_ms >= _KEEP_MS[kind]])
 
     def unknown(self) -> UnknownPartitions:
-        """Look how much lies here that the metadata never knew.
+        """Return how much is here that the metadata never knew.
 
         Raises:
             StorageError: a directory could not be read.
@@ -102,13 +103,13 @@ class RemovedDirectories:
         return UnknownPartitions(partition_count=len(names), size_bytes=sum(map(self._size_bytes, names)))
 
     def delete_unknown(self) -> UnknownPartitions:
-        """Delete what the metadata never knew, before its time; an operator asks for it.
+        """Delete early what the metadata never knew, because an operator asks for it.
 
         Returns:
             What was deleted.
 
         Raises:
-            StorageError: a directory could not be deleted; others may be.
+            StorageError: a directory could not be deleted; others may have been.
         """
         names = self._unknown_names()
         size_bytes = sum(map(self._size_bytes, names))
@@ -118,7 +119,7 @@ class RemovedDirectories:
         return [name for name, _, kind in self._found() if kind == _UNKNOWN]
 
     def _found(self) -> Iterator[tuple[str, int, str]]:
-        """Give name, moment and kind of what was removed."""
+        """Yield name, time and kind of each removed directory."""
         for name in self._disk.list_directory(self._directory):
             parts = name.rsplit(".", 2)
             is_one = len(parts) == 3 and parts[1].isdecimal() and parts[2] in _KEEP_MS

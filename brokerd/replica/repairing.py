@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repairs damaged ranges of the logs of this broker with the batches that other replicas have.
+"""Repairs damaged ranges of this broker's logs with batches of other replicas.
 
-Theory
-    A look over all logs at intervals, sooner when a read meets damage. Of each log that has some, one segment after the other:
-    the first batches are fetched from whoever has them; a leader then resigns, so that readers go on at once with
-    another replica; the segment is written again in a thread (`storage.maintenance.repair`) and swapped in on the event loop.
+Design
+    The repairs check all logs at intervals, and at once when a read meets damage. In each damaged log they take one
+    segment after the other. They first fetch the first batches from a replica that has them. A leader then resigns, so
+    that another replica serves readers at once. A thread rewrites the segment (`storage.maintenance.repair`), and the
+    event loop swaps it in.
 
 Laws
-    A leader resigns only when another replica has shown that it has what is missing here: of two damaged replicas neither
-    sends readers to the other in vain. If no other one may lead, the leader repairs itself; readers of the range wait for that.
-    What cannot be repaired stays as it is, is reported, and is looked at again after `REPAIR_RETRY_MS`; the others go on.
+    A leader resigns only when another replica has shown that it has the missing records: of two damaged replicas
+    neither sends readers to the other in vain. If no other replica may lead, the leader repairs its own log, and
+    readers of the range wait for that.
+    A segment that cannot be repaired stays as it is, is reported, and is tried again after `REPAIR_RETRY_MS`. The
+    others continue.
 
 Source: architecture sections 6 and 8; docs/replication.md section "Damage".
 """
@@ -45,7 +48,7 @@ class DamageRepairs:
     """The repairs of one broker.
 
     Args:
-        replicas: gives the replicas that are open now.
+        replicas: returns the open replicas.
         peers: the other replicas.
     """
 
@@ -56,24 +59,24 @@ class DamageRepairs:
         self._rate = RateLimit(REPAIR_BYTES_PER_S, now_ms=monotonic_ms, wait_ms=self._wait)
 
     async def run(self) -> NoReturn:
-        """Look after all damage until it is cancelled; a step under way in a thread ends first."""
+        """Repair all damage until cancelled; a step under way in a thread ends first."""
         while True:
-            # The scrub, a start and the cleaner find damage too, and do not report it.
+            # The scrub, a start and the cleaner find damage too, but do not report it.
             await self._peers.reports.wait(timeout_ms=REPAIR_CHECK_MS)
             await self.run_round()
             await asyncio.sleep(REPAIR_PAUSE_MS / 1000)
 
     async def run_round(self) -> int:
-        """Repair what is damaged and due; return how many segments were."""
+        """Repair all damage that is due; return the number of repaired segments."""
         self._peers.reports.forget_due(monotonic_ms())
         repaired = 0
         for count, replica in enumerate(tuple(self._replicas()), start=1):
-            # A partition of one replica has no other to ask.
+            # A partition with one replica has no other replica to ask.
             if not replica.is_alone and replica.log.damaged:
                 try:
                     repaired += await self._repair_log(replica)
                 except Exception:
-                    # A fault of ours in one place must not end the repairs of all logs.
+                    # A bug in one place must not end the repairs of all logs.
                     logger.exception("log=%s action=repair problem=fault", replica)
                     self._give_up_all(replica)
             if count % REPLICA_SLICE == 0:
@@ -90,7 +93,7 @@ class DamageRepairs:
                 repaired += 1
             else:
                 self._give_up(task.directory, task.segment.base_offset)
-        # Not committed yet, compacted, or below the log start.
+        # What is left is not committed yet, or compacted, or below the log start.
         self._give_up_all(replica)
         return repaired
 
@@ -114,7 +117,7 @@ class DamageRepairs:
             await replica.wait_unlocked()
             task = replica.run_step(begin)
             if task is None and replica.log.flushed_offset < replica.log.log_end_offset:
-                # Under a policy that leaves flushes to the system, a segment that was rolled just now would never be due.
+                # If the policy leaves flushes to the system, a segment that was rolled just now would never become due.
                 async with replica.locked_and_flushed():
                     pass
                 task = replica.run_step(begin)
@@ -151,7 +154,7 @@ class DamageRepairs:
         return is_done
 
     async def _check_another_has(self, replica: Replica, wanted: range) -> None:
-        """Raise RepairCallError if no other replica has the beginning of a range."""
+        """Raise `RepairCallError` if no other replica has the beginning of a range."""
 
         def check(batches: bytes) -> None:
             check_follower_batches(batches, log_end_offset=wanted.start, last_epoch=None)
@@ -159,7 +162,7 @@ class DamageRepairs:
         await self._fetch_from_any(replica, wanted, check)
 
     async def _fetch_from_any(self, replica: Replica, wanted: range, take: Callable[[bytes], object]) -> None:
-        """Fetch the beginning of a range from the first replica that has it; `take` refuses what is of no use."""
+        """Fetch the beginning of a range from the first replica that has it; `take` raises for unusable batches."""
         problems: list[str] = []
         for broker_id in self._peers.sources(replica.topic_id, replica.partition):
             try:
@@ -178,14 +181,14 @@ class DamageRepairs:
                 await self._fetch_from_any(replica, wanted, work.put)
             repaired = await self._in_thread(work.finish)
         except BaseException:
-            # Not awaited: the task may have been cancelled. No step is under way any more.
+            # Not awaited, because the task may have been cancelled. No step is under way any more.
             work.discard()
             raise
         return await self._swap(replica, task, work, repaired)
 
     async def _swap(self, replica: Replica, task: RepairTask, work: SegmentRepair, repaired: CleanedGroup) -> bool:
         def end(log: PartitionLog, _high_watermark: int) -> bool:
-            # Moved to another log directory meanwhile: it has the damage there too.
+            # The log has moved to another log directory; it has the damage there too.
             if log.directory != task.directory:
                 return False
             return LogRepair(log).end(repaired, found_epochs=work.found_epochs, now_ms=wall_ms())
@@ -193,7 +196,7 @@ class DamageRepairs:
         try:
             await replica.wait_unlocked()
             if work.found_epochs:
-                # Then no flush is under way, which could save the epochs of before.
+                # Then no flush is under way that could save the old epochs.
                 async with replica.locked_and_flushed():
                     pass
             is_done = replica.run_step(end)
@@ -205,7 +208,7 @@ class DamageRepairs:
         return is_done
 
     async def _in_thread(self, step: Callable[[], _Result]) -> _Result:
-        """Take a step in a thread; on cancellation it ends first."""
+        """Run a step in a thread; on cancellation it ends first."""
         running = asyncio.ensure_future(asyncio.to_thread(step))
         try:
             return await asyncio.shield(running)

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One replica of a partition on this broker: its log, its core, and those who wait for it.
+"""One replica of a partition on this broker: its log, its core, and its listeners.
 
-Theory of operation. The core (`brokerd.partition.replica`) decides: what is acknowledged, what is readable, who is in sync, whom
-this replica follows, where its log is truncated. This class owns the log, gives the core its events, and carries out its
-effects: appends, flushes, truncations, acknowledgements, what followers and the leader are told, what the controller is asked.
-Everything runs on the event loop thread, except what waits for the device (fdatasync, the removal of files, a truncation),
-which runs in threads, one such work on a log at a time where they could meet.
+Theory of operation. The core (`brokerd.partition.replica`) decides: what is acknowledged, what is readable, who is in
+sync, whom this replica follows, where its log is truncated. This class owns the log, passes events to the core, and
+carries out its effects: appends, flushes, truncations, acknowledgements, messages to followers and the leader, requests
+to the controller. Everything runs on the event loop thread, except work that waits for the device (fdatasync, removal
+of files, truncation). That work runs in threads, one at a time on a log if it could conflict.
 
 Laws
-    Effects are carried out in the order in which the core gives them; an append comes last, because it is an event itself.
-    While the log is truncated the core gets no event, save those that end the replica; the others follow in their order. What was
-    flushed before is not told then: `LogTruncated` says what is.
-    Nothing is told to be flushed before `PartitionLog.end_flush` has returned.
-    Listeners are called after the state of the core is complete. A reader at a follower hears of the end of its service in the
-    step in which the leader is not heard any more, so before anything is truncated.
-    While the log is locked, it takes no append and no step of background work; reads go on.
+    Effects are carried out in the core's order. An append comes last, because it is an event itself.
+    While the log is truncated, the core gets no event except those that end the replica. The others follow in their
+    order. Flushes from before the truncation are not reported: `LogTruncated` says what is flushed.
+    A flush is reported only after `PartitionLog.end_flush` has returned.
+    Listeners are called after the state of the core is complete. A reader at a follower learns of the end of its
+    service in the step in which the leader is lost, so before any truncation.
+    While the log is locked, it accepts no append and no step of background work. Reads continue.
 
 Source: architecture sections 6 and 8; docs/replication.md, "Contract of the shells"; docs/storage.md sections 3 and 4.
 """
@@ -125,19 +125,19 @@ FLUSH_RETRY_MS: Final = 1_000
 """Milliseconds after which a flush that found no space is tried again."""
 
 FULL_FLUSHES: Final = 3
-"""Flushes after which a log that takes no appends is flushed to its end, unless the disk has no room."""
+"""Flushes after which a log without appends is flushed to its end, unless the disk has no space."""
 
 TRUNCATE_RETRY_MS: Final = 1_000
-"""Milliseconds after which the leader is asked again where to truncate, when a truncation found no space."""
+"""Milliseconds after which the follower asks its leader again where to truncate, after a truncation found no space."""
 
 SHARED_SETTINGS: Final = 1_024
-"""Different settings that are remembered, so that idle logs share them."""
+"""Number of different settings that are remembered, so that idle logs share them."""
 
 AckCallback = Callable[[Durability | LossReason], None]
-"""Called once with what was reached, or with the reason why it is unknown what becomes of the records."""
+"""Called once with the reached durability, or with the reason why the outcome of the records is unknown."""
 
 _NEVER_HELD: Final = frozenset((StorageFailed, ReplicaRemoved))
-"""Events that the core gets also while the log is truncated."""
+"""Events that the core gets even while the log is truncated."""
 
 _Result = TypeVar("_Result")
 
@@ -150,11 +150,11 @@ class ReplicaContext:
 
     Attributes:
         flusher: threads for fdatasync.
-        leader_place: gives the leader of a partition as clients find it, by topic id and number; for hints.
-        on_disk_failed: told when a log directory failed.
-        on_no_room: told when an append of a client found too little room in a log directory.
-        roles: told when a role changes.
-        peers: the other brokers and the controller; None: only for partitions of one replica.
+        leader_place: returns the leader of a partition as clients find it, by topic id and number; for leader hints.
+        on_disk_failed: called when a log directory has failed.
+        on_no_room: called when an append of a client found too little space in a log directory.
+        roles: gets the changes of roles.
+        peers: the other brokers and the controller; None: partitions have one replica only.
     """
 
     flusher: GroupFlusher
@@ -166,28 +166,28 @@ class ReplicaContext:
 
 
 class Replica:
-    """One replica. Belongs to the event loop in which it was made; `str` names the partition.
+    """One replica. Belongs to the event loop in which it was made; `str` returns the partition's name.
 
-    Its own methods alone write its state, but for `is_moving`.
+    Only its own methods write its state, except `is_moving`.
 
     Args:
         topic: topic name.
         topic_id: topic id, 16 bytes.
-        partition: partition, from 0.
+        partition: partition number, from 0.
         core: the core, made for this log.
         log: the open log.
-        directory: the log directory in which it lies.
+        directory: the log directory that holds it.
         settings: effective configs of the topic.
         context: what all replicas of the broker share.
 
     Attributes:
-        topic: see above.
-        topic_id: see above.
-        partition: see above.
-        directory: the log directory in which the log lies now; `switch_log` writes it.
-        settings: effective configs of the topic as they are now; `apply_settings` writes them.
-        listeners: who uses this replica.
-        is_moving: True while the log is being moved to another directory, and is not compacted; `ReplicaMoves` writes it.
+        topic: as above.
+        topic_id: as above.
+        partition: as above.
+        directory: the log directory that holds the log now; `switch_log` writes it.
+        settings: present effective configs of the topic; `apply_settings` writes them.
+        listeners: the users of this replica.
+        is_moving: True while the log moves to another directory, and is not compacted; `ReplicaMoves` writes it.
     """
 
     __slots__ = (
@@ -253,8 +253,8 @@ class Replica:
         self._timer_due_ms = 0
         self._is_flushing = self._flush_again = False
         self._wanted_log_start_offset = 0
-        # What follows is made at its first use, or only while there is a wait: a broker holds many idle replicas, and an event or a
-        # dictionary takes more memory than much of the rest.
+        # The following fields are set at first use, or only during a wait. A broker holds many idle replicas, and an
+        # event or a dictionary takes more memory than much of the rest.
         self._held_events: deque[Event] | None = None
         self._flush_idle: asyncio.Event | None = None
         self._log_start_step: asyncio.Event | None = None
@@ -263,20 +263,20 @@ class Replica:
         self._truncation: asyncio.Task[None] | None = None
         self._follower_routes: FollowerRoutes | None = None
         self._follower_listeners: ReplicaListeners | None = None
-        # What the readers of a follower were told last.
+        # What the readers of a follower were last told.
         self._followed_end: int | None = None
-        # Whom the core asked last.
+        # The leader that the core last asked.
         self._leader_id = -1
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
 
     # ------------------------------------------------------------------------------------------------------------------
-    # What it is: role, offsets, configs.
+    # State: role, offsets, configs.
 
     @property
     def log(self) -> PartitionLog:
-        """The log, to look at; what changes it goes through `run_step` or `locked`."""
+        """The log, only for reading; changes need `run_step` or `locked`."""
         return self._log
 
     @property
@@ -291,7 +291,7 @@ class Replica:
 
     @property
     def is_locked(self) -> bool:
-        """True while a move or a truncation works on the log alone; it takes no appends."""
+        """True while a move or a truncation has the log alone; then it accepts no appends."""
         return self._unlocked is not None
 
     @property
@@ -301,17 +301,17 @@ class Replica:
 
     @property
     def leads_several(self) -> bool:
-        """True while this broker leads the partition and others follow."""
+        """True while this broker leads the partition and there are other replicas."""
         return self._core.roles.leadership is not None
 
     @property
     def in_sync(self) -> tuple[int, ...]:
-        """Node ids of the maximal in-sync replicas of a leader of several; another object after every change."""
+        """Node ids of the maximal in-sync replicas if this broker leads several; another object after every change."""
         return self._core.maximal_isr
 
     @property
     def is_end_known(self) -> bool:
-        """False for a new leader that cannot tell yet what an earlier one had committed."""
+        """False for a new leader that does not know yet what an earlier one had committed."""
         return self._core.is_end_known
 
     @property
@@ -321,12 +321,12 @@ class Replica:
 
     @property
     def max_message_bytes(self) -> int:
-        """Most bytes of one batch, header included."""
+        """Most bytes of one batch, including the header."""
         return self.settings.max_message_bytes
 
     @property
     def leader_epoch(self) -> int:
-        """Leader epoch, 0 before the metadata gave one."""
+        """The leader epoch; 0 before the metadata has given one."""
         return self._core.leader_epoch or 0
 
     @property
@@ -336,7 +336,7 @@ class Replica:
 
     @property
     def log_end_offset(self) -> int:
-        """Offset that the next record will get."""
+        """Offset of the next record."""
         return self._log.log_end_offset
 
     @property
@@ -346,7 +346,7 @@ class Replica:
 
     @property
     def followed_end(self) -> int | None:
-        """End (exclusive) of what readers may have of this replica as a follower; None: it serves no reader as one."""
+        """End (exclusive) of what this replica serves to readers as a follower; None: it serves no reader as one."""
         return self._core.followed_end
 
     @property
@@ -355,7 +355,7 @@ class Replica:
         return ReadableOffsets(log_start_offset=self._log.log_start_offset, high_watermark=self._core.high_watermark)
 
     def refusal(self) -> Failure:
-        """Say why this replica does not serve; only while it is no leader."""
+        """Return why this replica does not serve; only while it does not lead."""
         if self._core.is_failed:
             return Failure(code=ErrorCode.STORAGE_FAILED, message=f"the log of {self} failed on this broker")
         place = self._context.leader_place(self.topic_id, self.partition)
@@ -365,18 +365,18 @@ class Replica:
         return Failure(code=ErrorCode.NOT_LEADER, message=f"broker {place.leader_id} leads {self}", leader=place)
 
     def out_of_range(self, offset: int) -> Failure:
-        """Make the refusal of an offset that cannot be read."""
+        """Return the refusal for an offset that cannot be read."""
         return range_failure(offset, str(self), self.readable_range)
 
     # ------------------------------------------------------------------------------------------------------------------
     # Reads.
 
     def read(self, offset: int, max_bytes: int, *, end_offset: int) -> LogRead:
-        """Read whole batches from the one that holds `offset` on, below `end_offset` (exclusive); at least one.
+        """Read whole batches, at least one, from the one that holds `offset` on, below `end_offset` (exclusive).
 
         Raises:
-            RefusedError: out of range, damaged (LEADER_NOT_AVAILABLE while another replica may take over), or the disk does not give
-                the bytes.
+            RefusedError: out of range; damaged (LEADER_NOT_AVAILABLE while another replica may take over); or the disk
+                cannot return the bytes.
         """
         try:
             return self._log.read(offset, max_bytes, end_offset=end_offset)
@@ -389,7 +389,7 @@ class Replica:
             raise RefusedError(Failure(code=error.code, message=client_text(error))) from error
 
     def find_timestamp(self, timestamp_ms: int) -> TimestampAndOffset | None:
-        """Find the first readable record with the timestamp or a later one.
+        """Find the first readable record with this timestamp or a later one.
 
         Raises:
             RefusedError: the log could not be read.
@@ -402,7 +402,7 @@ class Replica:
 
     @property
     def follower_listeners(self) -> ReplicaListeners:
-        """Who reads this replica while it follows; they hear of no end beyond what the leader of the present epoch has told."""
+        """The readers of this replica while it follows; their end offset is at most what the leader of the present epoch has told."""
         if self._follower_listeners is None:
             self._follower_listeners = ReplicaListeners()
             self._followed_end = self._core.followed_end
@@ -419,7 +419,7 @@ class Replica:
             listeners.tell_high_watermark(end_offset)
 
     def _report_damage(self, damage: DataLossError) -> bool:
-        """Have damage repaired that a read met; tell whether another replica is about to serve the range."""
+        """Report damage that a read met, for a repair; tell whether another replica may serve the range soon."""
         peers = self._context.peers
         if peers is None or peers.repairs is None or self.is_alone:
             return False
@@ -433,10 +433,10 @@ class Replica:
     # Appends of a leader, and their acknowledgements.
 
     def append(self, batch: bytes | memoryview, header: BatchHeader, *, level: AckLevel = AckLevel.LEADER) -> Appended:
-        """Append a batch that `check_batch` has accepted, for a client that will wait for `level`.
+        """Append a batch that `check_batch` has accepted, for a client that waits for `level`.
 
         Raises:
-            RefusedError: not appended; STORAGE_FAILED after a write error means that a part may be in the log.
+            RefusedError: not appended. STORAGE_FAILED after a write error: a part may be in the log.
         """
         core = self._core
         leader_epoch = core.leader_epoch
@@ -462,7 +462,7 @@ class Replica:
         return appended
 
     def want_ack(self, next_offset: int, level: AckLevel, callback: AckCallback) -> int:
-        """Call back when every record below `next_offset` has reached `level`, possibly before this returns.
+        """Call back once every record below `next_offset` has reached `level`, possibly before this returns.
 
         Returns:
             A token for `drop_ack`.
@@ -474,12 +474,12 @@ class Replica:
         return token
 
     def drop_ack(self, token: int) -> None:
-        """Stop to wait; nothing happens when the callback was called already."""
+        """Stop waiting; does nothing if the callback was called already."""
         if self._ack_callbacks.pop(token, None) is not None:
             self.take_event(AckDropped(token=token))
 
     def resign(self, reason: ResignReason) -> None:
-        """Ask the controller that another replica leads, if there is one; the metadata says whether it does."""
+        """Ask the controller to elect another replica, if there is one; the metadata shows the outcome."""
         if self.leads_several:
             self._send_resignation(reason, self.leader_epoch, allow_eligible=self._core.is_eligible_enough)
 
@@ -498,10 +498,10 @@ class Replica:
         )
 
     # ------------------------------------------------------------------------------------------------------------------
-    # What the metadata says.
+    # Changes of the metadata.
 
     def take_partition(self, event: PartitionChanged) -> None:
-        """Take over what the metadata says about the partition."""
+        """Apply a state of the partition in the metadata."""
         core = self._core
         was_leader, old_epoch = core.is_leader, core.leader_epoch
         self.take_event(event)
@@ -511,7 +511,7 @@ class Replica:
             )
 
     def apply_settings(self, settings: TopicSettings) -> None:
-        """Take over changed topic configs."""
+        """Apply changed topic configs."""
         if settings == self.settings:
             return
         self.settings = settings
@@ -520,14 +520,14 @@ class Replica:
         self.take_event(FlushPolicyChanged(policy=settings.flush_policy, interval_ms=settings.flush_interval_ms))
 
     # ------------------------------------------------------------------------------------------------------------------
-    # The core: events in, effects out in their order, and its timer.
+    # The core: events, effects in their order, and its timer.
 
     def take_event(self, event: Event, batches: BytesLike = b"") -> None:
-        """Give an event to the core and carry out what it asks for; while the log is truncated, later.
+        """Pass an event to the core and carry out its effects; while the log is truncated, later.
 
         Args:
-            event: what happened.
-            batches: what `BatchesReceived` is about.
+            event: the event.
+            batches: the bytes of a `BatchesReceived`.
         """
         if self._truncation is not None and type(event) not in _NEVER_HELD:
             if type(event) is not LogFlushed:
@@ -572,7 +572,7 @@ class Replica:
             case ProposeIsr():
                 self._peers.proposals.propose(self, effect)
             case Resign():
-                # The core asks only where nothing that was acknowledged can be lost by that.
+                # The core resigns only where no acknowledged record can be lost.
                 self._send_resignation(ResignReason.CUT_OFF, effect.leader_epoch, allow_eligible=True)
             case ForgetEmptyEpoch():
                 self._log.truncate_suffix(self._log.log_end_offset)
@@ -591,7 +591,7 @@ class Replica:
                 assert_never(effect)
 
     def _after_step(self, event: Event) -> None:
-        """Tell those who read and follow what the step has changed."""
+        """Tell readers and followers what the step has changed."""
         start_offset, high_watermark = self._log.log_start_offset, self._core.high_watermark
         assert start_offset <= high_watermark, (
             f"{self} begins at {start_offset}, above its high watermark {high_watermark}: {event}"
@@ -610,7 +610,7 @@ class Replica:
             return
         if self._timer is not None:
             if self._timer_due_ms <= deadline_ms:
-                return  # it is set again when it rings
+                return  # the timer is set again when it rings
             self._timer.cancel()
         self._timer_due_ms = deadline_ms
         self._timer = self._loop.call_later(max(deadline_ms - monotonic_ms(), 0) / 1000, self._on_timer)
@@ -631,15 +631,15 @@ class Replica:
         return peers
 
     # ------------------------------------------------------------------------------------------------------------------
-    # Its followers, as their streams see them.
+    # Followers of this leader, for their streams.
 
     @property
     def follower_count(self) -> int:
-        """Subscriptions of followers, accepted or not answered yet."""
+        """Number of subscriptions of followers, accepted or not answered yet."""
         return 0 if self._follower_routes is None else len(self._follower_routes)
 
     def subscribe_follower(self, route: FollowerRoute, request: FollowerRequest) -> None:
-        """Take a subscription; the route is answered, before this returns or later, by accepted, diverged or ended."""
+        """Handle a subscription; the route gets its answer (accepted, diverged or ended) before this returns, or later."""
         log = self._log
         if self._follower_routes is None:
             self._follower_routes = FollowerRoutes()
@@ -661,7 +661,7 @@ class Replica:
         )
 
     def ack_follower(self, route: FollowerRoute, *, appended_offset: int, flushed_offset: int) -> None:
-        """Learn what the follower holds; passed over for a route that is over."""
+        """Note what the follower holds; ignored if the route is over."""
         routes = self._follower_routes
         if routes is not None and routes.is_accepted(route):
             self.take_event(
@@ -675,23 +675,24 @@ class Replica:
             )
 
     def lose_follower(self, route: FollowerRoute) -> None:
-        """Learn that the route is over from the follower's side, or that its stream broke; the route is told nothing more."""
+        """Note that the follower or a broken stream has ended the route; the route gets no more calls."""
         routes = self._follower_routes
         if routes is not None and routes.discard(route):
             self.take_event(FollowerLost(node_id=route.node_id, broker_epoch=route.broker_epoch, session=route.session))
 
     def read_for_follower(self, offset: int, max_bytes: int) -> FollowerRead:
-        """Read from the batch that begins at `offset` on, up to the log end, of one leader epoch; at least one batch.
+        """Read at least one batch of one leader epoch, from the batch that begins at `offset` up to the log end.
 
         Raises:
-            RefusedError: out of range, damaged, or the disk does not give the bytes.
+            RefusedError: out of range, damaged, or the disk cannot return the bytes.
         """
         log = self._log
         try:
             found = log.read(offset, max_bytes, end_offset=log.epoch_end_at(offset))
             leader_epoch = log.epoch_at(offset)
             if leader_epoch is None:
-                # All of it was damaged and came back: the headers alone tell, and one may differ from the next.
+                # All epochs before were in damage that was repaired. Only the headers show them, and two batches may
+                # differ.
                 found = log.read(offset, 1, end_offset=log.log_end_offset)
                 leader_epoch = read_header(found.data).leader_epoch
         except StorageError as error:
@@ -701,7 +702,7 @@ class Replica:
         )
 
     def _answer_follower(self, effect: AcceptSubscription | DivergeSubscription | EndSubscription) -> None:
-        """Hand on what the core says about a subscription; nothing happens when its route is gone."""
+        """Pass the core's answer to a subscription to its route; does nothing if the route is gone."""
         routes = self._follower_routes
         if routes is None:
             return
@@ -730,20 +731,20 @@ class Replica:
             )
 
     # ------------------------------------------------------------------------------------------------------------------
-    # Its leader, as the stream to it sees this replica (`FollowingReplica`).
+    # The leader of this follower, for the stream to it (`FollowingReplica`).
 
     @property
     def _links(self) -> LeaderLinks:
         return self._peers.links
 
     def on_subscription_accepted(self, session: int, *, high_watermark: int, log_start_offset: int) -> None:
-        """Learn that the log is a prefix of the leader's."""
+        """Note that the log is a prefix of the leader's."""
         self.take_event(
             SubscriptionAccepted(session=session, high_watermark=high_watermark, log_start_offset=log_start_offset)
         )
 
     def on_subscription_diverged(self, session: int, leader_end: EpochEnd) -> None:
-        """Learn where the logs diverge; the subscription is over."""
+        """Note where the logs diverge; the subscription is over."""
         log = self._log
         known = None if leader_end.epoch is None else log.end_offset_for_epoch(leader_end.epoch)
         logger.info("logs diverge: partition=%s leader_end=%s own_end=%s", self, leader_end, known)
@@ -759,7 +760,7 @@ class Replica:
     def on_subscription_ended(
         self, session: int, error: SubscriptionError, *, log_start_offset: int | None = None
     ) -> None:
-        """Learn that the subscription is over."""
+        """Note that the subscription is over."""
         self.take_event(SubscriptionEnded(session=session, error=error, log_start_offset=log_start_offset))
 
     def on_leader_batches(
@@ -772,9 +773,9 @@ class Replica:
         high_watermark: int,
         log_start_offset: int,
     ) -> None:
-        """Take whole batches of one leader epoch, and what the leader had committed when it sent them."""
+        """Handle whole batches of one leader epoch, with the high watermark and log start that the leader had when it sent them."""
         if self._unlocked is not None:
-            # In the last step of a move between directories, or in a truncation, which is behind the end of the session.
+            # In the last step of a move between directories, or in a truncation after the end of the session.
             self._give_up_subscription(session, SubscriptionError.OVERLOADED)
             return
         received = BatchesReceived(session=session, base_offset=base_offset, leader_epoch=leader_epoch)
@@ -782,13 +783,13 @@ class Replica:
         self.on_leader_marks(session, high_watermark=high_watermark, log_start_offset=log_start_offset)
 
     def on_leader_marks(self, session: int, *, high_watermark: int, log_start_offset: int) -> None:
-        """Learn the leader's high watermark and log start."""
+        """Note the leader's high watermark and log start."""
         self.take_event(
             LeaderAdvanced(session=session, high_watermark=high_watermark, log_start_offset=log_start_offset)
         )
 
     def _append_from_leader(self, session: int, batches: BytesLike) -> None:
-        """Append what the leader sent, and tell the core; if that fails, the subscription is over."""
+        """Append the leader's batches and tell the core; if that fails, end the subscription."""
         log = self._log
         old_end_offset = log.log_end_offset
         problem: SubscriptionError | None = None
@@ -814,7 +815,7 @@ class Replica:
         self.take_event(SubscriptionEnded(session=session, error=error))
 
     # ------------------------------------------------------------------------------------------------------------------
-    # Truncation: what a follower has and its leader has not.
+    # Truncation of records that a follower has and its leader does not.
 
     def _begin_truncation(self, effect: TruncateLog | RestartLog) -> None:
         """Truncate or restart the log in a thread; from now on events wait."""
@@ -836,7 +837,7 @@ class Replica:
         if not is_done:
             await asyncio.sleep(TRUNCATE_RETRY_MS / 1000)
         self._truncation = None
-        # Also where nothing was truncated: the leader is asked again, and says again where.
+        # Also if nothing was truncated: the follower asks the leader again, and gets the same answer.
         self.take_event(
             LogTruncated(
                 log_end_offset=log.log_end_offset,
@@ -846,7 +847,7 @@ class Replica:
             )
         )
         held = self._held_events
-        # One of the held events may begin the next truncation.
+        # A held event may begin the next truncation.
         while held and self._truncation is None:
             self.take_event(held.popleft())
 
@@ -868,15 +869,15 @@ class Replica:
     def _on_truncation_done(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            # A fault of ours: it is unknown how the log is now, so that it serves no more.
+            # This is a bug. The state of the log is unknown, so the replica must not serve.
             logger.critical("truncation failed: partition=%s", self, exc_info=error)
             self.fail(f"a truncation of the log failed: {error}")
 
     # ------------------------------------------------------------------------------------------------------------------
-    # Flushes: one group at a time in the flusher's threads, the next one right behind it.
+    # Flushes: one group at a time in the flusher's threads, the next one right after it.
 
     def _begin_flush(self) -> None:
-        """Flush what there is; under a running flush: once more behind it."""
+        """Flush the log; if a flush is running, flush once more after it."""
         if self._is_flushing:
             self._flush_again = True
             return
@@ -889,7 +890,7 @@ class Replica:
             self._is_flushing = True
 
     def _on_flush_done(self, work: FlushWork, _error: BaseException | None) -> None:
-        """Hand the end of a flush over from the flush thread; `end_flush` raises what went wrong."""
+        """Pass the end of a flush from the flush thread to the event loop; `end_flush` raises its error."""
         self._loop.call_soon_threadsafe(self._end_flush, work)
 
     def _end_flush(self, work: FlushWork) -> None:
@@ -906,7 +907,8 @@ class Replica:
         except DiskFailedError as error:
             self._fail(error)
             return
-        # The next flush starts before the acknowledgements of this one go out: the disk must not wait for them.
+        # The next flush starts before the acknowledgements of this one are sent, so that the disk does not wait for
+        # them.
         if self._flush_again and self.is_writable:
             self._flush_again = False
             self._begin_flush()
@@ -917,7 +919,7 @@ class Replica:
 
     def _retry_flush(self) -> None:
         if self._unlocked is not None:
-            # A truncation or a move works on the log at this moment, perhaps in a thread.
+            # A truncation or a move is working on the log, perhaps in a thread.
             self._loop.call_later(FLUSH_RETRY_MS / 1000, self._retry_flush)
         elif self.is_writable:
             self._begin_flush()
@@ -929,7 +931,7 @@ class Replica:
             await self._flush_idle.wait()
 
     async def _flush_all(self) -> bool:
-        """Flush a log that takes no appends; tell whether it is flushed to its end."""
+        """Flush a log without appends; tell whether it is flushed to its end."""
         for _ in range(FULL_FLUSHES):
             if self.is_writable:
                 self._begin_flush()
@@ -937,18 +939,19 @@ class Replica:
         return self.is_writable and self._log.flushed_offset == self._log.log_end_offset
 
     # ------------------------------------------------------------------------------------------------------------------
-    # The log start: retention, deleted records, what the leader dropped. One step at a time, from its making to its end.
+    # The log start: retention, deleted records, the leader's log start. One step at a time, from its beginning to its
+    # end.
 
     async def apply_retention(self, now_ms: int) -> int:
-        """Roll a segment that is old by the clock, remove what is due and delete what was removed long ago.
+        """Roll a segment that is old by the clock, remove due segments, and delete files whose delay is over.
 
-        Nothing is raised: what went wrong is logged, or fails the log directory, and is tried again by the next call.
+        Raises nothing: an error is logged, or fails the log directory, and the next call tries again.
 
         Args:
             now_ms: wall clock in milliseconds.
 
         Returns:
-            How many segments were removed.
+            The number of removed segments.
         """
         async with self._one_log_start_step():
             if self._is_closed or self._log.failure is not None:
@@ -976,7 +979,7 @@ class Replica:
         return removed_count
 
     async def delete_before(self, before_offset: int | None, now_ms: int) -> int:
-        """Let the log begin at an offset (inclusive), for good; return the log start. A caller that goes away stops nothing.
+        """Move the log start to an offset (inclusive), for good; return the log start. Cancelling the caller does not stop it.
 
         Args:
             before_offset: first offset to keep; None: the high watermark.
@@ -984,7 +987,7 @@ class Replica:
 
         Raises:
             OffsetOutOfRangeError: above the high watermark.
-            StorageError: the log is closed, or the disk failed or is full.
+            StorageError: the log is closed, or the disk has failed or is full.
         """
         return await asyncio.shield(asyncio.create_task(self._delete_before(before_offset, now_ms)))
 
@@ -1006,7 +1009,7 @@ class Replica:
             return log.log_start_offset
 
     def _advance_log_start(self, log_start_offset: int) -> None:
-        """Let the log of a follower begin where its leader's does, a little later; what goes wrong is logged.
+        """Move a follower's log start to its leader's, a little later; errors are logged.
 
         Args:
             log_start_offset: first offset to keep (inclusive), at most the high watermark.
@@ -1020,7 +1023,7 @@ class Replica:
             while not self._is_closed and self._wanted_log_start_offset > self._log.log_start_offset:
                 await self._delete_before(self._wanted_log_start_offset, wall_ms())
         except StorageError as error:
-            # The leader tells its log start again with its next batches.
+            # The leader sends its log start again with its next batches.
             logger.error(
                 "log start not moved: partition=%s to_offset=%d: %s", self, self._wanted_log_start_offset, error
             )
@@ -1033,14 +1036,14 @@ class Replica:
         try:
             return self._log.end_prefix(work, now_ms)
         finally:
-            # What lies below the log start counts as flushed.
+            # Records below the log start count as flushed.
             if self._log.flushed_offset > self._core.flushed_offset:
                 self.take_event(LogFlushed(flushed_offset=self._log.flushed_offset))
             self._tell_followers_marks()
 
     @asynccontextmanager
     async def _one_log_start_step(self) -> AsyncGenerator[None]:
-        """Wait for the step under way, and be the only one meanwhile."""
+        """Wait for the step under way; until the context ends, no other step begins."""
         while self._log_start_step is not None:
             await self._log_start_step.wait()
         self._log_start_step = step_end = asyncio.Event()
@@ -1051,10 +1054,10 @@ class Replica:
             step_end.set()
 
     # ------------------------------------------------------------------------------------------------------------------
-    # Work of others on the log: short steps, or alone for a while.
+    # Work of others on the log: short steps, or exclusive access.
 
     def run_step(self, step: Callable[[PartitionLog, int], _Result]) -> _Result:
-        """Let background work take a short step on the log, with the high watermark; raises what it raises, or LogClosedError."""
+        """Run a short step of background work with the log and the high watermark; raises its errors, or `LogClosedError`."""
         if self._is_closed or self._unlocked is not None:
             raise LogClosedError(self._log.directory)
         try:
@@ -1065,7 +1068,7 @@ class Replica:
 
     @asynccontextmanager
     async def locked(self) -> AsyncGenerator[PartitionLog]:
-        """Wait until no other work is on the log, then keep appends and all other work from it until the context ends; reads go on."""
+        """Wait until no other work uses the log, then keep appends and other work off it until the context ends; reads continue."""
         await self.wait_unlocked()
         self._unlocked = unlocked = asyncio.Event()
         try:
@@ -1081,7 +1084,7 @@ class Replica:
 
     @asynccontextmanager
     async def locked_and_flushed(self) -> AsyncGenerator[None]:
-        """As `locked`, with the log flushed to its end.
+        """Lock the log as `locked` does, with the log flushed to its end.
 
         Raises:
             LogClosedError: the replica is closed or failed, or cannot be flushed.
@@ -1097,7 +1100,7 @@ class Replica:
             await self._unlocked.wait()
 
     def switch_log(self, log: PartitionLog, directory: LogDirectory) -> PartitionLog:
-        """Go on with the same log in another directory, while this one is locked; return the old one, to be closed."""
+        """Continue with the same log in another directory, under the lock; return the old one, which the caller closes."""
         old = self._log
         assert self._unlocked is not None, f"{self} is not locked"
         assert log.flushed_offset == log.log_end_offset == old.log_end_offset, f"{self}: {log.log_end_offset}"
@@ -1106,25 +1109,25 @@ class Replica:
         return old
 
     def check_room(self, size_bytes: int) -> None:
-        """Let compaction write a file beside the log; may be called from any thread; raises DiskSpaceLowError if there is no room."""
+        """Check the space for a compacted file beside the log, from any thread; raises `DiskSpaceLowError` if there is too little."""
         self.directory.space.check_room(size_bytes, now_ms=monotonic_ms(), is_freeing=True)
 
     # ------------------------------------------------------------------------------------------------------------------
-    # Its end.
+    # End of the replica.
 
     def fail(self, message: str) -> None:
-        """Serve no more: the log directory failed."""
+        """Stop serving, because the log directory has failed."""
         if not self._core.is_failed:
             self.take_event(StorageFailed(message=message))
 
     def _fail(self, error: DiskFailedError) -> None:
-        """Serve no more, and tell that the log directory failed."""
+        """Stop serving, and report that the log directory has failed."""
         logger.critical("log failed: partition=%s: %s", self, error)
         self.fail(f"the log failed: {error}")
         self._context.on_disk_failed(self.directory, error)
 
     async def close(self, message: str) -> bool:
-        """Serve no more, wait for the work under way, and close the log; True if it was closed clean. Idempotent."""
+        """Stop serving, wait for the work under way, and close the log; return True if it closed cleanly. Idempotent."""
         if self._is_closed:
             return self._is_clean
         self._is_closed = True
@@ -1141,10 +1144,10 @@ class Replica:
             if self._log.has_unsaved:
                 await asyncio.to_thread(self._log.close, clean=not self._core.is_failed)
             else:
-                # Without a thread: a stop has tens of thousands of these to close, and nothing to write for them.
+                # Without a thread: at a stop tens of thousands of logs must be closed, with nothing to write for them.
                 self._log.close(clean=not self._core.is_failed)
         except StorageError as error:
-            # Recovery at the next start treats the log as after a crash.
+            # At the next start, recovery treats the log as after a crash.
             logger.error("log not closed clean: partition=%s: %s", self, error)
         else:
             self._is_clean = not self._core.is_failed and self._log.failure is None
@@ -1153,7 +1156,7 @@ class Replica:
 
 @lru_cache(maxsize=SHARED_SETTINGS)
 def log_settings(settings: TopicSettings) -> LogSettings:
-    """Return what the log engine needs of a topic's configs; logs of equal configs share the object."""
+    """Return the settings of the log engine for a topic's configs; logs with equal configs share the object."""
     deletes = settings.cleanup_policy.deletes
     compacts = settings.cleanup_policy.compacts
     return LogSettings(

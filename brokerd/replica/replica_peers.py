@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the replicas of one broker have in common towards the rest of the cluster. Types only."""
+"""What the replicas of one broker share towards the rest of the cluster. Types only."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ from brokerd.replica.replication_border import LeaderLinks, RepairPeers
 
 
 class IsrProposer(Protocol):
-    """The way of proposals of in-sync replicas to the controller."""
+    """Sends proposals of in-sync replicas to the controller."""
 
     def propose(self, replica: ProposingReplica, proposal: ProposeIsr) -> None:
-        """Send a proposal; the replica is told exactly once what became of it, later. Must not block."""
+        """Send a proposal; the replica later gets its outcome exactly once. Must not block."""
         ...
 
 
 class LeadershipResigner(Protocol):
-    """The way of leaderships that are given up to the controller."""
+    """Sends resignations of leaderships to the controller."""
 
     def resign(self, resignation: Resignation) -> None:
-        """Ask that another replica leads a partition. Must not block."""
+        """Ask the controller to elect another replica. Must not block."""
         ...
 
 
 class LostReplicas(Protocol):
-    """What tells the controller of replicas whose log does not work here any more, or was found where it is awaited."""
+    """Reports to the controller replicas whose log does not work here, or was found in an awaited directory."""
 
     def note_lost(self, topic_id: bytes, partition: int) -> None:
-        """Learn that the log of a replica does not work in this process any more. Must not block."""
+        """Note that the log of a replica does not work in this process any more. Must not block."""
         ...
 
     def note_found(self, topic_id: bytes, partition: int, directory_id: bytes) -> None:
-        """Learn that the log of a replica lies in a directory that its partition awaits. Must not block."""
+        """Note that the log of a replica is in a directory that its partition awaits. Must not block."""
         ...
 
     def note_removed(self, topic_id: bytes, partition: int) -> None:
-        """Learn that a replica does not belong here any more."""
+        """Note that a replica no longer belongs here."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaPeers:
-    """Streams to the leaders of other brokers, the way to the controller, and what repairs ask; None: nothing is repaired.
+    """Streams to the leaders on other brokers, the ways to the controller, and the peers for repairs (None: no repairs).
 
-    `withdrawals` None: a replica whose log fails stays where the metadata has it. `resignations` None: leaderships are never given up.
+    `withdrawals` None: a replica whose log fails is not reported. `resignations` None: leaderships are never resigned.
     """
 
     links: LeaderLinks

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks at every open replica again and again, so that old data goes; the background side of retention.
+"""Applies retention to every open replica, again and again; the background side of retention.
 
-One replica after the other: a step is a few system calls on the event loop, and whatever waits for the device runs in a
-thread (`Replica.apply_retention`). After a few replicas the loop gets its turn, so that a broker with many partitions goes on
-answering.
-A step that was begun is always ended: `stop` waits for it and begins no other.
+It handles one replica after the other. A step is a few system calls on the event loop; work that waits for the device
+runs in a thread (`Replica.apply_retention`). After a few replicas the event loop has its turn, so that a broker with
+many partitions keeps answering.
+A started step always ends: `stop` waits for it, and begins no other.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from brokerd.replica.replica import Replica
 
 
 class RetentionTask:
-    """The task of one broker.
+    """The retention task of one broker.
 
     Args:
-        replicas: gives the replicas that are open now.
+        replicas: returns the open replicas.
         interval_ms: milliseconds between the end of one round and the next (`log.retention.check.interval`).
         now_ms: wall clock in milliseconds.
     """
@@ -40,19 +40,19 @@ class RetentionTask:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> asyncio.Task[None]:
-        """Begin; the first round comes after one interval. Returns the task, whose failure is a fault of ours."""
+        """Start the task; the first round comes after one interval. Returns the task, which fails only because of a bug."""
         assert self._task is None, "the retention task runs already"
         self._task = asyncio.create_task(self._run(), name="retention")
         return self._task
 
     async def stop(self) -> None:
-        """Begin no other step and wait for the one under way. Idempotent."""
+        """Begin no other step, and wait for the one under way. Idempotent."""
         self._stopping.set()
         if self._task is not None:
             await asyncio.wait([self._task])
 
     async def run_round(self) -> int:
-        """Look at every replica once; return how many segments were removed."""
+        """Apply retention to every replica once; return the number of removed segments."""
         removed_count = 0
         for number, replica in enumerate(list(self._replicas()), start=1):
             if self._stopping.is_set():

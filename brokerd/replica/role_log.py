@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines of log about roles: one for each change while there are few, one that counts when there are many.
+"""Log lines about roles: one line for each change while there are few, and one line with counts when there are many.
 
-Owns which of both is written. A broker that starts, stops or loses its neighbour has tens of thousands of roles changed within seconds:
-a line for each cost more than the changes, and no reader can follow them.
+Owns which of both is written. When a broker starts, stops or loses its neighbour, tens of thousands of roles change
+within seconds. A line for each cost more than the changes, and no reader can follow them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from metaquorum.metadata.image import PartitionImage
 logger = logging.getLogger(__name__)
 
 MAX_ROLE_LINES: Final = 10
-"""Changes of roles that get a line of their own within `ROLE_LOG_INTERVAL_MS`; the others are counted."""
+"""Changes of roles that get their own line within `ROLE_LOG_INTERVAL_MS`; the others are counted."""
 
 ROLE_LOG_INTERVAL_MS: Final = 1_000
-"""Milliseconds from the first change to the line that counts."""
+"""Milliseconds from the first change to the line with counts."""
 
 
 class RoleLog:
-    """Writes the lines about roles. Belongs to one event loop; one object for all replicas of a broker."""
+    """Writes the log lines about roles. Belongs to one event loop; all replicas of a broker share one object."""
 
     def __init__(self) -> None:
         self._seen = 0
@@ -31,13 +31,13 @@ class RoleLog:
         self._timer: asyncio.TimerHandle | None = None
 
     def note(self, replica: object, partition: PartitionImage, *, is_leader: bool, log_end_offset: int) -> None:
-        """Learn that the role of a replica has changed.
+        """Note that the role of a replica has changed.
 
         Args:
-            replica: names itself as text.
-            partition: its partition as the metadata has it now.
+            replica: its text is the partition's name.
+            partition: its partition in the present metadata.
             is_leader: True if this broker leads, and its log works.
-            log_end_offset: of the replica (exclusive).
+            log_end_offset: log end of the replica (exclusive).
         """
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(ROLE_LOG_INTERVAL_MS / 1000, self.say)
@@ -59,7 +59,7 @@ class RoleLog:
             self._followed += 1
 
     def say(self) -> None:
-        """Write the line that counts, and start the next interval."""
+        """Write the line with counts, and start the next interval."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the sealed segments of all logs again and again, at a limited rate, beside the event loop.
+"""Scrubs the sealed segments of all logs again and again, at a limited rate, beside the event loop.
 
-Reading and checking happen in a thread of its own; which segment is next, and what is done about damage, is a short step on
-the event loop, which owns the logs. A log that cannot be checked is reported and tried again in the next round; the
-others go on.
+A thread of its own reads and checks. Choosing the next segment and handling damage are short steps on the event loop,
+which owns the logs. A log that cannot be checked is reported and tried again in the next round; the others continue.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScrubSettings:
-    """How sealed segments are checked.
+    """Settings of the scrub.
 
     Attributes:
         bytes_per_s: most bytes read in a second, on average.
-        interval_ms: a segment is due so long after its last check, and after a start.
-        idle_ms: pause between two looks at all logs.
+        interval_ms: time from the last check until a segment is due; after a start all are due.
+        idle_ms: pause between two rounds over all logs.
     """
 
     bytes_per_s: int = 16 * 1024 * 1024
@@ -45,11 +44,11 @@ class ScrubSettings:
 
 
 class LogScrubbing:
-    """The checks of one broker.
+    """The scrub of one broker.
 
     Args:
-        replicas: gives the replicas that are open now; called on the event loop.
-        settings: how to work.
+        replicas: returns the open replicas; called on the event loop.
+        settings: its settings.
     """
 
     def __init__(self, replicas: Callable[[], Iterable[Replica]], *, settings: ScrubSettings) -> None:
@@ -58,26 +57,26 @@ class LogScrubbing:
         self._loop = asyncio.get_running_loop()
         self._stopping = threading.Event()
         self._rate = RateLimit(settings.bytes_per_s, now_ms=monotonic_ms, wait_ms=self._wait)
-        # What each log remembers of its checks, and where it lies; only logs with sealed segments are here.
+        # The directory of each log, and the owner's side of its scrub; only logs with sealed segments are here.
         self._scrubs: dict[str, tuple[str, LogScrub]] = {}
-        # A daemon: nothing is lost when the process ends in the middle of a check.
+        # A daemon thread: nothing is lost if the process ends during a check.
         self._thread = threading.Thread(target=self._run, name="lograft-scrub", daemon=True)
 
     def start(self) -> None:
-        """Begin; to be called once. The first look comes after one pause."""
+        """Start the thread; to be called once. The first round comes after one pause."""
         self._thread.start()
 
     async def stop(self) -> None:
-        """End within one step of at most 1 MiB, and wait for it. Idempotent."""
+        """End within one step of at most 1 MiB, and wait for the thread. Idempotent."""
         self._stopping.set()
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join)
 
     def run_round(self) -> int:
-        """Check every segment that is due; return how many were read to their end. Not on the event loop's thread.
+        """Check every due segment; return the number of segments read to their end. Not for the event loop's thread.
 
         Raises:
-            WorkStopped: it was told to end.
+            WorkStopped: the work must end.
         """
         targets = call_list(self._loop, self._replicas, lambda _: True)
         names = {target.name for target in targets}
@@ -94,7 +93,7 @@ class LogScrubbing:
             except WorkStopped:
                 return
             except Exception:
-                # A fault of ours in one place must not end the checks of all logs.
+                # A bug in one place must not end the scrub of all logs.
                 logger.exception("action=scrub problem=round")
 
     def _scrub_log(self, target: LogCaller) -> int:
@@ -115,11 +114,11 @@ class LogScrubbing:
 
     def _begin(self, name: str, log: PartitionLog) -> ScrubWork | None:
         if log.segment_count == 1:
-            # Nothing is sealed; most logs are like this, and cost no memory here.
+            # Nothing is sealed; most logs are like this one, and cost no memory here.
             return None
         directory, scrub = self._scrubs.get(name, (None, None))
         if scrub is None or directory != log.directory:
-            # New, or moved to another log directory.
+            # The log is new, or moved to another log directory.
             scrub = LogScrub(log)
             self._scrubs[name] = log.directory, scrub
         return scrub.begin(flushed_offset=log.flushed_offset, now_ms=wall_ms(), interval_ms=self._settings.interval_ms)
@@ -133,7 +132,7 @@ class LogScrubbing:
 
         outcome = target.call(end)
         if outcome is None:
-            # The log was moved meanwhile: the work says nothing about where it is now.
+            # The log has moved in the meantime; the result says nothing about its present directory.
             return
         for damaged in outcome.damaged:
             logger.error(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compaction: of the records with one key, only the newest stays; offsets never change and never go missing.
+"""Compaction: of all records with the same key, only the newest stays. Offsets never change and never go missing.
 
-Start at `cleaner` (the background work over many logs) and `pass_` (one pass over one log). `plan`, `key_map`, `survivors` and
-`rewrite` are pure; `PartitionLog.swap` is the one step that changes a log.
+Start at `cleaner` (the background work over many logs) and `pass_` (one pass over one log). `plan`, `key_map`,
+`survivors` and `rewrite` are pure. Only `PartitionLog.swap` changes a log.
 Source: docs/storage.md section 6; Kafka, LogCleaner.
 """
 

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The background cleaner: compacts, one after the other, the logs of a server that are due.
+"""The background cleaner: compacts the logs of a server that are due, one after the other.
 
-Theory
-    `Cleaner.run` belongs to one thread. It looks at all logs, takes the most urgent one (`plan`), makes one pass (`pass_`), and
-    looks again. What touches a log happens in that log's owner (`CleanerTarget.call`); reading and writing of segments happens
-    here, at the pace that the rate limit gives.
+Design
+    One thread runs `Cleaner.run`. It looks at all logs, chooses the most urgent one (`plan`), makes one pass (`pass_`),
+    and looks again. The owner of a log does every step that touches it (`CleanerTarget.call`). The cleaner's thread
+    reads and writes segments, within the rate limit.
 
 Laws
-    A log that fails is reported and left alone for 1 s, then twice as long each time, up to 5 min; the others go on. Whatever a
-    log, or its owner, raises, the cleaner does not die of it.
-    It ends only when `wait_ms` says so, between two steps of at most 1 MiB, or one batch.
+    The cleaner reports a log that fails and leaves it alone for 1 s, then twice as long each time, up to 5 min. It
+    continues with the others. No exception of a log or its owner ends the cleaner.
+    It ends only when `wait_ms` says so, between two steps of at most 1 MiB or one batch.
 
 Source: docs/storage.md section 6; Kafka, LogCleaner.
 """
@@ -33,13 +33,13 @@ from .pass_ import CompactionPass, PassOutcome, PassTask
 from .plan import CompactionRange, find_range, most_urgent
 
 FIRST_BACK_OFF_MS = 1_000
-"""Milliseconds that a log is left alone after its first failure."""
+"""Backoff of a log after its first failure, in milliseconds."""
 
 MAX_BACK_OFF_MS = 5 * 60 * 1_000
-"""Most milliseconds that a log is left alone after one more failure."""
+"""Longest backoff of a log, in milliseconds."""
 
 MIN_KEY_MAP_BYTES = MAX_RECORDS_PER_BATCH * KEY_MEMORY_BYTES
-"""Least memory of the key map: one batch must fit."""
+"""Smallest memory of the key map: one batch must fit."""
 
 logger = logging.getLogger(__name__)
 
@@ -47,30 +47,30 @@ _Result = TypeVar("_Result")
 
 
 class CleanerTarget(Protocol):
-    """One log, behind its owner."""
+    """A log that the cleaner reaches through its owner."""
 
     @property
     def name(self) -> str:
-        """Topic and partition, for reports; unique."""
+        """Unique name of the log for reports: topic and partition."""
         ...
 
     def call(self, step: Callable[[PartitionLog, int], _Result]) -> _Result:
-        """Run a step as the owner of the log, wait for it, and return or raise what it does.
+        """Run a step as the owner of the log; wait for it, and return its result or raise its error.
 
-        The step gets the log and its high watermark (exclusive): nothing at or beyond it is touched. It may wait for the
-        device.
+        The step gets the log and its high watermark (exclusive), at or beyond which it touches nothing. It may wait for
+        the device.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanerSettings:
-    """How the cleaner works.
+    """Limits of the cleaner.
 
     Attributes:
         bytes_per_s: most bytes read and written in a second, on average.
         key_map_bytes: most memory of the key map, at least `MIN_KEY_MAP_BYTES`.
-        idle_ms: how long to wait before looking again when nothing was due.
+        idle_ms: pause before the next look when no log was due.
     """
 
     bytes_per_s: int = 64 * 1024 * 1024
@@ -85,16 +85,16 @@ class CleanerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogReport:
-    """What the cleaner has to say about one log.
+    """What the cleaner reports about one log.
 
     Attributes:
-        pass_count: passes that ended well since the start.
-        stale_count: passes that ended early because the log changed under them.
+        pass_count: completed passes since the start.
+        stale_count: passes that ended early because the log changed.
         read_count: records read by all passes.
-        kept_count: of these, records that stayed.
-        failure_count: failures since the last pass that ended well.
-        error: the last of them; None after a pass that ended well.
-        retry_at_ms: when it is tried again, by the monotonic clock; None: it is not backing off.
+        kept_count: those of `read_count` that stayed.
+        failure_count: failures since the last completed pass.
+        error: the last failure; None after a completed pass.
+        retry_at_ms: time of the next attempt, by the monotonic clock; None: no backoff.
     """
 
     pass_count: int = 0
@@ -107,16 +107,16 @@ class LogReport:
 
 
 class Cleaner:
-    """See the module docstring.
+    """Compacts the logs of a server in one thread; the module docstring has its laws.
 
     Args:
-        targets: returns the logs of the server; asked before each look. Logs whose settings do not say `compact` are passed over.
-        settings: how to work.
-        wall_ms: wall clock in milliseconds since 1970: for lags and tombstones.
-        monotonic_ms: a clock in milliseconds that never goes back: for the rate limit and back-off.
-        wait_ms: waits so many milliseconds (0: not at all) and returns True if the cleaner shall end.
-        check_room: called with the name of a log before up to so many bytes are written for it; raises if there is no room:
-            that ends the log's turn as any failure does, and it is tried again after its back-off.
+        targets: returns the logs of the server, before each look. Logs without the setting `compact` are ignored.
+        settings: its limits.
+        wall_ms: wall clock in milliseconds since 1970, for lags and tombstones.
+        monotonic_ms: monotonic clock in milliseconds, for the rate limit and backoff.
+        wait_ms: waits this many milliseconds (0: not at all) and returns True if the cleaner must end.
+        check_room: called with the name of a log and the most bytes that the pass is about to write for it. It raises
+            if there is no room. That counts as a failure of the log, which backs off.
     """
 
     def __init__(
@@ -137,41 +137,41 @@ class Cleaner:
         self._wait_ms = wait_ms
         self._rate = RateLimit(settings.bytes_per_s, now_ms=monotonic_ms, wait_ms=wait_ms)
         self._reports: dict[str, LogReport] = {}
-        # What was read of the segments of each log that is compacted; used in steps of the logs' owners only.
+        # What the cleaner knows about the segments of each compacted log; only steps of the owners use it.
         self._sides: dict[str, LogCompaction] = {}
 
     def report(self) -> dict[str, LogReport]:
-        """Return a copy of what there is to say, by name; may be called from any thread."""
+        """Return a copy of the reports, by name; any thread may call it."""
         return dict(self._reports)
 
     def run(self) -> None:
-        """Work until `wait_ms` says to end."""
+        """Compact until `wait_ms` says to end."""
         while True:
             try:
                 made_pass = self.run_once()
             except WorkStopped:
                 return
             except Exception:
-                # Listing the logs failed: a bug elsewhere, which must not end compaction for all of them.
+                # Listing the logs failed. That is a bug elsewhere, and must not end compaction for all logs.
                 logger.exception("action=compact problem=list-of-logs")
                 made_pass = False
             if self._wait_ms(0 if made_pass else self._pause_ms()):
                 return
 
     def _pause_ms(self) -> int:
-        """Return how long to wait when nothing is due: not longer than until the first retry."""
+        """Return the pause in milliseconds when no log is due: at most until the first retry."""
         retries_ms = [report.retry_at_ms for report in self._reports.values() if report.retry_at_ms is not None]
         first_ms = min(retries_ms, default=self._monotonic_ms() + self._settings.idle_ms) - self._monotonic_ms()
         return max(1, min(first_ms, self._settings.idle_ms))
 
     def run_once(self) -> bool:
-        """Look at all logs and make one pass over the most urgent one.
+        """Look at all logs, and make one pass over the most urgent one.
 
         Returns:
-            True if the next look may follow at once: a pass ended well, or failed while another log is due.
+            True if the next look may follow at once: the pass completed, or it failed while another log is due.
 
         Raises:
-            WorkStopped: the cleaner shall end.
+            WorkStopped: the cleaner must end.
         """
         targets = {target.name: target for target in self._targets()}
         self._reports = {name: report for name, report in self._reports.items() if name in targets}
@@ -191,7 +191,7 @@ class Cleaner:
         return report is not None and report.retry_at_ms is not None and self._monotonic_ms() < report.retry_at_ms
 
     def _guard(self, name: str, work: Callable[[], bool]) -> bool:
-        """Do something about one log; a failure is noted, and is the end of that log's turn only."""
+        """Do some work on one log; note a failure, which ends only the turn of this log."""
         try:
             return work()
         except WorkStopped:
@@ -208,7 +208,7 @@ class Cleaner:
 
     def _range_of(self, name: str, log: PartitionLog, high_watermark: int) -> CompactionRange | None:
         if not log.settings.compact:
-            # Most logs are like this, and cost no memory here.
+            # Most logs are like this one, and cost no memory here.
             self._sides.pop(name, None)
             return None
         side = self._side(name, log)
@@ -216,10 +216,10 @@ class Cleaner:
         return None if rules is None else find_range(side.facts(high_watermark), rules, self._wall_ms())
 
     def _side(self, name: str, log: PartitionLog) -> LogCompaction:
-        """Return the owner's side of a log's compaction; a step of the owner."""
+        """Return the owner's side of a log's compaction; only a step of the owner may call this."""
         side = self._sides.get(name)
         if side is None or side.log is not log:
-            # New, opened again, or moved to another log directory.
+            # The log is new, was opened again, or moved to another log directory.
             side = self._sides[name] = LogCompaction(log)
         return side
 
@@ -237,7 +237,7 @@ class Cleaner:
         try:
             work.build()
             for reading in work.groups():
-                # What it becomes is not more; the originals stay a while after the swap.
+                # The result is not larger than its sources. The originals stay for a while after the swap.
                 self._check_room(name, sum(segment.size_bytes for segment in reading))
                 cleaned = work.clean(reading)
                 if cleaned is not None and not target.call(
@@ -245,7 +245,7 @@ class Cleaner:
                 ):
                     return self._note_stale(name)
         except FileMissingError:
-            # Retention, DeleteRecords or a truncation took the segment before this thread had opened its file.
+            # Retention, DeleteRecords or a truncation removed the segment before this thread opened its file.
             if target.call(lambda log, _, reading=reading: self._side(name, log).holds(reading)):
                 raise
             return self._note_stale(name)
@@ -258,11 +258,11 @@ class Cleaner:
         return self._reports.get(name, LogReport())
 
     def _note(self, name: str, **changes: object) -> None:
-        # A new dictionary: `report` may copy the old one in another thread at this moment.
+        # A new dictionary, because `report` may be copying the old one in another thread.
         self._reports = {**self._reports, name: replace(self._report_of(name), **changes)}
 
     def _note_stale(self, name: str) -> bool:
-        """Note that the log changed under a pass; return False, as the pass did not end well."""
+        """Note that the log changed under a pass; return False for an incomplete pass."""
         self._note(name, stale_count=self._report_of(name).stale_count + 1)
         return False
 
@@ -301,6 +301,6 @@ class Cleaner:
 
 
 def back_off_of(failure_count: int) -> int:
-    """Return how many milliseconds a log is left alone after so many failures in a row, 1 or more."""
-    # The exponent is bounded: failures may go on for years.
+    """Return the backoff in milliseconds after this many failures in a row (1 or more)."""
+    # The exponent is bounded, because failures may continue for years.
     return min(MAX_BACK_OFF_MS, FIRST_BACK_OFF_MS << min(failure_count - 1, 16))

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the segment that takes the place of a group, as a `.cleaned` file, and builds its indexes.
+"""Writes the segment that replaces a group, as a `.cleaned` file, and builds its indexes.
 
-Law: the file is on stable storage before `finish` returns; what is left of a writer that was not finished is removed, here
-(`discard`) or when the log is opened.
-A group of one segment is written only from the first batch on that changes: a segment that loses nothing costs no write.
+Law: the file is on stable storage before `finish` returns. If a writer is not finished, `discard` or the next opening
+of the log removes its file.
+For a group of one segment, the writer makes a file only at the first changed batch. A segment that loses nothing costs
+no write.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from storage.types import DamagedRange, SegmentFacts
 from .source import READ_BYTES, Pace, log_path
 
 PIECES_FROM_BYTES = 32 * 1024
-"""From here on a batch is written in the pieces that it was made of: to copy them would cost more than to pass them on."""
+"""Batches of at least this size are written in the pieces that they consist of, because copying them would cost more."""
 
 
 class GroupWriter:
@@ -61,7 +62,7 @@ class GroupWriter:
 
         Args:
             batch: its bytes.
-            is_unchanged: exactly these bytes stood there before.
+            is_unchanged: True if the source has exactly these bytes.
         """
         pieces = _pieces_of(batch)
         header = read_header(pieces[0])
@@ -90,7 +91,7 @@ class GroupWriter:
             repaired: see `CleanedGroup`.
 
         Raises:
-            DiskFullError, DiskFailedError, TooManyOpenFilesError: the disk; `discard` then.
+            DiskFullError, DiskFailedError, TooManyOpenFilesError: the disk; the caller must call `discard`.
         """
         end_offset = self._sources[-1].end_offset
         assert self._next_offset == end_offset, f"the group ends at {self._next_offset}, not at {end_offset}"
@@ -108,19 +109,19 @@ class GroupWriter:
         )
 
     def discard(self) -> None:
-        """Close and remove the file, if the disk lets us; else the next opening of the log does."""
+        """Close and remove the file. If the disk has failed, the next opening of the log removes it."""
         if self._file is not None:
             self._file.close()
             if self._disk.failure is None:
                 remove_if_exists(self._disk, self._path)
 
     def _start(self) -> None:
-        """Create the file and copy what stood before the first change."""
+        """Create the file, and copy everything before the first change."""
         remove_if_exists(self._disk, self._path)
         self._file = self._disk.create_file(self._path)
         if self._end_position == 0:
             return
-        # A descriptor that stays: opened again by its path, the file could be another one by then.
+        # This descriptor stays open: the path could name another file later.
         source = disk_under(self._disk).open_file(self._source_path)
         try:
             for position in range(0, self._end_position, READ_BYTES):
@@ -138,7 +139,7 @@ class GroupWriter:
 
 
 def _pieces_of(batch: BytesLike | EncodedBatch) -> Sequence[BytesLike]:
-    """Return the bytes of a batch in order; the first piece has the whole header."""
+    """Return the pieces of a batch in order; the first one has the whole header."""
     if not isinstance(batch, EncodedBatch):
         return (batch,)
     return batch.pieces() if len(batch) >= PIECES_FROM_BYTES else (batch.join(),)

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The keys of a batch -> 128-bit hashes, many at a time. Pure.
+"""Hashes the keys of a batch to 128 bits, many at a time. Pure.
 
-Theory
-    Multilinear hashing (Lemire and Kaser, "Strongly universal string hashing is fast", 2014): a key is a vector of 32-bit words,
-    zero-padded, after its length; one hash is the upper half of (m0 + sum of m[i] * word[i]) modulo 2^64, with secret random
-    64-bit multipliers. Two different keys, whoever chose them, meet in one 32-bit hash with probability 2^-32, so in four
-    independent ones with 2^-128. The words of all keys are a matrix, so that no object is made of any key.
-    A key over `MAX_WORDS_BYTES` is hashed by BLAKE2b with the same secret, which would cost more than all the rest on a short one.
+Design
+    Multilinear hashing (Lemire and Kaser, "Strongly universal string hashing is fast", 2014). A key is a vector of
+    32-bit words, zero-padded, after its length. One hash is the upper half of (m0 + sum of m[i] * word[i]) modulo 2^64,
+    with secret random 64-bit multipliers. Two different keys collide in one 32-bit hash with probability 2^-32, whoever
+    chose them, so in four independent ones with 2^-128. The words of all keys form a matrix, so that no key becomes an
+    object.
+    BLAKE2b with the same secret hashes keys over `MAX_WORDS_BYTES`. On short keys it would cost more than all the rest.
 
 Laws
-    Equal keys have equal hashes, whatever batch they come from and however its column says its lengths.
-    A hash never leaves the process: another pass has another secret.
+    Equal keys have equal hashes, whatever their batch and however its column stores their lengths.
+    A hash never leaves the process, because another pass has another secret.
 """
 
 from __future__ import annotations
@@ -25,30 +26,30 @@ import numpy.typing as npt
 from lograft.wire.columns import BytesColumn
 
 MAX_WORDS_BYTES = 256
-"""Longest key that is hashed as a vector of words."""
+"""Longest key, in bytes, that is hashed as a vector of words."""
 
 SECRET_BYTES = 32
-"""Bytes of the secret of a hasher."""
+"""Size of a hasher's secret."""
 
 _WORD_BYTES = 4
 _HASHES = 4
-"""32-bit hashes that make one of 128 bits."""
+"""Number of 32-bit hashes that form one of 128 bits."""
 
 _CHUNK_BYTES = 1024 * 1024
-"""Bytes of padded keys hashed at once, at most: bounds the memory when one key of a batch is long and the others are short."""
+"""Most bytes of padded keys hashed at once. It bounds the memory when a batch has one long key and many short ones."""
 
 _HIGH_HALF = np.uint64(0xFFFF_FFFF_0000_0000)
 _HALF_BITS = np.uint64(32)
 
 Hashes = npt.NDArray[np.uint64]
-"""One row for each key: its upper and its lower 64 bits."""
+"""One row for each key: the upper and the lower 64 bits of its hash."""
 
 
 class KeyHasher:
-    """Hashes keys.
+    """Hashes keys with a secret.
 
     Args:
-        secret: `SECRET_BYTES` random bytes, of which nobody outside the process knows anything.
+        secret: `SECRET_BYTES` random bytes that are unknown outside the process.
     """
 
     __slots__ = ("_multipliers", "_secret")
@@ -56,13 +57,13 @@ class KeyHasher:
     def __init__(self, secret: bytes) -> None:
         assert len(secret) == SECRET_BYTES, f"a secret of {len(secret)} bytes"
         self._secret = secret
-        # Row 0 is added, row 1 is for the length, the others are for the words.
+        # Row 0 is the constant term, row 1 is for the length, the others are for the words.
         rows = 2 + MAX_WORDS_BYTES // _WORD_BYTES
         stream = shake_256(secret).digest(rows * _HASHES * 8)
         self._multipliers = np.frombuffer(stream, np.dtype("<u8")).reshape(rows, _HASHES)
 
     def hash_column(self, keys: BytesColumn) -> Hashes:
-        """Return the hash of each key of a column; that of a null is the one of an empty key."""
+        """Return the hash of each key of a column; a null has the hash of an empty key."""
         if keys.uniform_length is not None:
             if keys.uniform_length > MAX_WORDS_BYTES:
                 return self._hash_some_long(keys)
@@ -75,7 +76,7 @@ class KeyHasher:
         return self._hash_ragged(np.frombuffer(keys.blob, np.uint8), lengths, longest)
 
     def _hash_ragged(self, blob: npt.NDArray[np.uint8], lengths: npt.NDArray[np.uint32], longest: int) -> Hashes:
-        """Hash keys of several lengths, none over `MAX_WORDS_BYTES`, that stand one after the other."""
+        """Hash adjacent keys of several lengths, none over `MAX_WORDS_BYTES`."""
         hashes = np.empty((len(lengths), 2), np.uint64)
         columns = np.arange(longest, dtype=np.uint32)
         chunk = _CHUNK_BYTES // max(longest, 1)
@@ -90,13 +91,13 @@ class KeyHasher:
         return hashes
 
     def _hash_table(self, table: npt.NDArray[np.uint8], lengths: npt.NDArray[np.uint64] | np.uint64) -> Hashes:
-        """Hash zero-padded keys: one row each, all of one length or each of its own."""
+        """Hash zero-padded keys, one row for each: all of one length, or each with its own."""
         count, width = table.shape
         missing = -width % _WORD_BYTES
         if missing:
             table = np.concatenate((table, np.zeros((count, missing), np.uint8)), axis=1)
         words = table.view(np.dtype("<u4")) if width else np.zeros((count, 0), np.dtype("<u4"))
-        # Word by word over all keys: what is multiplied and added stands side by side in memory.
+        # Word by word over all keys, so that the operands are adjacent in memory.
         columns = words.T.astype(np.uint64, order="C")
         hashes = np.zeros((_HASHES // 2, count), np.uint64)
         total, product = np.empty(count, np.uint64), np.empty(count, np.uint64)
@@ -106,7 +107,7 @@ class KeyHasher:
             for column, multiplier in zip(columns, multipliers[2:], strict=False):
                 np.multiply(column, multiplier, out=product)
                 total += product
-            # The upper halves, two and two.
+            # The upper halves, in pairs.
             if number % 2 == 0:
                 np.bitwise_and(total, _HIGH_HALF, out=hashes[number // 2])
             else:
@@ -115,7 +116,7 @@ class KeyHasher:
         return hashes.T
 
     def _hash_some_long(self, keys: BytesColumn) -> Hashes:
-        """Hash keys some of which are over `MAX_WORDS_BYTES`."""
+        """Hash keys of which some are over `MAX_WORDS_BYTES`."""
         items = [key or b"" for key in keys.to_list()]
         short = [key if len(key) <= MAX_WORDS_BYTES else b"" for key in items]
         lengths = np.array(list(map(len, short)), np.uint32)
@@ -128,7 +129,7 @@ class KeyHasher:
 
 
 def copy_column(column: BytesColumn) -> BytesColumn:
-    """Return a column that does not keep alive the batch it was read from."""
+    """Return a copy that does not keep the batch of the column alive."""
     lengths = None if column.lengths is None else memoryview(bytes(column.lengths)).cast("I")
     return BytesColumn(
         blob=memoryview(bytes(column.blob)),
@@ -140,7 +141,7 @@ def copy_column(column: BytesColumn) -> BytesColumn:
 
 
 def join_columns(columns: Sequence[BytesColumn]) -> Iterator[BytesColumn]:
-    """Give the same items in fewer columns: neighbours that say their lengths in the same way become one.
+    """Yield the same items in fewer columns: join neighbours that store their lengths in the same way.
 
     Args:
         columns: columns without nulls.

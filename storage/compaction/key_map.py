@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which record is the newest of each key, in bounded memory. Pure.
+"""Finds the newest record of each key, in bounded memory. Pure.
 
-Theory
-    Columns of numbers, not a table of objects: for each record a 128-bit hash of its key (`key_hash`) and its position (base
-    offset of its batch plus its index there). Records are only written down when they are added; once, at the first question, or
-    when there is no room, they are sorted by hash, and of each hash the largest position is kept. What stays of a batch that was
-    added is then a slice of the sorted positions: no key is looked at again. Only batches below the start of the map are
-    asked by key. All of it runs in loops of numpy, mostly outside of the interpreter lock.
+Design
+    The map is columns of numbers, not a table of objects. Each record has a 128-bit hash of its key (`key_hash`) and a
+    position: the base offset of its batch plus its index in the batch. Adding a record only writes these down. At the
+    first question, or when there is no room, the map sorts the records by hash and keeps the largest position of each
+    hash. The records that stay of an added batch are then a slice of the sorted positions, so no key is read again.
+    Only batches below the start of the map are looked up by key. All of it runs in loops of numpy, mostly outside the
+    interpreter lock.
 
 Laws
-    Holds at most `max_keys` records or keys; a batch with records that have no key counts as one more. A batch is taken up as a
-    whole or not at all, so that `end_offset` says exactly how far the map knows: of no record below it is a newer one missing
-    from the map. From seven eighths of `max_keys` on a batch may be refused even if it would fit: to find out would mean sorting
-    everything for every batch.
-    Two keys count as one with probability 2^-128 (`key_hash`).
+    The map holds at most `max_keys` records or keys; a batch with records that have no key counts as one more. It adds
+    a batch as a whole or not at all. So for every record below `end_offset` it knows a newer one between its start and
+    `end_offset`, if there is one. From seven eighths of `max_keys` on it may refuse a batch that would fit, because
+    finding out would mean sorting everything for every batch.
+    Two different keys count as one with probability 2^-128 (`key_hash`).
 
-Source: docs/storage.md section 6; Kafka, SkimpyOffsetMap (which takes equal MD5 digests for equal keys).
+Source: docs/storage.md section 6; Kafka, SkimpyOffsetMap (which treats keys with equal MD5 digests as equal).
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ from lograft.wire.limits import MAX_RECORDS_PER_BATCH
 from .key_hash import Hashes, KeyHasher, copy_column, join_columns
 
 KEY_MEMORY_BYTES = 96
-"""Most memory of one key of the map, what sorting takes for a moment included."""
+"""Most memory of one key of the map, including the temporary memory of a sort."""
 
 _SORT_SHARE = 8
-"""A full map is sorted if at least this share of it was added since the last time."""
+"""A full map is sorted only if at least this share (one in this many) was added since the last sort."""
 
 _HASH_RECORDS = 4_096
-"""Records whose keys are hashed together: on a few hundred, the calls would cost more than the hashing."""
+"""Number of records whose keys are hashed together; for a few hundred, the calls would cost more than the hashing."""
 
 _HASH_BYTES = 1024 * 1024
-"""Bytes of keys that wait to be hashed, at most, and one batch's."""
+"""Most bytes of keys that wait to be hashed, plus those of one batch."""
 
 _SLOTS_PER_HASH = 2
-"""Slots of the table of last hashes, for each hash at least: few different ones meet in one."""
+"""Smallest number of table slots for each hash; more slots mean fewer collisions of different hashes."""
 
 _Flags = npt.NDArray[np.bool_]
 _Positions = npt.NDArray[np.int64]
@@ -53,13 +54,13 @@ class KeyMap:
     """The newest record of each key, for a run of batches.
 
     Args:
-        max_keys: most keys, inclusive; at least as many as a batch has records, so that a pass always gets on.
+        max_keys: most keys, inclusive; at least the most records of a batch, so that every pass makes progress.
         start_offset: offset of the first record that will be added, inclusive.
         hasher: hashes the keys.
 
     Attributes:
-        start_offset: see above.
-        end_offset: all batches from the start to here were taken up (exclusive).
+        start_offset: as above.
+        end_offset: end of the batches added so far (exclusive).
     """
 
     __slots__ = (
@@ -86,14 +87,14 @@ class KeyMap:
         assert max_keys >= MAX_RECORDS_PER_BATCH, f"{max_keys} keys are fewer than a batch may have"
         self._max_keys = max_keys
         self._hasher = hasher
-        # Records by upper and lower half of the hash, and their positions: `_count` of them, the first `_count - _added` sorted
-        # by hash and each the newest of its key. Pages that nothing was written to take no memory.
+        # Upper and lower half of the hash and the position of `_count` records. The first `_count - _added` are sorted
+        # by hash, and each is the newest of its key. Pages that were never written take no memory.
         self._high: npt.NDArray[np.uint64] = np.empty(max_keys, np.uint64)
         self._low: npt.NDArray[np.uint64] = np.empty(max_keys, np.uint64)
         self._positions: _Positions = np.empty(max_keys, np.int64)
         self._count = 0
         self._added = 0
-        # Keys of the last `_waiting_count` records, which are not hashed yet, and the base offset of each batch of them.
+        # Keys of the last `_waiting_count` records, not hashed yet, and the base offset of each of their batches.
         self._waiting: list[BytesColumn] = []
         self._waiting_bases: list[int] = []
         self._waiting_count = 0
@@ -101,29 +102,30 @@ class KeyMap:
         # The positions, ascending, and a view of them; None: not sorted since the last addition.
         self._kept: array[int] | None = None
         self._kept_view = self._positions[:0]
-        # The batch that was asked for last, and the answer: several questions come for each.
+        # The last requested batch and its answer, because several questions come for each batch.
         self._asked: tuple[int, _Positions] = -1, self._positions[:0]
-        # Base offsets of the batches that have records without a key.
+        # Base offsets of the batches with records without a key.
         self._keyless: set[int] = set()
         self.start_offset = start_offset
         self.end_offset = start_offset
 
     def __len__(self) -> int:
-        """Return how many keys the map has, and batches with records without a key."""
+        """Return the number of keys, plus that of batches with records without a key."""
         self._sort()
         return self._count + len(self._keyless)
 
     def add(self, keys: BytesColumn | None, base_offset: int, next_offset: int, *, is_keyless: bool = False) -> bool:
-        """Take up the next batch.
+        """Add the next batch.
 
         Args:
-            keys: the keys of its records; a record whose key is null replaces nothing. None: no record has a key, or none counts.
+            keys: the keys of its records; a record with a null key replaces nothing. None: no record has a key, or none
+                counts.
             base_offset: first offset of the batch, inclusive.
             next_offset: offset after the batch, which becomes the end of the map.
-            is_keyless: the batch has records without a key that stay.
+            is_keyless: True if the batch has records without a key, which stay.
 
         Returns:
-            False if it may not fit; then nothing was taken up.
+            False if the batch may not fit; then nothing was added.
         """
         assert next_offset > self.end_offset, f"a batch that ends at {next_offset}, after {self.end_offset}"
         count = 0 if keys is None else keys.record_count - len(keys.nulls)
@@ -184,14 +186,14 @@ class KeyMap:
         self._low[start:end] = hashes[:, 1]
 
     def _sort(self) -> None:
-        """Keep the largest position of each hash, in the order of the hashes."""
+        """Keep the largest position of each hash, ordered by hash."""
         if self._added == 0:
             return
         self._hash_waiting()
         some = _not_replaced(self._high[: self._count], self._low[: self._count])
         high, low, end = self._high[some], self._low[some], len(some)
-        # Hashes whose low bits make room for the index: sorting them takes a third of what finding their order does, and of
-        # those that begin alike the newest comes last.
+        # Replace the low bits of each hash by its index. Sorting such hashes takes a third of the time of finding their
+        # order, and the newest of those with equal upper bits comes last.
         bits = np.uint64(end.bit_length())
         packed = (high >> bits << bits) | np.arange(end, dtype=np.uint64)
         packed.sort()
@@ -199,7 +201,7 @@ class KeyMap:
         packed >>= bits
         is_same = _same_as_next(high, low, order)
         if np.any((packed[1:] == packed[:-1]) != is_same):
-            # Different hashes begin alike: they may stand in turns.
+            # Different hashes share their upper bits, and may alternate.
             order = np.lexsort((low, high))
             is_same = _same_as_next(high, low, order)
         newest = some[order[np.flatnonzero(np.concatenate((~is_same, np.ones(1, np.bool_))))]]
@@ -209,11 +211,11 @@ class KeyMap:
             column[: self._count] = column[newest]
 
     def took_up(self, next_offset: int) -> bool:
-        """Tell whether the batch that ends there was added: then `kept_count` knows what stays of it."""
+        """Tell whether the batch that ends at `next_offset` was added, so that `kept_count` knows what stays of it."""
         return self.start_offset < next_offset <= self.end_offset
 
     def kept_count(self, base_offset: int, next_offset: int) -> int:
-        """Return how many keys have their newest record in a batch; 0 for a batch that was not added."""
+        """Return the number of keys whose newest record is in a batch; 0 for a batch that was not added."""
         return len(self._kept_in(base_offset, next_offset))
 
     def _kept_in(self, base_offset: int, next_offset: int) -> _Positions:
@@ -231,13 +233,13 @@ class KeyMap:
         return self._asked[1]
 
     def empties(self, base_offset: int, next_offset: int) -> bool:
-        """Tell whether nothing stays of a batch for sure; False if its columns must be looked at."""
+        """Tell whether certainly no record of a batch stays; False if its columns must be examined."""
         if not self.took_up(next_offset) or base_offset in self._keyless:
             return False
         return not self.kept_count(base_offset, next_offset)
 
     def stays(self, keys: BytesColumn, base_offset: int, next_offset: int) -> bytearray:
-        """Tell of each record of a batch whether no newer one of its key is known.
+        """Tell for each record of a batch whether no newer record of its key is known.
 
         Args:
             keys: its keys.
@@ -245,7 +247,7 @@ class KeyMap:
             next_offset: offset after the batch.
 
         Returns:
-            1 for each record that stays, 0 for each other. One without a key has no newer one.
+            1 for each record that stays, 0 for each other. A record without a key has no newer one.
         """
         if next_offset > self.end_offset:
             return bytearray(b"\1") * keys.record_count
@@ -259,7 +261,7 @@ class KeyMap:
         return stays
 
     def _has(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
-        """Tell of each hash whether the map has it."""
+        """Tell for each hash whether the map holds it."""
         self._sort()
         if self._count == 0:
             return np.zeros(len(hashes), np.bool_)
@@ -268,7 +270,7 @@ class KeyMap:
         while True:
             is_same_high = high[at] == hashes[:, 0]
             is_found = is_same_high & (low[at] == hashes[:, 1])
-            # Keys that share the upper half stand one after the other.
+            # Keys with the same upper half are adjacent.
             may_follow = is_same_high & ~is_found & (at < self._count - 1)
             if not may_follow.any():
                 return is_found
@@ -276,15 +278,15 @@ class KeyMap:
 
 
 def _not_replaced(high: npt.NDArray[np.uint64], low: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
-    """Return the indexes of the hashes that no later one is known to be equal to, ascending.
+    """Return the indexes of the hashes without a known later equal, ascending.
 
-    Most that have an equal one behind them are left out, by a look at a table in which each slot has the last hash that belongs there;
-    sorting the others alone takes a fraction of the time where keys come again and again.
+    Most hashes with a later equal are found in a table whose slots hold the last hash that maps to them. Where keys
+    repeat often, sorting only the others takes a fraction of the time.
     """
     count = len(high)
     indexes = np.arange(count, dtype=np.int32)
     slots = (high & np.uint64((_SLOTS_PER_HASH << count.bit_length()) - 1)).astype(np.intp)
-    # Only slots that were written are read.
+    # The function reads only slots that it has written.
     table = np.empty(_SLOTS_PER_HASH << count.bit_length(), np.int32)
     table[slots] = indexes
     last = table[slots]
@@ -293,6 +295,6 @@ def _not_replaced(high: npt.NDArray[np.uint64], low: npt.NDArray[np.uint64]) -> 
 
 
 def _same_as_next(high: npt.NDArray[np.uint64], low: npt.NDArray[np.uint64], order: npt.NDArray[np.intp]) -> _Flags:
-    """Tell of each hash but the last one, in an order, whether the next one is the same."""
+    """Tell for each hash but the last, in the given order, whether the next one is equal."""
     high, low = high[order], low[order]
     return (high[1:] == high[:-1]) & (low[1:] == low[:-1])

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Owner side of the compaction of one log: what it is like, the task of a pass, and each swap.
+"""The owner's side of the compaction of one log: its facts, the task of a pass, and each swap.
 
-Theory
-    `facts` -> (`plan.find_range` decides) -> `begin` gives the task of a `CompactionPass`, which works in another thread ->
-    `swap` each group that it wrote -> `end`. Every call here is short, but `swap`, which syncs the directory three times.
-    Appends, retention and truncation go on in between; a group whose sources changed meanwhile is thrown away, and so is a
-    pass under which the log was restarted. One pass of a log is under way at a time.
-    All that is written is written by the log (`PartitionLog.swap`, `note_compacted`); what is remembered here is what was read of
-    its segments, so that the cleaner looks at each index once.
+Design
+    `facts` -> (`plan.find_range` decides) -> `begin` makes the task of a `CompactionPass`, which runs in another thread
+    -> `swap` for each group that it wrote -> `end`. Every call is short, except `swap`, which syncs the directory three
+    times. In between, appends, retention and truncation continue. A group whose sources have changed is thrown away. So
+    is a pass under which the log restarted. One pass of a log is under way at a time.
+    Only the log writes (`PartitionLog.swap`, `note_compacted`). This module remembers what it read of the segments, so
+    that the cleaner reads each index once.
 
-Belongs to the owner of the log. Source: docs/storage.md section 6.
+State: the owner of the log writes it. Source: docs/storage.md section 6.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from .plan import CompactionRange, CompactionRules, LogFacts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _KnownFacts:
-    """What was found out about a segment while it was of this size."""
+    """Facts about a segment, valid while it has this size."""
 
     segment: Segment
     facts: SegmentFacts
 
 
 class LogCompaction:
-    """See the module docstring.
+    """The owner's side of one log; the module docstring has the order of calls.
 
     Attributes:
         log: the log.
@@ -49,7 +49,7 @@ class LogCompaction:
 
     @property
     def rules(self) -> CompactionRules | None:
-        """When the log is due, as its settings say; None: it is not compacted."""
+        """The settings that decide when the log is due; None: it is not compacted."""
         settings = self.log.settings
         if not settings.compact:
             return None
@@ -60,11 +60,11 @@ class LogCompaction:
         )
 
     def facts(self, high_watermark: int) -> LogFacts:
-        """Return what the plan needs to know. Reads the index of each new sealed segment once.
+        """Return the facts for the plan. Reads the index of each new sealed segment once.
 
         Args:
-            high_watermark: nothing at or beyond it is touched (exclusive). What is not flushed, or
-                not below the first open transaction, is not touched either.
+            high_watermark: compaction touches nothing at or beyond it (exclusive), nothing unflushed, and nothing at or
+                beyond the first open transaction.
 
         Raises:
             DiskFailedError, LogClosedError: nothing can be compacted.
@@ -80,7 +80,7 @@ class LogCompaction:
         )
 
     def begin(self, chosen: CompactionRange, *, now_ms: int, max_keys: int) -> PassTask:
-        """Describe the log to a pass over the range that was chosen.
+        """Make the task of a pass over the chosen range.
 
         Args:
             chosen: the range.
@@ -88,7 +88,7 @@ class LogCompaction:
             max_keys: most keys of the key map.
 
         Raises:
-            DiskFailedError, LogClosedError, DiskReadError, CorruptLogError: as `facts`.
+            DiskFailedError, LogClosedError, DiskReadError, CorruptLogError: as in `facts`.
         """
         log = self.log
         log.check_writable()
@@ -114,7 +114,7 @@ class LogCompaction:
         )
 
     def _memory_offsets(self) -> frozenset[int]:
-        """Return the base offsets of the batches in all idempotence windows, those that a power failure brings back included."""
+        """Return the base offsets of all batches in the producer state, including those that a power failure would restore."""
         return frozenset(
             batch.base_offset
             for each in self.log.possible_producers()
@@ -123,13 +123,13 @@ class LogCompaction:
         )
 
     def _known_producers(self) -> frozenset[int]:
-        """Return the ids of all producers, those that a power failure brings back included; none without a transaction."""
+        """Return the ids of all producers, including those that a power failure would restore; none if there was no transaction."""
         if not self.log.producers.has_transactions:
             return frozenset()
         return frozenset(producer_id for each in self.log.possible_producers() for producer_id, _ in each.states())
 
     def holds(self, segments: Iterable[SegmentFacts]) -> bool:
-        """Tell whether the log still has these sealed segments, as a pass that is under way was told of them."""
+        """Tell whether the log still has these sealed segments, as they were described to a pass under way."""
         count = self.log.restart_count
         held = {(each.base_offset, each.end_offset, each.size_bytes, count) for each in self.log.segments}
         return all(
@@ -137,11 +137,11 @@ class LogCompaction:
         )
 
     def swap(self, cleaned: CleanedGroup, *, now_ms: int) -> bool:
-        """Put a group in the place of its sources; see `PartitionLog.swap`. If it answers False, the pass must end."""
+        """Replace the sources of a group (`PartitionLog.swap`). If it returns False, the pass must end."""
         return self.log.swap(cleaned, now_ms=now_ms)
 
     def end(self, outcome: PassOutcome) -> None:
-        """Note what a pass did, after its last swap.
+        """Save the result of a pass, after its last swap.
 
         Raises:
             DiskFailedError, LogClosedError: the log can no longer be written.
@@ -158,7 +158,7 @@ class LogCompaction:
         return tuple(replace(known.facts, is_damaged=bool(known.segment.damages())) for known in facts.values())
 
     def _facts_of(self, segment: Segment) -> _KnownFacts:
-        """Return what is known of a sealed segment; its index is read once."""
+        """Return the facts of a sealed segment; its index is read once."""
         known = self._facts.get(segment.base_offset)
         if known is not None and known.segment is segment and known.facts.size_bytes == segment.size_bytes:
             return known
@@ -167,7 +167,7 @@ class LogCompaction:
             base_offset=segment.base_offset,
             end_offset=segment.end_offset,
             size_bytes=segment.size_bytes,
-            # A filler has no time of its own: 0.
+            # A filler has no timestamp of its own: 0.
             first_timestamp_ms=index.first_timestamp_ms or index.max_timestamp_ms or None,
             max_timestamp_ms=index.max_timestamp_ms or 0,
             restart_count=self.log.restart_count,

@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One pass over the sealed segments of one log: builds the key map, then writes each group anew.
+"""One pass over the sealed segments of one log: builds the key map, then rewrites each group.
 
-Theory
-    The owner describes the log in a `PassTask` (`owner`). A `CompactionPass` may work in any thread: it reads sealed segments,
-    which never change, and writes `.cleaned` files. After each group the owner swaps it (`PartitionLog.swap`); only then the next
-    one is written, so that an older record is gone before a tombstone behind it may go.
+Design
+    The owner describes the log in a `PassTask` (`owner`). A `CompactionPass` may run in any thread: it reads sealed
+    segments, which never change, and writes `.cleaned` files. After each group the owner swaps it
+    (`PartitionLog.swap`), and only then the pass writes the next one. So an older record is removed before a later
+    tombstone may be.
 
 Laws
-    Where something older may be left, tombstones stay: from `hold_offset` on, which is the first damaged segment, the first
-    batch that could not be rewritten, or the end of the key map. `PassOutcome.map_offset` keeps that for the next pass, whose
-    key map begins there again.
-    A record of an aborted transaction replaces nothing and does not stay. What becomes of the ends of transactions stands in
-    `transaction_ends`.
-    If the map cannot reach from there to the dirty part, it begins at the dirty part, so that a pass always gets on.
+    Where an older record may be left, tombstones stay. This begins at `hold_offset`: the first damaged segment, the
+    first batch that could not be rewritten, or the end of the key map. `PassOutcome.map_offset` passes it on to the
+    next pass, whose key map begins there.
+    If the map cannot reach from there to the dirty part, it begins at the dirty part, so that every pass makes
+    progress.
+    A record of an aborted transaction replaces nothing and does not stay. `transaction_ends` decides on the ends of
+    transactions.
 
 Source: docs/storage.md section 6; Kafka, Cleaner.doClean.
 """
@@ -55,18 +57,18 @@ class PassTask:
         sealed: its sealed segments, ascending.
         map_offset: below it no record is left that a newer one replaces (exclusive); at most `dirty_offset`.
         dirty_offset: below it everything was compacted as far as possible (exclusive).
-        end_offset: end of the pass, exclusive; a segment's end.
-        aborted: transactions that ended without effect and have records in the range.
-        memory_offsets: base offsets of the batches in the idempotence windows of all producers.
+        end_offset: end of the pass, exclusive; the end of a segment.
+        aborted: aborted transactions with records in the range.
+        memory_offsets: base offsets of the batches in the producer state.
         known_producers: ids of all producers that the log knows; empty if it never had a transaction.
-        next_horizon_ms: see `PassOutcome`, of the pass before.
+        next_horizon_ms: `PassOutcome.next_horizon_ms` of the pass before.
         now_ms: wall clock in milliseconds since 1970.
-        delete_retention_ms: how long a tombstone stays after everything older of its key is gone, and the end of a
-            transaction after its records are.
-        segment_bytes: most bytes of a group of several segments.
+        delete_retention_ms: how long a tombstone stays after all older records of its key are gone, and the end of a
+            transaction after the transaction's records.
+        segment_bytes: largest size of a group of several segments.
         interval_bytes: index interval.
         max_keys: most keys of the key map.
-        restart_count: how often the log had begun anew; once more, and the pass is void.
+        restart_count: `PartitionLog.restart_count` at the beginning; the pass is void once it changes.
     """
 
     directory: str
@@ -88,15 +90,15 @@ class PassTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassOutcome:
-    """What a pass did once all its groups were swapped.
+    """The result of a pass after all its groups were swapped.
 
     Attributes:
-        map_offset: see `PassTask`; for the next pass.
-        dirty_offset: see `PassTask`; for the next pass.
-        next_horizon_ms: the earliest time at which a tombstone, or the end of a transaction, may go; None: none waits.
+        map_offset: as in `PassTask`, for the next pass.
+        dirty_offset: as in `PassTask`, for the next pass.
+        next_horizon_ms: earliest time when a tombstone or an end of a transaction may be removed; None: none waits.
         read_count: records read.
         kept_count: records that stayed.
-        restart_count: see `PassTask`.
+        restart_count: as in `PassTask`.
     """
 
     map_offset: int
@@ -108,12 +110,12 @@ class PassOutcome:
 
 
 class CompactionPass:
-    """One pass: `build`, then `clean` each of `groups`, then `outcome`.
+    """One pass: `build`, then `clean` for each of `groups`, then `outcome`.
 
     Args:
         disk: the disk of the log.
         task: the log.
-        pace: waits as long as the rate limit asks for.
+        pace: waits as long as the rate limit requires.
     """
 
     def __init__(self, disk: Disk, task: PassTask, pace: Pace) -> None:
@@ -128,7 +130,7 @@ class CompactionPass:
         self._hasher = KeyHasher(token_bytes(SECRET_BYTES))
         self._key_map = self._new_map(task.map_offset)
         self._ends = TransactionEnds(task.known_producers)
-        # Of one producer they do not overlap, so that one search tells.
+        # The transactions of one producer do not overlap, so one search decides.
         self._aborted: dict[int, list[AbortedTransaction]] = {}
         for each in task.aborted:
             self._aborted.setdefault(each.producer_id, []).append(each)
@@ -137,7 +139,7 @@ class CompactionPass:
         """Build the key map.
 
         Raises:
-            CorruptLogError, BatchError: a batch is damaged, or of a format that this version does not know.
+            CorruptLogError, BatchError: a batch is damaged, or has a format that this version does not know.
             FileMissingError, DiskReadError, DiskAccessError, TooManyOpenFilesError: a segment cannot be read.
         """
         task = self._task
@@ -152,7 +154,7 @@ class CompactionPass:
             self._hold_offset = min(self._hold_offset, damage_offset)
 
     def _build_from(self, start_offset: int) -> int:
-        """Build the map from an offset on; return how far it knows (exclusive)."""
+        """Build the map from an offset on; return its end (exclusive)."""
         task = self._task
         self._key_map = key_map = self._new_map(start_offset)
         for segment in task.sealed:
@@ -167,7 +169,7 @@ class CompactionPass:
         return KeyMap(self._task.max_keys, start_offset=start_offset, hasher=self._hasher)
 
     def _find_ends_below(self, offset: int) -> None:
-        """Look for the newest end of each producer below the map as well: an older one may go."""
+        """Find the newest end of each producer below the map too, because an older one may be removed."""
         for segment in self._task.sealed:
             if segment.base_offset < offset and not segment.is_damaged:
                 for header, _ in read_segment(self._disk, self._task.directory, segment, self._pace):
@@ -183,7 +185,7 @@ class CompactionPass:
         return key_map.add(keys, header.base_offset, header.next_offset, is_keyless=bool(keys.nulls))
 
     def _is_aborted(self, header: BatchHeader) -> bool:
-        """Tell whether the records of a batch ended without effect: they replace nothing, and none of them stays."""
+        """Tell whether the records of a batch belong to an aborted transaction: they replace nothing, and none of them stays."""
         if not header.is_transactional or header.is_control:
             return False
         ended = self._aborted.get(header.producer_id, [])
@@ -197,11 +199,12 @@ class CompactionPass:
         return group_segments(task.sealed, end_offset=end_offset, segment_bytes=task.segment_bytes)
 
     def clean(self, group: tuple[SegmentFacts, ...]) -> CleanedGroup | None:
-        """Write one group anew; None if nothing changes.
+        """Rewrite one group; None if nothing changes.
 
         Raises:
-            DiskFullError, DiskFailedError: it cannot be written; nothing is left of it.
-            CorruptLogError, BatchError, FileMissingError, DiskReadError, DiskAccessError, TooManyOpenFilesError: as `build`.
+            DiskFullError, DiskFailedError: the group cannot be written; its file is removed.
+            CorruptLogError, BatchError, FileMissingError, DiskReadError, DiskAccessError, TooManyOpenFilesError: as in
+                `build`.
         """
         task = self._task
         writer = GroupWriter(self._disk, task.directory, group, interval_bytes=task.interval_bytes, pace=self._pace)
@@ -217,7 +220,7 @@ class CompactionPass:
             raise
 
     def _clean_batch(self, writer: GroupWriter, gaps: GapFiller, header: BatchHeader, batch: BytesLike) -> None:
-        """Put into the writer what becomes of one batch."""
+        """Write what is left of one batch."""
         rewritten = None if header.is_filler else self._rewrite(header, batch)
         if rewritten is not None:
             if not header.is_control:
@@ -231,20 +234,20 @@ class CompactionPass:
             _put_all(writer, (gaps.add(header),))
 
     def _needs_bytes(self, header: BatchHeader) -> bool:
-        """Tell whether a batch must be read; if not, all that is left of it are its offsets.
+        """Tell whether a batch must be read; if not, only its offsets are left.
 
-        Only where its bytes were checked when the map was built: else the header that condemns it may be what is damaged.
+        A batch may be skipped only if the map has checked its bytes. Otherwise a damaged header could remove it.
         """
         if header.is_filler or header.is_control or header.base_offset in self._task.memory_offsets:
             return True
         return not self._key_map.took_up(header.next_offset) or self._may_stay(header)
 
     def _may_stay(self, header: BatchHeader) -> bool:
-        """Tell whether a batch of records must be looked at record by record; if not, none of them stays."""
+        """Tell whether a batch must be examined record by record; if not, none of its records stays."""
         return not self._key_map.empties(header.base_offset, header.next_offset) and not self._is_aborted(header)
 
     def _rewrite(self, header: BatchHeader, batch: BytesLike) -> BytesLike | EncodedBatch | None:
-        """Return what stays of a batch that is no filler; None: nothing."""
+        """Return what stays of a batch that is not a filler; None: nothing."""
         task = self._task
         rule = TombstoneRule(now_ms=task.now_ms, retention_ms=task.delete_retention_ms, end_offset=self._hold_offset)
         if header.is_control:
@@ -259,7 +262,7 @@ class CompactionPass:
         try:
             rewritten = rewrite_batch(header, payload, stays, delete_horizon_ms=horizon_ms)
         except BatchTooLargeError:
-            # It stays as it is, and with it records that are older than what follows.
+            # The batch stays as it is, with records that are older than those behind it.
             self._hold_offset = min(self._hold_offset, header.base_offset)
             self._kept_count += header.record_count
             return batch
@@ -271,7 +274,7 @@ class CompactionPass:
     def _rewrite_end(
         self, header: BatchHeader, batch: BytesLike, rule: TombstoneRule
     ) -> BytesLike | EncodedBatch | None:
-        """Return what becomes of the end of a transaction; None: it goes."""
+        """Return what is left of the end of a transaction; None: nothing."""
         fate = self._ends.decide(header, rule)
         if not fate.stays:
             return None
@@ -287,9 +290,9 @@ class CompactionPass:
         self._next_horizon_ms = horizon_ms if known_ms is None else min(known_ms, horizon_ms)
 
     def outcome(self) -> PassOutcome:
-        """Return what the log is like after all groups were swapped."""
+        """Return the state of the log after all groups were swapped."""
         task = self._task
-        # Of a map that ends below the dirty offset, nothing is known against what stands between the two.
+        # If the map ends below the dirty offset, records between the two may still be replaced.
         knows_all = self._reached_offset >= task.dirty_offset
         return PassOutcome(
             map_offset=self._hold_offset if knows_all else min(task.map_offset, self._hold_offset),

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which partition is compacted next, over which offsets, and in which groups of segments. Pure.
+"""Chooses the next log to compact, its range, and its groups of segments. Pure.
 
 Laws
-    Only sealed segments, wholly below `stable_end_offset` (flushed, at or below the high watermark, before the first open
-    transaction), are ever touched: what may still be truncated must not replace anything.
+    Compaction touches only sealed segments wholly below `stable_end_offset` (flushed, at or below the high watermark,
+    before the first open transaction). Records that may still be truncated must not replace anything.
     The range ends before the first segment with a record younger than `min_compaction_lag_ms`.
-    A group is one or more neighbouring segments without damage that fit one segment file.
+    A group is one or more neighbouring segments without damage that fit into one segment file.
 
 Source: docs/storage.md section 6; Kafka, LogCleanerManager.grabFilthiestCompactedLog and Cleaner.groupSegmentsBySize.
 """
@@ -21,18 +21,19 @@ from lograft.wire.filler import MAX_FILLER_OFFSETS
 from storage.types import SegmentFacts
 
 MAX_GROUP_OFFSETS = MAX_FILLER_OFFSETS
-"""Most offsets of one group: an index entry must hold the distance to the base offset."""
+"""Most offsets of one group: an index entry holds the distance to the base offset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFacts:
-    """What the plan knows of one log.
+    """Facts about one log for the plan.
 
     Attributes:
-        sealed: its segments but for the active one, ascending.
-        dirty_offset: everything below was compacted (exclusive).
-        stable_end_offset: nothing at or beyond it may be touched (exclusive).
-        next_horizon_ms: the earliest time at which a tombstone below `dirty_offset` may go; None: there is none.
+        sealed: its sealed segments, ascending.
+        dirty_offset: everything below it was compacted (exclusive).
+        stable_end_offset: compaction touches nothing at or beyond it (exclusive).
+        next_horizon_ms: earliest time when a tombstone or an end of a transaction below `dirty_offset` may be removed;
+            None: none waits.
     """
 
     sealed: Sequence[SegmentFacts]
@@ -43,7 +44,7 @@ class LogFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionRules:
-    """The topic's configuration; see `LogSettings`."""
+    """The configuration of the topic; `LogSettings` describes the fields."""
 
     min_compaction_lag_ms: int
     max_compaction_lag_ms: int
@@ -51,7 +52,7 @@ class CompactionRules:
 
 
 class Urgency(IntEnum):
-    """Why a log is compacted; a larger one goes first."""
+    """Why a log is due; the cleaner takes the largest value first."""
 
     TOMBSTONES = 1
     DIRTY = 2
@@ -60,13 +61,13 @@ class Urgency(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionRange:
-    """A log that is due.
+    """A due log and its range.
 
     Attributes:
-        dirty_offset: where the dirty part begins, inclusive.
-        end_offset: where it ends, exclusive; segments below are compacted.
+        dirty_offset: start of the dirty part, inclusive.
+        end_offset: end of the dirty part, exclusive; all segments below it are compacted.
         dirty_ratio: dirty bytes / all bytes below `end_offset`, 0 to 1.
-        urgency: why it is due.
+        urgency: why the log is due.
     """
 
     dirty_offset: int
@@ -76,7 +77,7 @@ class CompactionRange:
 
 
 def find_range(facts: LogFacts, rules: CompactionRules, now_ms: int) -> CompactionRange | None:
-    """Return what of a log is to be compacted now; None: it is not due.
+    """Return the range of a log that is due for compaction; None: the log is not due.
 
     Args:
         facts: the log.
@@ -128,12 +129,12 @@ def most_urgent(due: Iterable[tuple[str, CompactionRange]]) -> str | None:
 def group_segments(
     sealed: Sequence[SegmentFacts], *, end_offset: int, segment_bytes: int
 ) -> list[tuple[SegmentFacts, ...]]:
-    """Return the groups that take part in a pass, ascending; each becomes one segment.
+    """Return the groups of a pass, ascending; each becomes one segment.
 
     Args:
         sealed: sealed segments, ascending.
         end_offset: segments that begin at or beyond it are left alone (exclusive).
-        segment_bytes: most bytes of a group of several segments, as they are now.
+        segment_bytes: largest size of a group of several segments, before compaction.
     """
     groups: list[tuple[SegmentFacts, ...]] = []
     group: list[SegmentFacts] = []
@@ -156,5 +157,5 @@ def _fits(group: Sequence[SegmentFacts], segment: SegmentFacts, segment_bytes: i
 
 
 def first_damage(sealed: Iterable[SegmentFacts]) -> int | None:
-    """Return where the first damaged segment begins: something older than what follows may be left there."""
+    """Return the base offset of the first damaged segment, behind which an older record may be left; None: no damage."""
     return next((segment.base_offset for segment in sealed if segment.is_damaged), None)

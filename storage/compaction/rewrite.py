@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One batch and which of its records stay -> the bytes that take its place. Pure.
+"""Rewrites one batch with the records that stay. Pure.
 
 Laws
-    A batch that loses nothing is given back byte for byte. One that loses records keeps its base offset, last offset, sequence
-    numbers, leader epoch, codec, and key, value, headers, timestamp and offset of every record that stays. What loses all
-    becomes a filler; the fillers cover exactly the offsets of the batches that they replace.
-    Neighbouring fillers are one, if they have one leader epoch (so that batch headers alone still tell where an epoch begins)
-    and none of them is the memory of a producer's sequence numbers.
+    A batch that loses nothing stays the same, byte for byte. A batch that loses records keeps its base offset, last
+    offset, sequence numbers, leader epoch and codec. Every record that stays keeps its key, value, headers, timestamp
+    and offset. A batch that loses all records becomes a filler. Fillers cover exactly the offsets of the batches that
+    they replace.
+    Neighbouring fillers become one if they have the same leader epoch (so that batch headers still show where an epoch
+    begins) and none of them remembers the sequence numbers of a producer.
 
-Theory
-    Works on columns: items of one length are rows of a table, of which numpy copies those that stay; items of several lengths
-    are copied in runs of neighbouring records that stay, each one slice of the column. No object is made of any value. The
-    delete horizon takes the place of the base timestamp (attribute bit 6), and the timestamp deltas are laid out relative to it,
-    so that a reader needs to know nothing of it.
+Design
+    The code works on columns. Items of one length are rows of a table, and numpy copies those that stay. Items of
+    several lengths are copied in runs of neighbouring records, each run one slice of the column. No value becomes an
+    object. The delete horizon replaces the base timestamp (attribute bit 6), and the timestamp deltas are relative to
+    it, so that readers need not know about it.
 
 Source: docs/storage.md section 6; KIP-534; Kafka, MemoryRecords.filterTo.
 """
@@ -48,16 +49,16 @@ _Flags = npt.NDArray[np.bool_]
 def rewrite_batch(
     header: BatchHeader, payload: Payload, stays: bytearray, *, delete_horizon_ms: int | None
 ) -> EncodedBatch | None:
-    """Return a batch that keeps some of its records, or None if nothing changes.
+    """Return a batch with only some of its records; None if nothing changes.
 
     Args:
-        header: the header of a batch with a CRC that was checked.
+        header: the header of a batch whose CRC was checked.
         payload: its columns.
-        stays: 1 for each record that stays, at least one, 0 for each other; as long as the batch has records.
-        delete_horizon_ms: time from which its tombstones may go; None: it has none any more.
+        stays: 1 for each record that stays (at least one), 0 for each other; one entry for each record.
+        delete_horizon_ms: time from which its tombstones may be removed; None: no horizon.
 
     Raises:
-        BatchTooLargeError: the columns that record the gaps make it larger than a batch may be.
+        BatchTooLargeError: the column of offset deltas makes the batch larger than the limit.
     """
     assert len(stays) == header.record_count, f"{len(stays)} decisions for {header.record_count} records"
     record_count = stays.count(1)
@@ -67,7 +68,7 @@ def rewrite_batch(
     parts: list[BytesLike] = []
     is_left = np.frombuffer(stays, np.bool_)
     _append_column(parts, VALUE_FIELDS, payload.values, is_left)
-    # Every record that is left may be one without a key: then there is no column of keys.
+    # If no remaining record has a key, there is no column of keys.
     if payload.keys is not None and len(_nulls_of(payload.keys, is_left)) < record_count:
         _append_column(parts, KEY_FIELDS, payload.keys, is_left)
     base_ms = header.base_timestamp_ms if delete_horizon_ms is None else delete_horizon_ms
@@ -86,7 +87,7 @@ def rewrite_batch(
 
 
 def _append_column(parts: list[BytesLike], fields: ColumnFields, column: BytesColumn, is_left: _Flags) -> None:
-    """Append what stays of a column of byte strings."""
+    """Append the remaining items of a column of byte strings."""
     blob, lengths, length = column.blob, column.lengths, column.uniform_length
     left: BytesLike
     if lengths is None:
@@ -101,7 +102,7 @@ def _append_column(parts: list[BytesLike], fields: ColumnFields, column: BytesCo
 
 
 def _rows_left(blob: memoryview, length: int, is_left: _Flags) -> memoryview:
-    """Return those of the items of one length that stay."""
+    """Return the remaining items, all of one length."""
     rows = np.frombuffer(blob, _row_of(length))
     return rows.compress(is_left).view(np.uint8).data
 
@@ -112,7 +113,7 @@ def _row_of(length: int) -> np.dtype[np.void]:
 
 
 def _runs_left(blob: memoryview, lengths: npt.NDArray[np.uint32], is_left: _Flags) -> bytes:
-    """Return those of the items of several lengths that stay."""
+    """Return the remaining items, of several lengths."""
     edges = np.flatnonzero(np.diff(is_left, prepend=False, append=False))
     ends = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=ends[1:])
@@ -121,7 +122,7 @@ def _runs_left(blob: memoryview, lengths: npt.NDArray[np.uint32], is_left: _Flag
 
 
 def _nulls_of(column: BytesColumn, is_left: _Flags) -> list[int]:
-    """Return the indexes that the nulls of a column have among the records that stay, ascending."""
+    """Return the indexes of a column's nulls among the remaining records, ascending."""
     if not column.nulls:
         return []
     is_null = np.zeros(len(is_left), np.bool_)
@@ -132,7 +133,7 @@ def _nulls_of(column: BytesColumn, is_left: _Flags) -> list[int]:
 def _append_timestamps(
     parts: list[BytesLike], header: BatchHeader, payload: Payload, stays: bytearray, base_ms: int
 ) -> int:
-    """Append the timestamps relative to another base, and return the largest one."""
+    """Append the timestamps relative to another base; return the largest one."""
     moved_ms = header.base_timestamp_ms - base_ms
     if not payload.timestamp_deltas_ms and moved_ms == 0:
         return base_ms
@@ -146,7 +147,7 @@ def _append_timestamps(
 
 
 def _append_headers(parts: list[BytesLike], payload: Payload, stays: bytearray) -> None:
-    """Append the headers of the records that stay."""
+    """Append the headers of the remaining records."""
     headers = payload.headers
     if headers is None:
         return
@@ -160,7 +161,7 @@ def _append_headers(parts: list[BytesLike], payload: Payload, stays: bytearray) 
 
 
 def memory_filler(header: BatchHeader) -> bytearray:
-    """Return the filler that keeps producer, sequences and largest timestamp of a batch whose records all go."""
+    """Return the filler that keeps producer, sequences and largest timestamp of a batch without remaining records."""
     return encode_filler(
         base_offset=header.base_offset,
         last_offset_delta=header.last_offset_delta,
@@ -173,14 +174,14 @@ def memory_filler(header: BatchHeader) -> bytearray:
 
 
 class Filled(NamedTuple):
-    """A filler for a gap, and whether exactly these bytes stood there before."""
+    """A filler for a gap, and whether the source already has exactly these bytes."""
 
     filler: bytearray
     is_unchanged: bool
 
 
 class GapFiller:
-    """Collects neighbouring batches without records, and gives one filler for as many of them as possible."""
+    """Collects neighbouring batches without records, and makes one filler for as many of them as possible."""
 
     __slots__ = ("_end_offset", "_first", "_is_unchanged")
 
@@ -190,7 +191,7 @@ class GapFiller:
         self._is_unchanged = False
 
     def add(self, header: BatchHeader) -> Filled | None:
-        """Take up a batch that becomes a gap; return the filler of the gap before it if the two cannot be one."""
+        """Add a batch to the gap; if it does not fit, start a new gap and return the filler of the previous one."""
         first = self._first
         if first is not None:
             assert header.base_offset == self._end_offset, f"{header.base_offset} after {self._end_offset}"
@@ -206,7 +207,7 @@ class GapFiller:
         return filled
 
     def take(self) -> Filled | None:
-        """Return the filler of the gap so far, if there is one, and begin anew."""
+        """Return the filler of the gap so far, or None, and start a new gap."""
         first = self._first
         if first is None:
             return None

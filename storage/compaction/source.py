@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the batches of a sealed segment, each checked by its CRC.
+"""Reads the batches of a sealed segment and checks each CRC.
 
-Law: nothing is compacted on the word of bytes that were not verified: a damaged key would remove a good record, and damaged
-bytes would get a CRC that fits. The first bad batch ends the read with an error; the scrub, or a reader, quarantines it.
+Law: compaction never relies on unverified bytes. A damaged key would remove a good record, and damaged bytes would get
+a matching CRC. The first bad batch ends the read with an error; the scrub or a reader quarantines it.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from storage.segment.scan import header_fault
 from storage.types import Boundary, SegmentFacts
 
 READ_BYTES = 1024 * 1024
-"""Most bytes read at once; a larger batch is read alone."""
+"""Most bytes of one read; a larger batch is read alone."""
 
 LARGE_BATCH_BYTES = 64 * 1024
-"""After a batch of at least this size the next one is read alone, its header first: one that nobody wants is skipped then, and
-the others are still in the processor's cache when they are looked at."""
+"""After a batch of at least this size the next one is read alone, its header first. An unwanted batch is then skipped, and a wanted
+one is still in the processor's cache when it is used."""
 
 _SLACK_SHARE = 8
-"""A read has room for as many batches of the last one's size as fit, and for a share of one more, so that a somewhat larger one
-is not cut off and read twice."""
+"""A read has room for whole batches of the last one's size and for this share (one in this many) of one more. A somewhat larger
+batch is then not cut off and read twice."""
 
 Pace = Callable[[int], None]
-"""Called with a number of bytes before they are read or written; waits as long as the rate limit asks for."""
+"""Called with a number of bytes before they are read or written; waits as long as the rate limit requires."""
 
 
 def _every_batch(_header: BatchHeader) -> bool:
@@ -51,20 +51,20 @@ def read_segment(
     pace: Pace,
     is_wanted: Callable[[BatchHeader], bool] = _every_batch,
 ) -> Iterator[tuple[BatchHeader, memoryview]]:
-    """Yield (header, bytes) of each batch of a segment without damage; see `read_span` for the rest.
+    """Yield (header, bytes) of each batch of a segment without damage, as `read_span` does.
 
     Args:
         disk: the disk of the log.
         directory: the directory of the log.
         segment: the segment.
         pace: see `Pace`.
-        is_wanted: see `read_span`.
+        is_wanted: as in `read_span`.
 
     Raises:
-        FileMissingError: the segment was removed meanwhile.
+        FileMissingError: the segment was removed in the meantime.
     """
     path = log_path(directory, segment.base_offset)
-    # A descriptor that stays: opened again by its path, the file could be another one by then.
+    # This descriptor stays open: the path could name another file later.
     file = disk_under(disk).open_file(path)
     try:
         start, end = Boundary(segment.base_offset, 0), Boundary(segment.end_offset, segment.size_bytes)
@@ -80,18 +80,18 @@ def read_span(
     pace: Pace,
     is_wanted: Callable[[BatchHeader], bool] = _every_batch,
 ) -> Iterator[tuple[BatchHeader, memoryview]]:
-    """Yield (header, bytes) of each batch between two boundaries of a segment file, between which there is no damage.
+    """Yield (header, bytes) of each batch between two boundaries of a segment file, with no damage between them.
 
     Args:
         file: the segment's log file.
         start: the first batch.
-        end: where the last one ends.
+        end: end of the last batch.
         pace: see `Pace`.
-        is_wanted: tells of a header whether the bytes of its batch are needed. If not, they are neither checked nor yielded: an
-            empty view stands for them.
+        is_wanted: tells from a header whether the batch is needed. An unwanted batch is not checked, and an empty view
+            is yielded for it.
 
     Raises:
-        CorruptLogError: what stands there is not the next batch.
+        CorruptLogError: the bytes are not the next batch.
         DiskReadError, DiskAccessError, TooManyOpenFilesError: the disk.
     """
     path = file.path
@@ -105,7 +105,7 @@ def read_span(
             raise _bad(path, offset, position, f"the file ends after {len(view)} more bytes")
         at = 0
         while len(view) - at >= HEADER_BYTES:
-            # One that was cut off was judged already, if its header still says the same.
+            # A cut-off batch was judged before; that still holds if its header is the same.
             if cut_off is not None and bytes(view[at : at + HEADER_BYTES]) == cut_off[0]:
                 header, is_needed = cut_off[1], True
             else:
@@ -120,7 +120,7 @@ def read_span(
             if not is_needed:
                 yield header, view[:0]
             elif batch_bytes > len(view) - at:
-                # With the header behind it, which tells whether the next one is wanted.
+                # Read the header behind it too, which tells whether the next batch is wanted.
                 wanted_bytes = max(wanted_bytes, batch_bytes + HEADER_BYTES)
                 cut_off = bytes(view[at : at + HEADER_BYTES]), header
                 break
@@ -139,7 +139,7 @@ def read_span(
 
 
 def _read_bytes_after(batch_bytes: int) -> int:
-    """Return how much to read at once where batches have about this size: no batch shall be read twice."""
+    """Return the size of the next read after a batch of this size, so that no batch is read twice."""
     if batch_bytes >= LARGE_BATCH_BYTES:
         return HEADER_BYTES
     return min(READ_BYTES, READ_BYTES // batch_bytes * batch_bytes + batch_bytes // _SLACK_SHARE)

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which records of a batch stay, and until when its tombstones do. Pure.
+"""Decides which records of a batch stay, and how long its tombstones do. Pure.
 
 Rules
-    A record stays if no newer record of its key is known; so does one without a key.
-    A tombstone (a key, a null value) is kept for `retention_ms` after the pass that first removed everything older of its key:
-    that pass writes the delete horizon into the batch, and a pass at or after the horizon removes the tombstone.
-    Where something older may have been left, because the key map did not reach so far or a segment had to be passed over, no
-    horizon is given and no tombstone goes: else what it deleted would come back.
+    A record stays if no newer record of its key is known. A record without a key stays.
+    The first pass that has removed all older records of a tombstone's key writes the delete horizon into the batch:
+    `retention_ms` after that pass. A pass at or after the horizon removes the tombstone. (A tombstone is a record with
+    a key and a null value.)
+    Where an older record may be left, the pass sets no horizon and removes no tombstone; otherwise deleted records
+    would come back. This is so beyond the key map and behind a skipped segment.
 
 Source: KIP-534; Kafka, Cleaner.shouldRetainRecord.
 """
@@ -25,12 +26,12 @@ from .key_map import KeyMap
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TombstoneRule:
-    """When tombstones go.
+    """When a pass removes tombstones.
 
     Attributes:
         now_ms: wall clock of the pass, in milliseconds since 1970.
-        retention_ms: milliseconds that a tombstone stays after everything older of its key is gone.
-        end_offset: nothing older is left of the keys of batches that end at or below this (exclusive).
+        retention_ms: milliseconds that a tombstone stays after all older records of its key are gone.
+        end_offset: in batches that end at or below this, no key has an older record left (exclusive).
     """
 
     now_ms: int
@@ -39,11 +40,12 @@ class TombstoneRule:
 
 
 class Survivors(NamedTuple):
-    """What stays of a batch.
+    """The records of a batch that stay.
 
     Attributes:
         stays: 1 for each record that stays, 0 for each other.
-        delete_horizon_ms: time from which the tombstones that stay may go; None: none stays, or it is not decided yet.
+        delete_horizon_ms: time from which the remaining tombstones may be removed; None: none remains, or no horizon is
+            set yet.
     """
 
     stays: bytearray
@@ -51,7 +53,7 @@ class Survivors(NamedTuple):
 
 
 def find_survivors(header: BatchHeader, payload: Payload, key_map: KeyMap, rule: TombstoneRule) -> Survivors:
-    """Decide about the records of one batch, which has at least one."""
+    """Decide which records of a batch stay; the batch has at least one record."""
     if payload.keys is None:
         return Survivors(bytearray(b"\1") * header.record_count, header.delete_horizon_ms)
     stays = key_map.stays(payload.keys, header.base_offset, header.next_offset)

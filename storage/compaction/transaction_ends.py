@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of the control batches that end transactions. Pure.
+"""Decides on the control batches that end transactions. Pure.
 
 Rules
-    The end of a transaction stays as long as a record of it does: without it that record would be of an open transaction.
-    The first pass that leaves none (of an aborted one: the first pass at all) writes the delete horizon into it, and a pass at or
-    after the horizon removes it, so that a reader or a replica that saw records of it has so much time to see how it ended.
-    Where something older may have been left no horizon is given, and no end goes.
-    The newest end of each producer that the log still knows stays whatever its age is: it is the memory of the producer's epoch
-    and of its coordinator's, as a filler is of its sequences.
+    The end of a transaction stays as long as a record of the transaction does; without it that record would belong to
+    an open transaction.
+    The first pass that leaves no record (of an aborted transaction: the first pass) writes the delete horizon into the
+    end. A pass at or after the horizon removes it. A reader or replica that has seen records of the transaction has
+    that long to see how it ended.
+    Where an older record may be left, the pass sets no horizon and removes no end.
+    The newest end of each producer that the log still knows stays whatever its age. It remembers the epochs of the
+    producer and of its coordinator, as a filler remembers sequences.
 
-Theory
-    `note_end` sees all batches of the part whose keys are mapped (and, if a horizon has passed, all below), before `decide`
-    judges any; so a newer end that is not known only keeps an older one longer. `note_left` and `decide` see the log from its
-    start, in the order of offsets.
+Design
+    `note_end` sees all batches of the mapped part (and, if a horizon has passed, all below it) before `decide` judges
+    any. If a newer end is unknown, an older one only stays longer. `note_left` and `decide` see the log from its start,
+    in offset order.
 
 Source: docs/storage.md section 6; Kafka, CleanedTransactionMetadata and LogCleanerTest.testCommitMarkerRemoval.
 """
@@ -28,12 +30,12 @@ from .survivors import TombstoneRule
 
 
 class EndFate(NamedTuple):
-    """What becomes of the end of a transaction.
+    """The decision on the end of a transaction.
 
     Attributes:
-        stays: False: it goes, and its offset becomes a gap.
-        delete_horizon_ms: the horizon that it has, or gets; None: none.
-        due_ms: when a pass may remove it; None: not because of its age.
+        stays: False: the pass removes it, and its offset becomes a gap.
+        delete_horizon_ms: its horizon, old or new; None: none.
+        due_ms: time from which a pass may remove it; None: its age does not decide.
     """
 
     stays: bool
@@ -42,7 +44,7 @@ class EndFate(NamedTuple):
 
 
 class TransactionEnds:
-    """The ends of transactions during one pass.
+    """The ends of transactions in one pass.
 
     Args:
         known_producers: ids of the producers that the log knows.
@@ -52,23 +54,23 @@ class TransactionEnds:
 
     def __init__(self, known_producers: frozenset[int]) -> None:
         self._known_producers = known_producers
-        # Producers with records left of the transaction that the pass is in.
+        # Producers with a remaining record of their current transaction.
         self._left: set[int] = set()
-        # Producer -> base offset of its newest end that was noted.
+        # Producer id -> base offset of its newest known end.
         self._newest: dict[int, int] = {}
 
     def note_end(self, header: BatchHeader) -> None:
-        """Note any batch: only ends of transactions of known producers matter."""
+        """Note any batch; only the ends of transactions of known producers count."""
         if is_end(header) and header.producer_id in self._known_producers:
             self._newest[header.producer_id] = max(header.base_offset, self._newest.get(header.producer_id, -1))
 
     def note_left(self, header: BatchHeader) -> None:
-        """Note a batch with records, of which at least one stays."""
+        """Note a batch of which at least one record stays."""
         if header.is_transactional:
             self._left.add(header.producer_id)
 
     def decide(self, header: BatchHeader, rule: TombstoneRule) -> EndFate:
-        """Decide about the end of a transaction."""
+        """Decide on the end of a transaction."""
         producer_id, horizon_ms = header.producer_id, header.delete_horizon_ms
         if producer_id in self._left:
             self._left.discard(producer_id)

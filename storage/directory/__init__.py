@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The log directories of a broker: whose they are, which logs lie in them, their room, and moves of logs between them.
+"""The log directories of a broker: identity, lock, placement of logs, space, and moves of logs between them.
 
-Start at `data_directory` (one) and `directories` (all of a broker).
+Start at `data_directory` (one directory) and `directories` (all of a broker).
 """
 
 from __future__ import annotations

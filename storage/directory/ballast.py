@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ballast file of a log directory: room that is held so that it can be given back when the disk is full.
+"""The ballast file of a log directory: it holds disk space, so that deleting it makes room when the disk is full.
 
-File `<data>/ballast`: bytes without a meaning, of the size that the limits say. They are made so that no file system can
-compress them or share their blocks; nobody ever reads them. Whether the file is there is all that it says.
+File `<data>/ballast` has the size that the limits say. Its bytes have no meaning, and are made so that no file system
+can compress them or share their blocks. Only the existence of the file counts.
 Every method blocks; one call at a time. Source: docs/storage.md section 8.
 """
 
@@ -25,7 +25,7 @@ class Ballast:
     Args:
         disk: the disk.
         path: path of the file.
-        size_bytes: how large it is to be.
+        size_bytes: its size.
     """
 
     def __init__(self, disk: Disk, path: str, size_bytes: int) -> None:
@@ -35,14 +35,14 @@ class Ballast:
 
     @property
     def size_bytes(self) -> int:
-        """How large the file is to be."""
+        """Size of the file in bytes."""
         return self._size_bytes
 
     def is_there(self) -> bool:
-        """Tell whether the file is there with its whole size.
+        """Tell whether the file exists with its full size.
 
         Raises:
-            DiskAccessError: the disk does not tell.
+            DiskAccessError: the disk refuses the question.
         """
         try:
             return self._disk.size_bytes(self._path) == self._size_bytes
@@ -50,7 +50,7 @@ class Ballast:
             return False
 
     def take(self) -> bool:
-        """Write the file; False if there is no room for it (nothing of it is left then).
+        """Write the file; False if there is no room for it (then nothing of it is left).
 
         Raises:
             DiskFailedError, DiskAccessError: the disk.
@@ -73,7 +73,7 @@ class Ballast:
         return True
 
     def give_back(self) -> None:
-        """Remove the file, and what an interrupted `take` left.
+        """Delete the file, and what an interrupted `take` left.
 
         Raises:
             DiskFailedError, DiskAccessError: the disk.
@@ -84,5 +84,5 @@ class Ballast:
 
 
 def _piece(start: int, size_bytes: int) -> bytes:
-    """Return bytes that do not compress and differ for each position."""
+    """Return bytes that do not compress, different for each position."""
     return hashlib.shake_128(start.to_bytes(8, "big")).digest(size_bytes)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mark of an orderly stop of a whole broker: `clean-stop` in each of its log directories.
+"""The mark of a clean shutdown of a broker: file `clean-stop` in each of its log directories.
 
-It says under which broker epoch (registration) all logs were flushed and closed clean. At its next start the broker says this epoch
-to the controller, which knows the epoch of the newest registration: if the two differ, the broker has lived since and did not
-stop cleanly. So the mark is never removed, only replaced, and one that is old, damaged or missing proves nothing.
+It holds the broker epoch (registration) under which all logs were flushed and closed. At its next start the broker
+reports this epoch to the controller, which knows the newest registration. If the two differ, the broker has run since
+without a clean shutdown. So the mark is never removed, only replaced. An old, damaged or missing mark proves nothing.
 
-Law: written last, when nothing is left to be flushed. Whether one log is clean is a mark of its own (`recovery-point`).
+Law: the mark is written last, after everything was flushed. Each log has its own mark of a clean close
+(`recovery-point`).
 Source: KIP-966 (`.kafka_cleanshutdown`); docs/storage_format.md section 2.6.
 """
 
@@ -24,10 +25,11 @@ _EPOCH_LINE = re.compile(r"broker_epoch ([0-9]{1,18})", re.ASCII)
 
 
 def mark_clean_stop(directories: Sequence[LogDirectory], broker_epoch: int) -> None:
-    """Leave the mark in all log directories of a broker. Waits for the devices.
+    """Write the mark in all log directories of a broker. Waits for the devices.
 
     Raises:
-        DiskFullError, DiskFailedError, DiskAccessError: some have no mark of this epoch; the stop counts as unclean.
+        DiskFullError, DiskFailedError, DiskAccessError: some directories have no mark of this epoch; the shutdown
+            counts as unclean.
     """
     assert broker_epoch >= 0, f"broker epoch {broker_epoch}"
     content = encode_lines([f"broker_epoch {broker_epoch}"])
@@ -36,7 +38,7 @@ def mark_clean_stop(directories: Sequence[LogDirectory], broker_epoch: int) -> N
 
 
 def last_clean_stop(directories: Sequence[LogDirectory]) -> int | None:
-    """Return the broker epoch of the last clean stop; None if it is not known, or not the same in all log directories."""
+    """Return the broker epoch of the last clean shutdown; None if it is unknown, or differs between the log directories."""
     epochs = {_read_epoch(directory) for directory in directories}
     return epochs.pop() if len(epochs) == 1 else None
 
@@ -45,7 +47,7 @@ def _read_epoch(directory: LogDirectory) -> int | None:
     try:
         lines = read_lines(directory.disk, f"{directory.path}/{CLEAN_STOP_FILE}")
     except DiskError:
-        # The directory will tell by itself what is wrong with it.
+        # The use of the directory will show what is wrong with it.
         return None
     found = [match for match in map(_EPOCH_LINE.fullmatch, lines or ()) if match is not None]
     return int(found[0][1]) if len(found) == 1 else None

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data directory of one server: who it belongs to, that only one process uses it, and where things lie in it.
+"""The data directory of one server: its identity, its lock, and its layout.
 
-    <data>/meta.json                    whose directory it is; written last, a half-made directory is unformatted
+    <data>/meta.json                    owner of the directory; written last, so a half-made directory is unformatted
     <data>/lock                         flock, held while the server runs
     <data>/metadata/log/                Raft log of the metadata quorum (a `PartitionLog`)
     <data>/metadata/quorum-state.json   vote and epoch
     <data>/metadata/image/              durable image (RocksDB)
     <data>/partitions/<topic id>-<p>/   partition logs
-    <data>/ballast                      room that is given back when the disk is full (`ballast`)
+    <data>/ballast                      space that is released when the disk is full (`ballast`)
     <data>/log-directories              the directories of a broker that has several, in the first one (`brokerd`)
-    <data>/clean-stop                   broker epoch under which the broker last stopped in an orderly way (`clean_stop`)
+    <data>/clean-stop                   broker epoch of the last clean shutdown (`clean_stop`)
 
 A broker may have several such directories; only the first one has `metadata/`.
-`meta.json`: one JSON object with `format_version` (1), `cluster_id`, `node_id`, `directory_id` (32 hex digits: the
-disk's own identity; a wiped disk gets another and is never taken for the old voter).
-Law: `open` reads `meta.json` and compares it before anything else is touched.
+`meta.json` is one JSON object with `format_version` (1), `cluster_id`, `node_id` and `directory_id` (32 hex digits).
+The directory id identifies the disk: a wiped disk gets another one and does not count as the old voter.
+Law: `open` reads `meta.json` and compares it before it touches anything else.
 Source: Kafka, meta.properties; KIP-853 (directory id); architecture section 7.
 """
 
@@ -63,12 +63,12 @@ _DIRECTORY_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirectoryMeta:
-    """Whose directory it is.
+    """The cluster and node that own a directory, and its id.
 
     Attributes:
         cluster_id: the cluster; 1 to 64 characters of A-Z a-z 0-9 . _ -
         node_id: the server, 0 or more.
-        directory_id: 16 random bytes made when the directory was formatted.
+        directory_id: 16 random bytes, made when the directory was formatted.
     """
 
     cluster_id: str
@@ -77,7 +77,7 @@ class DirectoryMeta:
 
 
 class DataDirectory:
-    """A formatted data directory that this process has locked."""
+    """A formatted data directory that this process has locked; `close` releases the lock."""
 
     def __init__(self, disk: Disk, path: str, meta: DirectoryMeta, lock: FileLock) -> None:
         self._disk = disk
@@ -96,15 +96,15 @@ class DataDirectory:
         directory_id: bytes,
         has_metadata: bool = True,
     ) -> DataDirectory:
-        """Format a directory (made if missing, its parent must exist) and open it.
+        """Format a directory and open it. The directory is made if it is missing; its parent must exist.
 
         Args:
             disk: the disk.
-            path: absolute path; may hold nothing but what an interrupted `create` left, and unrelated files.
+            path: absolute path; may contain only unrelated files and leftovers of an interrupted `create`.
             cluster_id: see `DirectoryMeta`.
             node_id: see `DirectoryMeta`.
             directory_id: 16 random bytes.
-            has_metadata: False for a further log directory, which only holds partitions.
+            has_metadata: False for a further log directory, which holds only partitions.
 
         Raises:
             AlreadyFormattedError, DirectoryLockedError, DirectoryNotWritableError, DiskFullError, DiskFailedError.
@@ -150,9 +150,9 @@ class DataDirectory:
         Args:
             disk: the disk.
             path: absolute path.
-            cluster_id: refuse another cluster's directory; None takes any.
-            node_id: refuse another node's directory; None takes any.
-            has_metadata: False for a further log directory, which only holds partitions.
+            cluster_id: refuse the directory of another cluster; None accepts any.
+            node_id: refuse the directory of another node; None accepts any.
+            has_metadata: False for a further log directory, which holds only partitions.
 
         Raises:
             UnformattedDirectoryError, CorruptDirectoryError, WrongClusterError, WrongNodeError, DirectoryLockedError,
@@ -183,11 +183,11 @@ class DataDirectory:
 
     @staticmethod
     def read_meta(disk: Disk, path: str) -> DirectoryMeta | None:
-        """Return the identity of a directory without locking it; None if it is not formatted (or not there).
+        """Return the identity of a directory without locking it; None if it is not formatted or does not exist.
 
         Raises:
-            CorruptDirectoryError: `meta.json` cannot be used.
-            DirectoryNotWritableError: it cannot be read.
+            CorruptDirectoryError: `meta.json` is damaged.
+            DirectoryNotWritableError: `meta.json` cannot be read.
         """
         path = str(path).rstrip("/")
         try:
@@ -205,22 +205,22 @@ class DataDirectory:
 
     @property
     def disk(self) -> Disk:
-        """The disk that it lies on."""
+        """The disk that holds the directory."""
         return self._disk
 
     @property
     def meta(self) -> DirectoryMeta:
-        """Whose directory it is."""
+        """The identity of the directory."""
         return self._meta
 
     @property
     def cluster_id(self) -> str:
-        """The cluster that it belongs to."""
+        """The cluster that owns the directory."""
         return self._meta.cluster_id
 
     @property
     def node_id(self) -> int:
-        """The node that it belongs to."""
+        """The node that owns the directory."""
         return self._meta.node_id
 
     @property
@@ -230,7 +230,7 @@ class DataDirectory:
 
     @property
     def metadata_path(self) -> str:
-        """Directory of everything that the metadata quorum keeps."""
+        """Directory of all files of the metadata quorum."""
         return f"{self._path}/{METADATA_DIRECTORY}"
 
     @property
@@ -240,7 +240,7 @@ class DataDirectory:
 
     @property
     def quorum_state_path(self) -> str:
-        """File of vote and epoch."""
+        """File with the vote and the quorum epoch."""
         return f"{self.metadata_path}/{QUORUM_STATE_FILE}"
 
     @property
@@ -254,7 +254,7 @@ class DataDirectory:
         return f"{self._path}/{PARTITIONS_DIRECTORY}"
 
     def close(self) -> None:
-        """Give the lock back; a second call does nothing."""
+        """Release the lock; a second call does nothing."""
         self._lock.release()
 
 
@@ -270,10 +270,10 @@ def encode_meta(meta: DirectoryMeta) -> bytes:
 
 
 def decode_meta(path: str, content: bytes) -> DirectoryMeta:
-    """Read `meta.json`.
+    """Decode `meta.json`.
 
     Raises:
-        CorruptDirectoryError: it is not what `encode_meta` writes, or of a later format version.
+        CorruptDirectoryError: `encode_meta` did not write it, or it has a later format version.
     """
     try:
         parsed: object = json.loads(content)

@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The log directories of one broker: which one holds a partition, where a new one goes, and which have failed.
+"""The log directories of one broker: which one holds a partition, where a new partition is placed, and which have failed.
 
-Each directory has its own disk, id, room (`space_guard`) and failure: what happens to one concerns its partitions only.
+Each directory has its own disk, id, space state (`space_guard`) and failure. What happens to one affects only its
+partitions.
 
 Laws
-    A partition lies in exactly one directory. One that is found in two is an error that names both: nobody can tell which
-    copy is the newer one.
-    A partition that lies somewhere is never placed anew, whatever became of its directory.
+    A partition is in exactly one directory. If it is found in two, the error names both, because it is unknown which
+    copy is newer.
+    A partition that exists in a directory is never placed again, even if that directory failed.
 
-Placement: a new partition goes to the directory with the least bytes of logs for each free byte, among those that are free
-(or, when none is, among all that have not failed). An empty partition counts as `MIN_PARTITION_BYTES`, so that many new
-ones spread although none of them has bytes yet.
+Placement: a new partition goes to the directory with the fewest bytes of logs for each free byte, among the free ones.
+If none is free, it goes to one of all that have not failed. An empty partition counts as `MIN_PARTITION_BYTES`, so that
+many new ones spread although none has bytes yet.
 
-Threads: everything may be called from any thread; `place` and `scan` block for file access, one at a time.
+Threads: any thread may call everything. `place` and `scan` block for file access, one at a time.
 Source: docs/storage.md section 8; KIP-112.
 """
 
@@ -32,21 +33,21 @@ from .space import SpaceLimits, SpaceState
 from .space_guard import SpaceGuard
 
 MIN_PARTITION_BYTES = 1024 * 1024
-"""What a partition counts at least when a new one is placed: it is going to grow."""
+"""Smallest size that a partition counts with in a placement, because it will grow."""
 
 MEASURE_INTERVAL_MS = 60_000
-"""Milliseconds for which the measured sizes of partitions are good enough to place new ones."""
+"""Milliseconds for which measured partition sizes are valid for placements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirectoryLoad:
-    """What one directory carries.
+    """The load of one directory.
 
     Attributes:
-        log_bytes: bytes of its partitions, each counted with `MIN_PARTITION_BYTES` at least.
-        free_bytes: bytes that may still be written.
-        partition_count: its partitions.
-        is_free: whether its space state is free.
+        log_bytes: bytes of its partitions, each counted as at least `MIN_PARTITION_BYTES`.
+        free_bytes: bytes that can still be written.
+        partition_count: number of its partitions.
+        is_free: True if its space state is free.
     """
 
     log_bytes: int
@@ -56,10 +57,10 @@ class DirectoryLoad:
 
 
 def choose_directory(loads: Sequence[DirectoryLoad | None]) -> int | None:
-    """Return the place of the directory for a new partition; None if there is none.
+    """Return the index of the directory for a new partition; None if there is none.
 
     Args:
-        loads: what each directory carries; None for one that cannot be used.
+        loads: the load of each directory; None for an unusable one.
     """
     usable = [(slot, load) for slot, load in enumerate(loads) if load is not None]
     roomy = [(slot, load) for slot, load in usable if load.is_free] or usable
@@ -77,9 +78,9 @@ class LogDirectory:
 
     Args:
         disk: its disk, which no other directory shares.
-        path: absolute path of the data directory; the partitions lie in `partitions/` below.
-        directory_id: 16 bytes that name it.
-        limits: when it is tight and full.
+        path: absolute path of the data directory; the partitions are below it in `partitions/`.
+        directory_id: its 16-byte id.
+        limits: its space limits.
 
     Raises:
         DiskAccessError: it cannot be used.
@@ -111,11 +112,11 @@ class LogDirectory:
 
     @property
     def failure(self) -> DiskFailedError | None:
-        """Why nothing can be written here any more, if so."""
+        """The error after which the directory can no longer be written; None: it can."""
         return self._failure if self._failure is not None else self.disk.failure
 
     def note_failure(self, error: DiskFailedError) -> None:
-        """Place nothing here any more; the first failure is kept."""
+        """Note a failure: no partition is placed here any more. The first failure is kept."""
         if self._failure is None:
             self._failure = error
 
@@ -123,13 +124,13 @@ class LogDirectory:
         """Return the names of the partition directories.
 
         Raises:
-            FileMissingError, DiskAccessError: they cannot be listed.
+            FileMissingError, DiskAccessError: the directory cannot be listed.
         """
         names = self.disk.list_directory(self.partitions_path)
         return [name for name in names if parse_partition_directory_name(name) is not None]
 
     def load(self, *, now_ms: int) -> DirectoryLoad | None:
-        """Return what the directory carries, measuring it when that was long ago; None if it cannot be used."""
+        """Return the load of the directory, measured again if the last one is old; None if the directory cannot be used."""
         if self.failure is not None:
             return None
         try:
@@ -147,15 +148,15 @@ class LogDirectory:
         )
 
     def add(self, name: str) -> None:
-        """Count a partition that was just placed here."""
+        """Count a partition that was placed here."""
         self._partition_bytes.setdefault(name, 0)
 
     def drop(self, name: str) -> None:
-        """Count a partition no more."""
+        """Stop counting a partition."""
         self._partition_bytes.pop(name, None)
 
     def _measure(self, name: str) -> int:
-        """Return the bytes of a partition; what goes away meanwhile counts nothing."""
+        """Return the bytes of a partition; files that disappear in the meantime do not count."""
         size_bytes = 0
         path = f"{self.partitions_path}/{name}"
         try:
@@ -187,22 +188,22 @@ class LogDirectories:
 
     @property
     def first(self) -> LogDirectory:
-        """The one that holds the metadata too."""
+        """The directory that also holds the metadata."""
         return self._directories[0]
 
     @property
     def ids(self) -> tuple[bytes, ...]:
-        """The ids of all."""
+        """The ids of all directories."""
         return tuple(directory.directory_id for directory in self._directories)
 
     def scan(self) -> None:
-        """Settle interrupted moves, and learn which directory holds which partition; before any log is open.
+        """Settle interrupted moves, and find out which directory holds which partition; to be called before any log is open.
 
-        Their names are on stable storage afterwards, also those that a killed process had not synced.
+        Afterwards the names are on stable storage, including those that a killed process had not synced.
 
         Raises:
-            DuplicatePartitionError: a partition lies in two of them.
-            DiskError: one cannot be listed or synced.
+            DuplicatePartitionError: a partition is in two directories.
+            DiskError: a directory cannot be listed or synced.
         """
         with self._lock:
             settle_moves([directory.move_end for directory in self._directories])
@@ -218,21 +219,21 @@ class LogDirectories:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the partition directories that lie in one of them."""
+        """Names of the partition directories in all log directories."""
         with self._lock:
             return tuple(self._by_name)
 
     @property
     def failed_ids(self) -> tuple[bytes, ...]:
-        """Ids of those that have failed, ascending."""
+        """Ids of the failed directories, ascending."""
         return tuple(sorted(each.directory_id for each in self._directories if each.failure is not None))
 
     def by_id(self, directory_id: bytes) -> LogDirectory | None:
-        """Return the directory with an id, or None."""
+        """Return the directory with this id, or None."""
         return next((each for each in self._directories if each.directory_id == directory_id), None)
 
     def relocate(self, name: str, directory: LogDirectory) -> None:
-        """Note that a partition was moved to another directory."""
+        """Note that a partition moved to another directory."""
         with self._lock:
             before = self._by_name.get(name)
             if before is not None:
@@ -241,15 +242,15 @@ class LogDirectories:
             self._by_name[name] = directory
 
     def find(self, name: str) -> LogDirectory | None:
-        """Return the directory that holds a partition (by the name of its directory), or None."""
+        """Return the log directory that holds a partition, given by its directory name, or None."""
         return self._by_name.get(name)
 
     def place(self, name: str, *, now_ms: int) -> LogDirectory:
-        """Return the directory that holds a partition, or choose one for a new partition; blocks for file access.
+        """Return the directory that holds a partition, or choose one for a new partition. Blocks for file access.
 
         Args:
             name: name of the partition's directory.
-            now_ms: a clock that does not go back, in milliseconds.
+            now_ms: monotonic clock in milliseconds.
 
         Raises:
             DiskFailedError: every directory has failed.
@@ -258,7 +259,7 @@ class LogDirectories:
             known = self._by_name.get(name)
             if known is not None:
                 return known
-            # One directory needs no measuring.
+            # A single directory needs no measuring.
             is_only = len(self._directories) == 1 and self.first.failure is None
             loads = [] if is_only else [directory.load(now_ms=now_ms) for directory in self._directories]
             slot = 0 if is_only else choose_directory(loads)
@@ -270,7 +271,7 @@ class LogDirectories:
             return chosen
 
     def forget(self, name: str) -> None:
-        """Forget a partition whose directory was set aside or never made."""
+        """Forget a partition whose directory was renamed for removal, or never made."""
         with self._lock:
             directory = self._by_name.pop(name, None)
             if directory is not None:

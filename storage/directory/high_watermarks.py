@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Up to where the replicas of a log directory were known to be committed: the text checkpoint `high-watermark-checkpoint`.
+"""High watermarks of the replicas of a log directory: the text checkpoint `high-watermark-checkpoint`.
 
     <partition directory name> <high watermark>    one line for each replicated partition, ascending by name
 
-A replica that starts again may serve readers up to there before it hears from anybody: it matters where too few replicas are in sync
-to commit anything new.
+A replica that starts again may serve readers up to there before it hears from another broker. That matters if too few
+replicas are in sync to commit anything new.
 
-Law: written without a sync, and only ever with what was published. An old file is safe, for a high watermark does not go back; a
-missing or damaged one says nothing, and nobody fails because of it.
-Source: docs/replication.md, contract of the shells; docs/storage_format.md section 2.6; Kafka, replication-offset-checkpoint.
+Law: the file is written without a sync, and only with published high watermarks. An old file is safe, because a high
+watermark does not go back. A missing or damaged file counts as empty and fails nothing.
+Source: docs/replication.md, contract of the shells; docs/storage_format.md section 2.6; Kafka,
+replication-offset-checkpoint.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ _MAX_DIGITS = 19
 
 
 class LoadedHighWatermarks(NamedTuple):
-    """What a checkpoint says.
+    """The content of a checkpoint.
 
     Attributes:
-        offsets: partition directory name -> high watermark (exclusive); empty if there is no whole checkpoint.
-        problem: why one that is there says nothing, for the log of the server; None: there is none, or it is whole.
+        offsets: partition directory name -> high watermark (exclusive); empty if there is no complete checkpoint.
+        problem: why an existing checkpoint is unusable, for the server's own log; None: it is complete, or there is
+            none.
     """
 
     offsets: dict[str, int]
@@ -44,7 +46,7 @@ def write_high_watermarks(disk: Disk, directory: str, offsets: Mapping[str, int]
 
     Args:
         disk: the disk of the directory.
-        directory: absolute path of the log directory, the one that holds `partitions/`.
+        directory: absolute path of the log directory, which contains `partitions/`.
         offsets: partition directory name -> high watermark (exclusive).
 
     Raises:
@@ -55,7 +57,7 @@ def write_high_watermarks(disk: Disk, directory: str, offsets: Mapping[str, int]
 
 
 def load_high_watermarks(disk: Disk, directory: str) -> LoadedHighWatermarks:
-    """Read the checkpoint of a log directory; never fails, whatever became of it."""
+    """Read the checkpoint of a log directory; never raises a `DiskError`."""
     try:
         content = disk.read_file(_path(directory))
     except FileMissingError:
@@ -72,7 +74,7 @@ def load_high_watermarks(disk: Disk, directory: str) -> LoadedHighWatermarks:
 
 
 def read_high_watermarks(disk: Disk, directory: str) -> dict[str, int]:
-    """Read the checkpoint of a log directory, for a caller that does not ask why there may be none."""
+    """Return the high watermarks of a log directory; empty if there is no usable checkpoint."""
     return load_high_watermarks(disk, directory).offsets
 
 
@@ -85,10 +87,10 @@ def encode_high_watermarks(offsets: Mapping[str, int]) -> list[str]:
 
 
 def decode_high_watermarks(lines: Sequence[str]) -> dict[str, int]:
-    """Read the lines of the checkpoint.
+    """Decode the lines of the checkpoint.
 
     Raises:
-        ValueError: a line is none that `encode_high_watermarks` writes, or stands there twice.
+        ValueError: `encode_high_watermarks` does not write such a line, or a partition occurs twice.
     """
     offsets: dict[str, int] = {}
     for line in lines:

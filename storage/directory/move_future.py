@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The copy of a log that is being made in another directory: `<partition>.<move id>-future`.
+"""The future replica of a move: the copy of a log in another directory, `<partition>.<move id>-future`.
 
 Laws
-    Bytes of segments, and every file that is no cache, are on stable storage in the copy before `finish` returns. Caches (indexes,
-    seals, producer snapshots) carry their own check and are copied without a sync, as they were written.
-    At most `COPY_BYTES` of a log are in memory, and two files are open. Every piece waits for `pace` first.
-    The copy is never opened as a log, and whatever is left of it is removed at the next start (`move_recovery`).
+    When `finish` returns, the copy has all bytes of segments and all files that are not caches on stable storage.
+    Caches (indexes, seals, producer snapshots) have their own checksums and are copied without a sync, as they were
+    written.
+    At most `COPY_BYTES` of a log are in memory, and two files are open. Every piece first waits for `pace`.
+    Nothing opens an unfinished copy as a log. The next start removes its remains (`move_recovery`).
 
 Every method blocks; one call at a time, from any thread. Source: docs/storage.md section 11.
 """
@@ -43,28 +44,28 @@ COPY_BYTES = 1024 * 1024
 """Bytes that are read and written at once."""
 
 SYNC_BYTES = 32 * 1024 * 1024
-"""Bytes after which a file is synced on the way, so that the last sync has little left to do."""
+"""Bytes after which a file is synced during the copy, so that the last sync is short."""
 
 _CACHE_SUFFIXES = (INDEX_SUFFIX, TIME_INDEX_SUFFIX, SEAL_SUFFIX)
 _PASSING_SUFFIXES = (LOG_SUFFIX, TEMPORARY_SUFFIX, DELETED_SUFFIX, CLEANED_SUFFIX, SWAP_SUFFIX)
 
 Pace = Callable[[int], None]
-"""Called before so many bytes are copied; waits, and raises to end the copying."""
+"""Called with a number of bytes before they are copied; waits, and raises to end the copy."""
 
 
 class MoveFuture:
-    """See the module docstring.
+    """The future replica of one move; the move's thread calls it.
 
     Args:
-        source: where the log is.
-        target: where the copy is made.
+        source: the log's end of the move.
+        target: the copy's end of the move.
         partition_name: name of the partition's directory.
-        move_id: 16 random bytes that name the move.
+        move_id: 16 random bytes that identify the move.
 
     Attributes:
         partition_name: name of the partition's directory.
-        move_id: names the move.
-        path: where the copy is.
+        move_id: id of the move.
+        path: path of the copy.
         copied: what the copy holds, by base offset of the segment.
     """
 
@@ -79,7 +80,7 @@ class MoveFuture:
         self._cached: dict[int, CopiedSegment] = {}
 
     def create(self) -> None:
-        """Make the empty copy, which says where its log is.
+        """Make the empty copy, with the mark `moved-from`.
 
         Raises:
             DiskFullError, DiskFailedError, DiskAccessError: the target.
@@ -91,9 +92,10 @@ class MoveFuture:
         replace_file(disk, f"{self.path}/{MOVED_FROM_FILE}", encode_lines(mark.encode()))
 
     def carry_out(self, work: CopyRound, pace: Pace) -> None:
-        """Do what a round asks for.
+        """Carry out a copy round.
 
-        A source file that is gone, or shorter than the view says, is passed over: the log has changed, and the next view says how.
+        Skips a source file that is missing or shorter than the view says. The log has changed then, and the next view
+        shows how.
 
         Raises:
             DiskFullError, DiskFailedError, DiskReadError, DiskAccessError, TooManyOpenFilesError: either end.
@@ -117,10 +119,10 @@ class MoveFuture:
             self._cached[base_offset] = copied
 
     def finish(self, last: CopyRound) -> None:
-        """Make the copy whole, of a log that nobody writes any more; it is on stable storage afterwards.
+        """Complete the copy of a log that is no longer written; afterwards it is on stable storage.
 
         Args:
-            last: what is left of the segments.
+            last: the last round.
 
         Raises:
             CorruptLogError: the log changed under the last round.
@@ -133,7 +135,7 @@ class MoveFuture:
                 raise CorruptLogError(
                     self._source_path, "a segment is not what its owner says; the move ends, the log stays"
                 )
-        # The mark wrote the indexes of the active segment.
+        # The clean mark wrote the indexes of the active segment.
         self._cached.pop(max(self.copied), None)
         self.copy_caches(_at_once)
         for name in self._source.disk.list_directory(self._source_path):
@@ -147,7 +149,7 @@ class MoveFuture:
         """Remove the copy.
 
         Raises:
-            DiskFailedError, DiskAccessError: the target; the next start does it.
+            DiskFailedError, DiskAccessError: the target; the next start removes it.
         """
         remove_directory_with_files(self._target.disk, self.path)
 
@@ -157,7 +159,7 @@ class MoveFuture:
             path = f"{self.path}/{offset_file_name(base_offset, suffix)}"
             if disk.exists(path):
                 disk.remove(path)
-        # A name that came back after a crash would lie in a copy that is removed anyway, or be synced away by `finish`.
+        # No sync: after a crash the whole copy is removed anyway, and otherwise `finish` syncs the directory.
         self.copied.pop(base_offset, None)
         self._cached.pop(base_offset, None)
 
@@ -195,7 +197,7 @@ class MoveFuture:
                 unsynced_bytes = 0
 
     def _copy_file(self, name: str, pace: Pace, *, durable: bool) -> None:
-        """Copy a small file as a whole; one that is not there is none."""
+        """Copy a small file as a whole; skip it if it does not exist."""
         try:
             content = self._source.disk.read_file(f"{self._source_path}/{name}")
         except FileMissingError:
@@ -207,11 +209,11 @@ class MoveFuture:
 
 
 def _at_once(_size_bytes: int) -> None:
-    """The last step is short and does not wait."""
+    """Do not wait: the last step is short."""
 
 
 def _is_truth(name: str) -> bool:
-    """Tell whether a file is neither a segment nor a cache nor something that passes."""
+    """Tell whether a file is neither a segment, nor a cache, nor temporary."""
     if name in (MOVED_TO_FILE, MOVED_FROM_FILE) or name.endswith(_PASSING_SUFFIXES):
         return False
     return parse_offset_file_name(name) is None

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The marks of a move, and its switch: which of two directories holds the log.
 
-Theory
-    The log is where it was until `moved-to` stands in its directory, on stable storage: that is the decision, and it lies on
-    the disk of the source, because a source that fails there takes the partition down anyway, while a target that fails must not.
-    The copy says by `moved-from` whose copy it is, so that one that got its name and was then given up is known as such.
+Design
+    The source holds the log until `moved-to` is on stable storage in its directory. This mark is the decision. It is on
+    the source's disk because a failure of that disk ends the partition anyway, and a failure of the target must not.
+    The mark `moved-from` names the log of a copy. It identifies a copy that got the partition's name before the move
+    was revoked.
 
-Order of a switch (law): the copy is on stable storage
-1. `decide`: `moved-to` in the source, synced. From here on a restart finishes the move
-2. `place`: the copy gets the partition's name, the directory synced; only then may anything be appended to it
-3. `retire`: the source is renamed to `<partition>.<move id>-moved`, synced
-4. `settle`: `moved-from` goes, synced; the retired files go
-After a failure in step 2 `revoke` takes the decision back; only if that succeeds may anything be appended to the source.
+Order of a switch (law); the copy is on stable storage before it begins
+1. `decide`: write `moved-to` in the source, and sync. From here on a restart finishes the move.
+2. `place`: give the copy the partition's name, and sync the directory. Only then may anything be appended to it.
+3. `retire`: rename the source to `<partition>.<move id>-moved`, and sync.
+4. `settle`: remove `moved-from`, and sync; remove the retired files.
+After a failure in step 2, `revoke` undoes the decision. Only if it succeeds may anything be appended to the source.
 
 Every function blocks. Source: docs/storage.md section 11.
 """
@@ -34,7 +35,7 @@ class MoveEnd(NamedTuple):
 
     Attributes:
         disk: the disk.
-        partitions_path: directory that holds the partition directories.
+        partitions_path: directory that contains the partition directories.
         directory_id: id of the log directory, 16 bytes.
     """
 
@@ -44,7 +45,7 @@ class MoveEnd(NamedTuple):
 
 
 class MoveMark(NamedTuple):
-    """Content of `moved-to` and `moved-from`: the move, and the other directory (16 bytes each)."""
+    """Content of `moved-to` and `moved-from`: ids of the move and of the other directory (16 bytes each)."""
 
     move_id: bytes
     directory_id: bytes
@@ -55,7 +56,7 @@ class MoveMark(NamedTuple):
 
 
 def read_mark(disk: Disk, path: str) -> MoveMark | None:
-    """Read a mark; None if it is missing or not whole.
+    """Read a mark; None if it is missing or damaged.
 
     Raises:
         DiskAccessError, DiskReadError: the disk.
@@ -70,7 +71,7 @@ def read_mark(disk: Disk, path: str) -> MoveMark | None:
 
 
 def decide(disk: Disk, source_path: str, mark: MoveMark) -> None:
-    """Let the log be elsewhere from now on.
+    """Decide that the copy is the log from now on.
 
     Args:
         disk: the source's disk.
@@ -79,16 +80,17 @@ def decide(disk: Disk, source_path: str, mark: MoveMark) -> None:
 
     Raises:
         DiskFullError: nothing changed.
-        DiskFailedError: nobody knows; the partition must not be written until a restart has settled it.
+        DiskFailedError: the decision is in doubt; the partition must not be written until a restart has settled it.
     """
     replace_file(disk, f"{source_path}/{MOVED_TO_FILE}", encode_lines(mark.encode()))
 
 
 def revoke(disk: Disk, source_path: str) -> None:
-    """Let the log be where it was.
+    """Undo the decision: the source stays the log.
 
     Raises:
-        DiskFailedError, DiskAccessError: nobody knows; the partition must not be written until a restart has settled it.
+        DiskFailedError, DiskAccessError: the decision is in doubt; the partition must not be written until a restart
+            has settled it.
     """
     remove_if_exists(disk, f"{source_path}/{MOVED_TO_FILE}")
     disk.sync_directory(source_path)
@@ -107,10 +109,10 @@ def place(disk: Disk, partitions_path: str, partition_name: str, move_id: bytes)
 
 
 def retire(disk: Disk, partitions_path: str, partition_name: str, move_id: bytes) -> str:
-    """Take the partition's name from a directory that is not the log; return the path of what is to be removed.
+    """Rename a directory that is no longer the log; return its new path, which the caller removes.
 
     Raises:
-        DiskFailedError, DiskAccessError: the disk; the next start does it.
+        DiskFailedError, DiskAccessError: the disk; the next start renames it.
     """
     path = f"{partitions_path}/{move_directory_name(partition_name, move_id, MOVED_SUFFIX)}"
     disk.rename(f"{partitions_path}/{partition_name}", path)
@@ -119,17 +121,17 @@ def retire(disk: Disk, partitions_path: str, partition_name: str, move_id: bytes
 
 
 def settle(disk: Disk, target_path: str) -> None:
-    """Forget where a log came from, once nothing of it is there any more.
+    """Remove the mark `moved-from`, after the source has been renamed.
 
     Raises:
-        DiskFailedError, DiskAccessError: the disk; the next start does it.
+        DiskFailedError, DiskAccessError: the disk; the next start removes it.
     """
     if remove_if_exists(disk, f"{target_path}/{MOVED_FROM_FILE}"):
         disk.sync_directory(target_path)
 
 
 def remove_directory_with_files(disk: Disk, path: str) -> None:
-    """Remove a directory that has no directories in it; nothing happens if it is not there.
+    """Remove a directory without subdirectories; does nothing if it does not exist.
 
     Raises:
         DiskFailedError, DiskAccessError: the disk.

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a move of a log to another directory does next: the difference between a log and its copy. Pure.
+"""Computes the next round of a move: the difference between a log and its copy. Pure.
 
-Theory
-    The owner of the log describes its segments (`SegmentView`), the copy knows what it holds (`CopiedSegment`). `plan_round`
-    says what makes the copy equal to the view; when that is done the log has gone on, and the next round is smaller. Appends
-    make a segment longer. Whatever else happens to a log (a cut, compaction, removal at the front) gives a segment another
-    generation, or takes it away: then its copy is removed and made anew.
+Design
+    The owner of the log describes its segments (`SegmentView`); the copy knows what it holds (`CopiedSegment`).
+    `plan_round` returns what makes the copy equal to the view. In the meantime the log grows, and the next round is
+    smaller. An append makes a segment longer. Any other change (a truncation, a compaction, a removal of old segments)
+    gives the segment another generation or removes it. Then its copy is removed and made again.
 
 Laws
-    After a round is carried out in full, the copy is what the log was when it was viewed, byte for byte.
-    The last step, under which nothing may be appended, begins only when at most `SWITCH_BYTES` are left to copy.
+    After a complete round, the copy equals the log at the time of the view, byte for byte.
+    The last round, during which nothing may be appended, begins only when at most `SWITCH_BYTES` are left to copy.
 
 Source: docs/storage.md section 11; Kafka, ReplicaAlterLogDirsThread.
 """
@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 SWITCH_BYTES = 1024 * 1024
-"""Most bytes that the last step of a move copies, while appends are refused."""
+"""Most bytes that the last round of a move copies, while appends are refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +28,9 @@ class SegmentView:
     """One segment of the log, as its owner sees it.
 
     Attributes:
-        base_offset: names its file.
+        base_offset: base offset, which names its file.
         size_bytes: bytes of batches; they never change within one generation.
-        generation: another number once bytes below `size_bytes` may be others than before.
+        generation: changes whenever bytes below `size_bytes` may have changed.
     """
 
     base_offset: int
@@ -43,8 +43,8 @@ class CopiedSegment:
     """What the copy holds of one segment.
 
     Attributes:
-        size_bytes: bytes from the start of the file on.
-        generation: of the segment when they were copied.
+        size_bytes: number of copied bytes, from the start of the file.
+        generation: generation of the segment when they were copied.
     """
 
     size_bytes: int
@@ -53,7 +53,7 @@ class CopiedSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentCopy:
-    """Bytes of one segment that are to be copied: `[from_bytes, to_bytes)` of its file."""
+    """Bytes of one segment to copy: `[from_bytes, to_bytes)` of its file."""
 
     base_offset: int
     from_bytes: int
@@ -63,11 +63,11 @@ class SegmentCopy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyRound:
-    """What makes the copy equal to the log as it was viewed.
+    """The steps that make the copy equal to the view of the log.
 
     Attributes:
-        removals: base offsets of segments whose copy goes, first; ascending.
-        copies: what is copied then; ascending.
+        removals: base offsets of segments whose copies are removed first; ascending.
+        copies: bytes to copy afterwards; ascending.
     """
 
     removals: tuple[int, ...]
@@ -75,17 +75,17 @@ class CopyRound:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that are to be copied."""
+        """Number of bytes to copy."""
         return sum(copy.to_bytes - copy.from_bytes for copy in self.copies)
 
     @property
     def may_switch(self) -> bool:
-        """True if what is left is little enough for the last step."""
+        """True if little enough is left for the last round."""
         return self.size_bytes <= SWITCH_BYTES
 
 
 def plan_round(segments: Sequence[SegmentView], copied: Mapping[int, CopiedSegment]) -> CopyRound:
-    """Return what is to be done.
+    """Return the next round.
 
     Args:
         segments: the log, ascending.
@@ -97,7 +97,7 @@ def plan_round(segments: Sequence[SegmentView], copied: Mapping[int, CopiedSegme
     for segment in segments:
         known = None if segment.base_offset in stale else copied.get(segment.base_offset)
         from_bytes = 0 if known is None else known.size_bytes
-        # An empty segment is a file too.
+        # An empty segment needs a file too.
         if known is None or from_bytes < segment.size_bytes:
             copies.append(
                 SegmentCopy(

@@ -1,19 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a start does about moves that a crash interrupted: exactly one directory holds each log afterwards.
+"""Settles interrupted moves at a start; afterwards exactly one directory holds each log.
 
-`settle_partition` decides, from what lies where (pure); `settle_moves` looks and carries out, in the order of the steps.
+`settle_partition` decides from the directories that exist (pure). `settle_moves` lists them and carries out the
+decisions, in the order of the steps.
 
 Rules, for one partition
-    `moved-to` in its directory   the copy that it names is the log: it gets the name if it has not, and this one goes.
-                                  Without that copy (its directory was emptied or given up) the mark goes, with a warning
-    `moved-from` in its directory a second directory of the partition that has none: the move was revoked, and this one goes
-                                  (unless the source of the move was retired). Else the mark goes, once its source is a
-                                  directory of this broker
-    `-future`                     unfinished: goes
-    `-moved`                      goes, if the log is somewhere
-Removing is done under another name, so that half a directory is never taken for a log.
-What is seen is put on stable storage before it is judged: a process that was killed left names in the page cache only, and one
-that goes back after the next power failure must not turn the judgement round.
+    `moved-to` in its directory
+        The copy that the mark names is the log. It gets the name if it has none yet, and the marked directory is
+        removed. If that copy does not exist (its directory was emptied or is gone for good), the mark is removed, with
+        a warning.
+    `moved-from` in its directory
+        If a second directory of the partition has no such mark, the move was revoked, and the marked directory is
+        removed (unless the source of the move was retired). Otherwise the mark is removed, once its source is a
+        directory of this broker.
+    `-future`
+        Unfinished: removed.
+    `-moved`
+        Removed if another directory holds the log.
+A directory is renamed before it is removed, so that a half-removed one never counts as a log.
+Everything found is synced before the decision. A killed process leaves names only in the page cache, and a power
+failure must not undo a name that the decision rests on.
 
 Source: docs/storage.md section 11.
 """
@@ -41,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 class Step(Enum):
-    """What is done with one directory of a partition, in this order."""
+    """A step on one directory of a partition; the steps run in this order."""
 
     PLACE = "finish the move: give the copy its name"
     RETIRE = "take the name of what is not the log"
@@ -55,11 +61,11 @@ class Place:
     """One directory that belongs to a partition.
 
     Attributes:
-        directory_id: log directory that it lies in.
-        suffix: empty for one with the partition's name, `-future` or `-moved`.
-        move_id: of a future or retired one.
-        moved_to: mark in one with the partition's name.
-        moved_from: likewise.
+        directory_id: the log directory that contains it.
+        suffix: empty if it has the partition's name, else `-future` or `-moved`.
+        move_id: the move of a future or retired directory.
+        moved_to: the mark in a directory with the partition's name.
+        moved_from: the mark in a directory with the partition's name.
     """
 
     directory_id: bytes
@@ -71,7 +77,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """One step and the directory that it is about; `move_id` names what is placed, retired or removed."""
+    """One step on one directory; `move_id` identifies the directory to place, retire or remove."""
 
     step: Step
     directory_id: bytes
@@ -80,10 +86,10 @@ class Action:
 
 
 def settle_partition(places: Sequence[Place], directory_ids: Collection[bytes]) -> list[Action]:
-    """Return what is to be done about one partition, in order.
+    """Return the actions for one partition, in order.
 
     Args:
-        places: everything that lies somewhere under its name.
+        places: all directories that belong to it.
         directory_ids: the log directories of this start.
     """
     logs = {each.directory_id: each for each in places if not each.suffix}
@@ -125,7 +131,7 @@ def _settle_copies(
     decided: set[tuple[bytes, bytes]],
     directory_ids: Collection[bytes],
 ) -> list[Action]:
-    """Judge the logs that say that they are copies; those of revoked moves leave `logs`."""
+    """Decide on the logs with the mark `moved-from`; remove those of revoked moves from `logs`."""
     sure = decided | {_key(each) for each in places if each.suffix == MOVED_SUFFIX}
     actions: list[Action] = []
     unsure: dict[bytes, MoveMark] = {}
@@ -147,7 +153,7 @@ def _settle_copies(
 
 
 def settle_moves(ends: Sequence[MoveEnd]) -> None:
-    """Finish or give up every move that was interrupted. Blocks; before any log is open.
+    """Finish or undo every interrupted move. Blocks; to be called before any log is open.
 
     Raises:
         StorageError: a directory cannot be listed, read or written.
@@ -159,7 +165,7 @@ def settle_moves(ends: Sequence[MoveEnd]) -> None:
 
 
 def _find_places(ends: Sequence[MoveEnd]) -> dict[str, list[Place]]:
-    """Return the places of each partition that a move has touched; marks are read only for those."""
+    """Return the directories of each partition that a move has touched; only these read marks."""
     found: dict[str, list[Place]] = {}
     touched: set[str] = set()
     listed: dict[str, list[MoveEnd]] = {}

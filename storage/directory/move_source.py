@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Owner's side of a move of a log to another directory: what the log consists of, and the mark with which it goes.
+"""The owner's side of a move of a log to another directory: a view of the log, and the clean mark.
 
-Theory
-    `view` is a short step of the owner, taken before each round of copying. `leave_mark` is called once the owner refuses
-    everything but reads and the log is flushed to its end: it saves every cache and marks the log clean, as a close does, so that
-    the copy opens without a walk. A log that is written again after all only finds the mark stale.
+Design
+    `view` is a short step of the owner, before each copy round. The owner calls `leave_mark` once it refuses everything
+    but reads and the log is flushed to its end. It saves every cache and marks the log clean, as a close does, so that
+    the copy opens without a walk. If the log is written again after all, the mark is only stale.
 
 Laws
-    A generation stays the same only while the bytes of a segment below its size do.
+    A generation stays the same only while the bytes of the segment below its size do.
     Nothing here changes a record.
 
 Source: docs/storage.md section 11.
@@ -24,7 +24,7 @@ from .move_plan import SegmentView
 
 
 class MoveSource:
-    """The log of one move.
+    """The log of one move, for its owner.
 
     Args:
         log: the log.
@@ -51,7 +51,7 @@ class MoveSource:
         return sum(segment.size_bytes for segment in self._log.segments)
 
     def view(self) -> tuple[SegmentView, ...]:
-        """Return the segments as they are now, ascending. A step of the owner, without the disk."""
+        """Return the current segments, ascending. A step of the owner; does not touch the disk."""
         seen: dict[int, tuple[Segment, int, int]] = {}
         views: list[SegmentView] = []
         for segment in self._log.segments:
@@ -67,10 +67,10 @@ class MoveSource:
         return tuple(views)
 
     def leave_mark(self) -> None:
-        """Save damage, epochs, indexes and producers, and mark the log clean; blocks. Nobody else writes meanwhile.
+        """Save damage, epochs, indexes and producers, and mark the log clean. Blocks; nothing else may write in the meantime.
 
         Raises:
-            DiskFullError, DiskFailedError: the log goes on as it is.
+            DiskFullError, DiskFailedError: the log continues as it is.
         """
         self._log.save_damage()
         self._log.leave_clean_mark()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The last step of a move: the copy becomes the log, or the log stays what it was.
+"""The last step of a move: the copy becomes the log, or the log stays where it is.
 
-Runs in any thread while the owner of the log takes nothing but reads and everything is flushed. Whatever goes wrong before the
-copy is open takes the decision back; only if that fails too is the partition in doubt, and must not be written again before a
-restart has settled it.
+Any thread may run it, while the owner of the log accepts only reads and everything is flushed. A failure before the
+copy is open undoes the decision. If that fails too, the partition is in doubt. Then nothing may write it before a
+restart has settled the move.
 
 Source: docs/storage.md section 11.
 """
@@ -30,19 +30,19 @@ def switch(
     end_offset: int,
     open_log: Callable[[str], PartitionLog],
 ) -> PartitionLog:
-    """Make the copy the log; return it, open.
+    """Make the copy the log, and return it open.
 
     Args:
         source: the log.
         future: its copy.
-        target: where the copy lies.
-        last: what is left to copy.
+        target: the copy's end of the move.
+        last: the last copy round.
         end_offset: log end offset (exclusive), all of it flushed.
         open_log: opens the log in a directory.
 
     Raises:
-        MoveInDoubtError: nobody knows which of the two is the log; neither may be written.
-        StorageError: the log stays where it was; what is left of the copy is to be removed.
+        MoveInDoubtError: it is unknown which of the two is the log; neither may be written.
+        StorageError: the log stays where it was; the caller must remove the copy (`give_up`).
     """
     source.leave_mark()
     future.finish(last)
@@ -64,7 +64,7 @@ def switch(
 
 
 def clean_up(source: MoveEnd, target: MoveEnd, *, partition_name: str, move_id: bytes) -> None:
-    """Remove the old log after a switch. What is left after an error is removed by the next start.
+    """Remove the old log after a switch. After an error the next start removes the rest.
 
     Raises:
         DiskFailedError, DiskAccessError: either end.
@@ -75,10 +75,10 @@ def clean_up(source: MoveEnd, target: MoveEnd, *, partition_name: str, move_id: 
 
 
 def give_up(future: MoveFuture, target: MoveEnd) -> None:
-    """Remove what is left of a copy that did not become the log, whether or not it had its name already.
+    """Remove a copy that did not become the log, under its future name or the partition's name.
 
     Raises:
-        DiskFailedError, DiskAccessError: the target; the next start does it.
+        DiskFailedError, DiskAccessError: the target; the next start removes it.
     """
     path = f"{target.partitions_path}/{future.partition_name}"
     if target.disk.exists(path):

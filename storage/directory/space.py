@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much room a log directory has, as a state machine: free, tight, full; and when its ballast is given back or taken.
+"""The space states of a log directory (free, tight, full), and when its ballast is released or written again.
 
     free   everything is written
-    tight  below the soft limit: appends of clients are refused; reads, deletes, retention and replication go on
-    full   below the hard limit: nothing that grows is written; the ballast file is given back, so that a deletion can
+    tight  below the soft limit: appends of clients are refused; reads, deletes, retention and replication continue
+    full   below the hard limit: nothing that grows is written; the ballast file is removed, so that a deletion can
            still write its checkpoints
 
 Laws
-    The ballast counts as used whether it is there or not: giving it back changes no judgement, so that the states do not
-    swing because of it.
-    A state is left only an eighth above the limit under which it was entered.
+    The ballast counts as used whether it exists or not. So its removal changes no state, and the states do not
+    oscillate because of it.
+    The directory leaves a state only an eighth above the limit that led to it.
 
-Pure: knows no disk and no clock; `space_guard` asks the disk. Source: docs/storage.md section 8.
+Pure: the module uses no disk and no clock; `space_guard` asks the disk. Source: docs/storage.md section 8.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ HARD_SHARE = 4
 """The hard limit is the soft limit divided by this."""
 
 BALLAST_SHARE = 16
-"""The ballast is the soft limit divided by this: room for the checkpoints of some thousand deletions."""
+"""The ballast is the soft limit divided by this: space for the checkpoints of some thousand deletions."""
 
 HYSTERESIS_SHARE = 8
-"""A limit divided by this is how far above it the free space must be before the state is left."""
+"""Free space must exceed a limit by the limit divided by this before the directory leaves the state."""
 
 MIN_SOFT_BYTES = 64 * 1024
-"""Least soft limit; 0 switches the watch off."""
+"""Smallest soft limit except 0, which switches the limits off."""
 
 
 class SpaceState(Enum):
-    """Room of one log directory."""
+    """Space state of one log directory."""
 
     FREE = "free"
     TIGHT = "tight"
@@ -44,7 +44,7 @@ class SpaceState(Enum):
 
 
 class BallastMove(Enum):
-    """What is to be done with the ballast file."""
+    """What to do with the ballast file."""
 
     NONE = "none"
     TAKE = "take"
@@ -71,22 +71,22 @@ class SpaceLimits:
 
     @classmethod
     def from_soft(cls, soft_bytes: int = DEFAULT_SOFT_BYTES) -> SpaceLimits:
-        """Derive the other two; 0: a directory that is never tight and has no ballast."""
+        """Derive the limits from the soft one; 0: the directory is never tight and has no ballast."""
         return cls(
             soft_bytes=soft_bytes, hard_bytes=soft_bytes // HARD_SHARE, ballast_bytes=soft_bytes // BALLAST_SHARE
         )
 
 
 class SpaceWatch:
-    """The state of one log directory.
+    """The space state of one log directory.
 
     Args:
         limits: its limits.
-        has_ballast: whether the ballast file is there.
+        has_ballast: True if the ballast file exists.
 
     Attributes:
-        state: free before the first look.
-        has_ballast: whether the ballast file is there, as it was told last.
+        state: the state; free before the first measurement.
+        has_ballast: True if the ballast file exists, as last reported.
     """
 
     __slots__ = ("has_ballast", "limits", "state")
@@ -97,7 +97,7 @@ class SpaceWatch:
         self.has_ballast = has_ballast
 
     def note_free(self, free_bytes: int) -> None:
-        """Take note of how many bytes the disk has free."""
+        """Note the free bytes of the disk."""
         limits = self.limits
         spare_bytes = free_bytes if self.has_ballast else free_bytes - limits.ballast_bytes
         is_roomy = spare_bytes >= _above(limits.soft_bytes)
@@ -111,12 +111,12 @@ class SpaceWatch:
             self.state = SpaceState.TIGHT
 
     def room_bytes(self, free_bytes: int, *, reserve_bytes: int) -> int:
-        """Return how many of the free bytes may be written so that the reserve is left; 0 at least."""
+        """Return how many free bytes can be written without touching the reserve; at least 0."""
         missing_bytes = 0 if self.has_ballast else self.limits.ballast_bytes
         return max(0, free_bytes - missing_bytes - reserve_bytes)
 
     def ballast_move(self) -> BallastMove:
-        """Return what is to be done with the ballast now; it is taken only while there is room enough."""
+        """Return what to do with the ballast now; it is written only while the directory is free."""
         if self.limits.ballast_bytes == 0:
             return BallastMove.NONE
         if self.has_ballast:

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watches the room of one log directory: who may write now, and the ballast.
+"""Watches the space of one log directory: who may write now, and the ballast.
 
-`admit` stands before every append, `check_room` before what nobody waits for: moves and compaction. `admit` asks the disk
-itself, at most once in `LOOK_INTERVAL_MS` and once in `LOOK_SHARE` of the soft limit that was admitted since, so that neither a
-quiet nor a busy directory is judged by an old number. `tend` does what the ballast needs and may block for as long as the disk
+Every append first calls `admit`; a move or a compaction calls `check_room`. `admit` asks the disk at most once in
+`LOOK_INTERVAL_MS`, and again after the soft limit divided by `LOOK_SHARE` was admitted. So the number is never old,
+whether the directory is quiet or busy. `tend` writes or removes the ballast and may block for as long as the disk
 takes.
 
-Threads: `admit`, `check_room` and `state` may be called from any thread, `tend` from one at a time; the lock is not held
-over a call to the disk.
-Law: a disk that does not tell how much is free changes no state; its writes tell more.
+Threads: any thread may call `admit`, `check_room` and `state`, and one at a time `tend`. The lock is not held over a
+call to the disk.
+Law: if the disk does not answer, the state stays; the next write will show what is wrong.
 Source: docs/storage.md section 8.
 """
 
@@ -25,16 +25,16 @@ from .ballast import Ballast
 from .space import BallastMove, SpaceLimits, SpaceState, SpaceWatch
 
 LOOK_INTERVAL_MS = 1_000
-"""Milliseconds between two questions to the disk, while little is written."""
+"""Milliseconds between two questions to the disk while little is written."""
 
 LOOK_SHARE = 16
-"""After a soft limit divided by this was admitted, the disk is asked again at once."""
+"""The guard asks the disk again after it has admitted the soft limit divided by this."""
 
 logger = logging.getLogger(__name__)
 
 
 class SpaceGuard:
-    """The guard of one log directory.
+    """The space guard of one log directory.
 
     Args:
         disk: its disk.
@@ -62,19 +62,20 @@ class SpaceGuard:
 
     @property
     def free_bytes(self) -> int | None:
-        """Free bytes at the last look; None before it."""
+        """Free bytes at the last look; None before the first one."""
         return self._free_bytes
 
     def admit(self, size_bytes: int, *, now_ms: int, is_client: bool = True) -> None:
-        """Let somebody write, or refuse.
+        """Admit a write, or refuse it.
 
         Args:
-            size_bytes: how much it is.
-            now_ms: a clock that does not go back, in milliseconds.
-            is_client: a client's append; False for replication, which goes on while the directory is tight.
+            size_bytes: size of the write.
+            now_ms: monotonic clock in milliseconds.
+            is_client: True for an append of a client. False for replication, which continues while the directory is
+                tight.
 
         Raises:
-            DiskSpaceLowError: nothing may be written; free space, and try again.
+            DiskSpaceLowError: the write is refused; free space and try again.
         """
         self._admitted_bytes += size_bytes
         looked_ms = self._looked_ms
@@ -89,21 +90,21 @@ class SpaceGuard:
             raise self._refusal()
 
     def check_room(self, size_bytes: int, *, now_ms: int, is_freeing: bool = False) -> None:
-        """Let somebody begin to write something large that nobody waits for.
+        """Check the space for a large background write, before it begins.
 
         Args:
-            size_bytes: how much it may become.
-            now_ms: a clock that does not go back, in milliseconds.
-            is_freeing: it gives back more than it takes, a little later, as compaction does: it may use what lies between the
-                limits. False, as for a move: the directory has to be free, and to stay so.
+            size_bytes: most bytes that it may write.
+            now_ms: monotonic clock in milliseconds.
+            is_freeing: True if the work frees more than it takes, a little later, as compaction does. It may use the
+                space between the limits. False, as for a move: the directory must be free and stay free.
 
         Raises:
-            DiskSpaceLowError: there is too little room; nothing was begun.
+            DiskSpaceLowError: there is too little space.
         """
         state = self.look(now_ms)
         limits, free_bytes = self._watch.limits, self._free_bytes
         if free_bytes is None:
-            # The disk does not tell; what is written will.
+            # The disk does not answer; the write itself will show what is wrong.
             return
         is_barred = state is SpaceState.FULL if is_freeing else state is not SpaceState.FREE
         reserve_bytes = limits.hard_bytes if is_freeing else limits.soft_bytes
@@ -113,7 +114,7 @@ class SpaceGuard:
             )
 
     def look(self, now_ms: int) -> SpaceState:
-        """Ask the disk how much is free, and return the state."""
+        """Ask the disk for its free bytes, and return the state."""
         self._looked_ms = now_ms
         self._admitted_bytes = 0
         try:
@@ -140,7 +141,7 @@ class SpaceGuard:
         return state
 
     def tend(self, now_ms: int) -> BallastMove:
-        """Look, and do what the ballast needs; blocks. Return what was done.
+        """Measure, and write or remove the ballast as needed. Blocks. Return the action.
 
         Raises:
             DiskFailedError, DiskAccessError: the disk.
@@ -154,7 +155,7 @@ class SpaceGuard:
         return move
 
     def give_back(self) -> bool:
-        """Remove the ballast; False: it was not there. Blocks.
+        """Remove the ballast; False if it did not exist. Blocks.
 
         Raises:
             DiskFailedError, DiskAccessError: the disk.
@@ -177,7 +178,7 @@ class SpaceGuard:
 
 
 def make_room(disk: Disk, directory: str, limits: SpaceLimits) -> bool:
-    """Give the ballast of a full directory back before a start, which has small files of its own to write; True: it was there.
+    """Remove the ballast of a full directory before a start, which must write small files; True if it existed.
 
     Raises:
         DiskFailedError, DiskAccessError: the disk.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of the log engine: what a disk promises, and the ways in which files are written so that a crash leaves old or new.
+"""Files of the log engine: what a disk guarantees, and ways to write a file so that a crash leaves the old or the new one.
 
-Start at `disk` (the promises) and `posix` (the real one). Nothing here knows what a record is.
+Start at `disk` (the guarantees) and `posix` (the real disk). Nothing here knows what a record is.
 """
 
 from __future__ import annotations

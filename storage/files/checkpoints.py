@@ -2,8 +2,8 @@
 """Small files that are replaced as a whole.
 
 `replace_file` writes a temporary file in the same directory, syncs it, renames it over the old one and syncs the
-directory: after a crash either the old or the new content is there. With `durable=False` the two syncs are left
-out; then the content must carry its own check and be something that can be rebuilt (indexes, producer snapshots).
+directory. A crash leaves either the old or the new content. `durable=False` omits both syncs; the content must then
+carry its own checksum and be something that can be rebuilt (indexes, producer snapshots).
 
 Text checkpoints (`encode_lines`):
 
@@ -12,7 +12,7 @@ Text checkpoints (`encode_lines`):
     <line 1> ... <line n>
     crc32c <8 hex digits>   of everything before this line
 
-Source: ALICE (OSDI 2014), rule "replace"; Kafka, CheckpointFile (the checksum line is ours).
+Source: ALICE (OSDI 2014), rule "replace"; Kafka, CheckpointFile (which has no checksum line).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CRC_PREFIX = "crc32c "
 
 
 class MalformedTextError(Exception):
-    """The bytes, or the lines, are not what the engine writes; the message says why. Never leaves the storage package."""
+    """Bytes or lines that the engine does not write; the message says why. Never leaves the storage package."""
 
 
 def replace_file(disk: Disk, path: str, content: bytes, *, durable: bool = True) -> None:
@@ -48,10 +48,10 @@ def replace_file(disk: Disk, path: str, content: bytes, *, durable: bool = True)
 
 
 def write_replacement(disk: Disk, path: str, content: bytes, *, durable: bool) -> None:
-    """Write the temporary file that is to replace the one at `path`; the first half of `replace_file`.
+    """Write the temporary file that will replace the one at `path`: the first half of `replace_file`.
 
     Raises:
-        DiskFullError: there is no temporary file.
+        DiskFullError: no temporary file is left.
         DiskFailedError: the disk is failed for good.
     """
     temporary = path + TEMPORARY_SUFFIX
@@ -71,7 +71,7 @@ def write_replacement(disk: Disk, path: str, content: bytes, *, durable: bool) -
 
 
 def take_replacement(disk: Disk, path: str) -> None:
-    """Put the temporary file, whose content is on stable storage, in the place of the one at `path`."""
+    """Rename the temporary file to `path`: the second half of `replace_file`. The caller has synced its content if needed."""
     disk.rename(path + TEMPORARY_SUFFIX, path)
 
 
@@ -81,7 +81,7 @@ def parent_of(path: str) -> str:
 
 
 def remove_if_exists(disk: Disk, path: str) -> bool:
-    """Remove a file; tell whether it was there."""
+    """Remove a file; tell whether it existed."""
     try:
         disk.remove(path)
     except FileMissingError:
@@ -96,10 +96,10 @@ def encode_lines(lines: Sequence[str]) -> bytes:
 
 
 def parse_lines(content: bytes) -> list[str]:
-    """Read a text checkpoint: version, number of lines, the lines, checksum.
+    """Decode a text checkpoint: version, number of lines, the lines, checksum.
 
     Raises:
-        MalformedTextError: it is none.
+        MalformedTextError: the bytes are not a text checkpoint.
     """
     try:
         text = content.decode("ascii")
@@ -119,7 +119,7 @@ def parse_lines(content: bytes) -> list[str]:
 
 
 def decode_lines(content: bytes) -> list[str] | None:
-    """Read a text checkpoint; None if it is not whole."""
+    """Decode a text checkpoint; None if it is damaged."""
     try:
         return parse_lines(content)
     except MalformedTextError:
@@ -127,10 +127,10 @@ def decode_lines(content: bytes) -> list[str] | None:
 
 
 def numbers_of(line: str, count: int) -> list[int]:
-    """Read a line of numbers, none of them negative.
+    """Decode a line of numbers, none of them negative.
 
     Raises:
-        MalformedTextError: it is none.
+        MalformedTextError: it is not such a line.
     """
     words = line.split(" ")
     if len(words) != count or not all(word.isdecimal() for word in words):
@@ -139,7 +139,7 @@ def numbers_of(line: str, count: int) -> list[int]:
 
 
 def read_lines(disk: Disk, path: str) -> list[str] | None:
-    """Read a text checkpoint from disk; None if it is missing or not whole."""
+    """Read a text checkpoint from disk; None if it is missing or damaged."""
     try:
         return decode_lines(disk.read_file(path))
     except FileMissingError:

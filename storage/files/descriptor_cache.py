@@ -1,23 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One bound on the open files of many logs: files open at their first use, and the one used longest ago closes.
+"""One limit on the open files of many logs: files open at first use, and the least recently used one is closed.
 
-`FileBudget.disk` wraps a `Disk`; what it opens are `BudgetedFile`s, which look like any other `File` but hold a descriptor
-only while the budget lets them. Logs need not know: `PartitionLog.open` wraps the disk, and every part of the log that
-opens a file shares the budget.
+`FileBudget.disk` wraps a `Disk`. The wrapped disk opens `BudgetedFile`s, which behave like any other `File` but hold a
+descriptor only while the budget allows it. Logs need not know this: `PartitionLog.open` wraps the disk, and all parts
+of the log share the budget.
 
 Laws
-    1. A file is closed by the budget only while nobody is inside one of its calls and all its bytes are synced: its
-       descriptor is the one that will report a write error. The files of a flush group hold unsynced bytes until they are
-       synced, so a group in flight keeps its descriptors. A file that was created counts as unsynced. The one exception
-       is asked for by name, `may_close` and `write_hint`: bytes whose loss is legal, and for whose write error nobody waits.
-    2. Every call first enters the file and leaves it at its end, both under the lock of the budget; a victim is chosen and
-       its descriptor taken away under the same lock, and only while the count of those inside is 0. So no thread
-       can close a descriptor under a pread of another one (whose number the kernel could give to another file at once).
-    3. The lock is never held over a call to the disk: it is held for microseconds, and no two locks are ever held together.
-    4. The bound is soft: files that law 1 keeps open may exceed it. Each one that comes free then closes at once.
-    5. A file is opened again by its path: who removes or renames it closes the object first, or never reads it again.
+    1. The budget closes a file only while no call is inside it and all its bytes are synced, because its descriptor is
+       the one that will report a write error. The files of a flush group are unsynced until they are synced, so a group
+       in flight keeps its descriptors. A created file counts as unsynced. `may_close` and `write_hint` are the only
+       exceptions: for bytes whose loss is legal, and whose write error does not matter.
+    2. Every call enters the file first and leaves it at its end, both under the budget's lock. The budget chooses a
+       victim and takes its descriptor under the same lock, and only while no call is inside. So no thread can close a
+       descriptor under the pread of another. (The kernel could give its number to another file at once.)
+    3. The lock is never held over a call to the disk: it is held for microseconds. No two locks are ever held together.
+    4. The limit is soft: files that law 1 keeps open may exceed it. Each of them closes as soon as it may.
+    5. A file is opened again by its path. Code that removes or renames a file closes the object first, or never reads
+       it again.
 
-Threads: everything here may be called from any thread; one writer a file, as `File` says.
+Threads: any thread may call everything here; one writer for each file, as `File` says.
 Source: docs/storage.md section 8.
 """
 
@@ -33,7 +34,7 @@ from storage.errors import DiskError, DiskFailedError, TooManyOpenFilesError
 from .disk import Buffer, Disk, File, FileLock
 
 DEFAULT_OPEN_FILES = 6
-"""Open files of a log that has a budget of its own: four sealed segments, the active one and a checkpoint."""
+"""Open files of a log with a budget of its own: four sealed segments, the active one and a checkpoint."""
 
 logger = logging.getLogger(__name__)
 
@@ -41,10 +42,10 @@ _Opened = TypeVar("_Opened")
 
 
 class FileBudget:
-    """A bound on open files, for all logs that were opened with it.
+    """A limit on open files, for all logs that were opened with it.
 
     Args:
-        max_open_files: files that may be open, at least 1; unsynced ones and those in use may exceed it.
+        max_open_files: most open files, at least 1; unsynced files and those in use may exceed it.
     """
 
     def __init__(self, max_open_files: int = DEFAULT_OPEN_FILES) -> None:
@@ -52,35 +53,35 @@ class FileBudget:
         self.max_open_files = max_open_files
         self._lock = threading.Lock()
         self._open_count = 0
-        # Open files without unsynced bytes, in use or not. Those at the front that were used meanwhile get a second round
-        # before they are closed: that is cheaper than to keep the order at every call, and comes to the same.
+        # Open files without unsynced bytes, in use or not. A first file that was used since gets a second round before
+        # it is closed (CLOCK). That is cheaper than keeping the order at every call, and has the same effect.
         self._closable: dict[BudgetedFile, None] = {}
         self._disks: dict[Disk, BudgetedDisk] = {}
 
     @property
     def open_count(self) -> int:
-        """Files that are open now."""
+        """Number of files that are open now."""
         return self._open_count
 
     def disk(self, disk: Disk) -> Disk:
-        """Return a disk whose files share this budget; the same object for the same disk, and a wrapped one as it is."""
+        """Return a disk whose files share this budget: the same object for the same disk, and a wrapped disk unchanged."""
         if isinstance(disk, BudgetedDisk):
             return disk
         known = self._disks.get(disk)
         return known if known is not None else self._disks.setdefault(disk, BudgetedDisk(disk, self))
 
     def close_idle(self) -> int:
-        """Close every file that may be closed; return how many there were."""
+        """Close every file that may be closed; return their number."""
         with self._lock:
             files = [self._detach(file) for file in list(self._closable) if file.users == 0]
         _close_all(files)
         return len(files)
 
     def with_room(self, call: Callable[[], _Opened]) -> _Opened:
-        """Make a call that needs a descriptor; when the process has none left, close idle files and try once more.
+        """Make a call that needs a descriptor; if the process has none left, close idle files and try once more.
 
         Raises:
-            TooManyOpenFilesError: there is none left all the same.
+            TooManyOpenFilesError: the second attempt found none either.
         """
         try:
             return call()
@@ -90,7 +91,7 @@ class FileBudget:
             return call()
 
     def take_in(self, disk: Disk, inner: File, *, is_new: bool = False) -> BudgetedFile:
-        """Count a file that was just opened, or created (`is_new`)."""
+        """Add a file that was just opened, or created (`is_new`)."""
         file = BudgetedFile(self, disk, inner)
         file.is_unsynced = is_new
         with self._lock:
@@ -99,7 +100,7 @@ class FileBudget:
         return file
 
     def enter(self, file: BudgetedFile) -> File:
-        """Begin a call on a file and return what is open under it; `leave` must follow."""
+        """Begin a call on a file, and return the open file inside it; `leave` must follow."""
         with self._lock:
             assert not file.is_closed, f"{file.path}: the file is closed"
             inner = file.inner
@@ -115,7 +116,7 @@ class FileBudget:
                 file.inner = inner = opened
                 surplus = self._note_open(file)
             else:
-                # Another thread opened it meanwhile.
+                # Another thread has opened it in the meantime.
                 inner = file.inner
                 surplus = [opened]
         _close_all(surplus)
@@ -126,8 +127,8 @@ class FileBudget:
 
         Args:
             file: the file.
-            wrote: the call changed it, or may have.
-            synced_writes: what `file.writes` was when a sync that has succeeded began; None for another call.
+            wrote: True if the call changed it, or may have.
+            synced_writes: `file.writes` at the beginning of a successful sync; None for any other call.
         """
         with self._lock:
             file.users -= 1
@@ -144,14 +145,14 @@ class FileBudget:
         _close_all(surplus)
 
     def note_synced(self, file: BudgetedFile, writes: int) -> None:
-        """Note that the first `writes` writes of a file need no sync any more."""
+        """Note that the first `writes` writes of a file no longer need a sync."""
         with self._lock:
             self._note_writes(file, writes)
             surplus = self._settle(file)
         _close_all(surplus)
 
     def close(self, file: BudgetedFile) -> None:
-        """Close a file for good: now, or when the last one inside leaves it."""
+        """Close a file for good: now, or when the last call inside it ends."""
         with self._lock:
             file.is_closed = True
             inner = self._detach(file) if file.inner is not None and file.users == 0 else None
@@ -159,29 +160,29 @@ class FileBudget:
             inner.close()
 
     def _note_open(self, file: BudgetedFile) -> list[File]:
-        """Count a file that is open now; return what is to be closed. The lock is held."""
+        """Count an open file; return the files to close. The caller holds the lock."""
         self._open_count += 1
         if not file.is_unsynced:
             self._closable[file] = None
         return self._surplus()
 
     def _note_writes(self, file: BudgetedFile, synced_writes: int) -> None:
-        """Take note of a sync. The lock is held."""
+        """Note a sync. The caller holds the lock."""
         if file.writes == synced_writes:
             file.is_unsynced = False
             if file.inner is not None:
                 self._closable[file] = None
 
     def _settle(self, file: BudgetedFile) -> list[File]:
-        """Return what is to be closed after a call on a file. The lock is held."""
+        """Return the files to close after a call on a file. The caller holds the lock."""
         if file.is_closed and file.inner is not None and file.users == 0:
             return [self._detach(file)]
         return self._surplus()
 
     def _surplus(self) -> list[File]:
-        """Take the files used longest ago away while there are too many. The lock is held."""
+        """Take the descriptors of the least recently used files while there are too many. The caller holds the lock."""
         surplus: list[File] = []
-        # Each one is looked at twice at most: it was used, or it is in use.
+        # The loop sees each file at most twice: once because it was used or is in use.
         for _ in range(2 * len(self._closable)):
             if self._open_count <= self.max_open_files or not self._closable:
                 break
@@ -195,7 +196,7 @@ class FileBudget:
         return surplus
 
     def _detach(self, file: BudgetedFile) -> File:
-        """Take the descriptor away from a file. The lock is held, and nobody is inside."""
+        """Take the descriptor from a file. The caller holds the lock, and no call is inside the file."""
         inner = file.inner
         assert inner is not None, f"{file.path}: taken away twice"
         assert file.users == 0, f"{file.path}: taken away while {file.users} use it"
@@ -207,16 +208,18 @@ class FileBudget:
 
 
 class BudgetedFile:
-    """A `File` whose descriptor the budget may close and open again. Made by the disks of a `FileBudget`.
+    """A `File` whose descriptor the budget may close and open again. Only a `FileBudget` makes it.
 
-    Attributes (the budget's, under its lock):
+    Only the budget changes these attributes, under its lock.
+
+    Attributes:
         inner: the open file; None while it is closed.
         size_when_closed: its size in bytes when the budget closed it.
-        users: calls that are inside now.
-        is_recent: it was used since the budget looked at it last.
-        writes: calls so far that changed it.
-        is_unsynced: bytes were written that no sync has covered.
-        is_closed: its owner closed it.
+        users: number of calls inside it now.
+        is_recent: True if it was used since the budget last looked at it.
+        writes: number of calls so far that changed it.
+        is_unsynced: True if it has bytes that no sync has covered.
+        is_closed: True once its owner has closed it.
     """
 
     __slots__ = (
@@ -256,11 +259,11 @@ class BudgetedFile:
         return self.size_when_closed if inner is None else inner.size
 
     def open_again(self) -> File:
-        """Open the file once more; for the budget."""
+        """Open the file again, for the budget."""
         return self._disk.open_file(self._path)
 
     def pread(self, size_bytes: int, position: int) -> bytes:
-        """See `File.pread`; raises also what opening raises."""
+        """See `File.pread`; also raises the errors of opening."""
         inner = self._budget.enter(self)
         try:
             return inner.pread(size_bytes, position)
@@ -268,7 +271,7 @@ class BudgetedFile:
             self._budget.leave(self)
 
     def append(self, parts: Sequence[Buffer]) -> None:
-        """See `File.append`; raises also what opening raises."""
+        """See `File.append`; also raises the errors of opening."""
         inner = self._budget.enter(self)
         try:
             inner.append(parts)
@@ -276,7 +279,7 @@ class BudgetedFile:
             self._budget.leave(self, wrote=True)
 
     def write(self, data: Buffer, position: int) -> None:
-        """See `File.write`; raises also what opening raises."""
+        """See `File.write`; also raises the errors of opening."""
         inner = self._budget.enter(self)
         try:
             inner.write(data, position)
@@ -284,7 +287,7 @@ class BudgetedFile:
             self._budget.leave(self, wrote=True)
 
     def write_hint(self, data: Buffer, position: int) -> None:
-        """As `write`, but the bytes need no sync."""
+        """Overwrite like `write`, but without a need to sync the bytes."""
         inner = self._budget.enter(self)
         try:
             inner.write(data, position)
@@ -292,7 +295,7 @@ class BudgetedFile:
             self._budget.leave(self)
 
     def truncate(self, size_bytes: int) -> None:
-        """See `File.truncate`; raises also what opening raises."""
+        """See `File.truncate`; also raises the errors of opening."""
         inner = self._budget.enter(self)
         try:
             inner.truncate(size_bytes)
@@ -300,7 +303,7 @@ class BudgetedFile:
             self._budget.leave(self, wrote=True)
 
     def sync(self) -> None:
-        """See `File.sync`. After one that failed the file stays open: the descriptor will not claim success."""
+        """See `File.sync`. After a failed sync the file stays open, because only its descriptor knows of the error."""
         inner = self._budget.enter(self)
         writes = self.writes
         try:
@@ -311,16 +314,16 @@ class BudgetedFile:
         self._budget.leave(self, synced_writes=writes)
 
     def note_synced(self, writes: int) -> None:
-        """Note that the first `writes` writes need no sync any more."""
+        """Note that the first `writes` writes no longer need a sync."""
         self._budget.note_synced(self, writes)
 
     def close(self) -> None:
-        """See `File.close`. While another thread is inside a call the descriptor closes when that one leaves."""
+        """See `File.close`. While a call of another thread is inside, the descriptor closes at its end."""
         self._budget.close(self)
 
 
 class BudgetedDisk:
-    """A `Disk` whose files share a budget; everything else goes to the disk under it."""
+    """A `Disk` whose files share a budget; all other calls go to the disk that it wraps."""
 
     __slots__ = ("_budget", "_disk")
 
@@ -330,7 +333,7 @@ class BudgetedDisk:
 
     @property
     def under(self) -> Disk:
-        """The disk under it."""
+        """The wrapped disk."""
         return self._disk
 
     @property
@@ -382,7 +385,7 @@ class BudgetedDisk:
         self._budget.with_room(lambda: self._disk.sync_directory(path))
 
     def sync_filesystem(self, path: str) -> bool:
-        """See `Disk.sync_filesystem`. Which files are synced by it their flush group tells (`note_synced`)."""
+        """See `Disk.sync_filesystem`. The flush groups then report which files it has synced (`note_synced`)."""
         return self._budget.with_room(lambda: self._disk.sync_filesystem(path))
 
     def exists(self, path: str) -> bool:
@@ -405,14 +408,14 @@ class BudgetedDisk:
 def may_close(file: File) -> None:
     """Let a budget close a file although its last bytes are not synced.
 
-    Only for bytes whose loss is legal and for whose write error nobody waits: the hints of a recovery point.
+    Only for bytes whose loss is legal and whose write error does not matter: the slots of a recovery point.
     """
     if isinstance(file, BudgetedFile):
         file.note_synced(file.writes)
 
 
 def write_hint(file: File, data: Buffer, position: int) -> None:
-    """Overwrite bytes whose loss is legal, as `may_close` has it: they do not keep a file open. See `File.write`."""
+    """Overwrite bytes whose loss is legal; they do not keep the file open (see `may_close`). Raises like `File.write`."""
     if isinstance(file, BudgetedFile):
         file.write_hint(data, position)
     else:
@@ -420,31 +423,31 @@ def write_hint(file: File, data: Buffer, position: int) -> None:
 
 
 def needs_sync(file: File) -> bool:
-    """Tell whether a file may hold bytes that no sync has covered; True for a file that no budget watches."""
+    """Tell whether a file may have bytes that no sync has covered; True for a file without a budget."""
     return not isinstance(file, BudgetedFile) or file.is_unsynced
 
 
 def write_mark(file: File) -> int:
-    """Return a mark of everything written to a file so far, for `note_synced`."""
+    """Return a mark for everything written to a file so far, for `note_synced`."""
     return file.writes if isinstance(file, BudgetedFile) else 0
 
 
 def note_synced(file: File, mark: int) -> None:
-    """Note that everything up to a mark was synced by other means than `File.sync`: with the whole file system."""
+    """Note that everything up to a mark was synced together with the whole file system, not by `File.sync`."""
     if isinstance(file, BudgetedFile):
         file.note_synced(mark)
 
 
 def disk_under(disk: Disk) -> Disk:
-    """Return the disk under a budgeted one; any other as it is. Two logs lie on one disk if this is the same object."""
+    """Return the wrapped disk of a budgeted one, and any other disk unchanged. Two logs share a disk if this is the same object."""
     return disk.under if isinstance(disk, BudgetedDisk) else disk
 
 
 def _close_all(files: Sequence[File]) -> None:
-    """Close descriptors that were taken away; a failure belongs to their disk, not to whoever needed the room."""
+    """Close descriptors that the budget took; a failure belongs to their disk, not to the caller that needed room."""
     for file in files:
         try:
             file.close()
         except DiskError as error:
-            # The disk is marked failed by it: whoever writes there next is told.
+            # The error has marked the disk as failed, so the next writer there sees it.
             logger.error("file=%s action=close-idle error=%r", file.path, str(error))

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seam to the operating system: every system call of the log engine goes through `Disk` and `File`.
+"""The interface to the operating system: every system call of the log engine goes through `Disk` and `File`.
 
-Two implementations pass one conformance suite (`storage.testing.conformance`): `storage.files.posix.PosixDisk` and
+Two implementations pass one conformance suite (`storage.testing.conformance`): `storage.files.posix.PosixDisk`, and
 `storage.testing.sim_disk.SimDisk`, which loses, tears, reorders and refuses.
 
-What a caller may rely on, and nothing more (rules of ALICE, OSDI 2014, as reliability practice states them):
+A caller may rely on these guarantees only (rules of ALICE, OSDI 2014, as reliability practice states them):
 
-1. `File.append` takes effect as a whole or not at all *while the process lives*. Across a power failure any subset of
-   unsynced 512-byte sectors may survive, and the file size may have grown without its data (it then reads as zeros).
-2. Bytes are on stable storage after `File.sync` returned. Names (create, rename, remove, make_directory) are on stable
-   storage after `sync_directory` of their parent returned; a new file needs both.
+1. While the process lives, `File.append` takes effect as a whole or not at all. After a power failure any subset of
+   unsynced 512-byte sectors may survive, and the file may have grown without its data (which then reads as zeros).
+2. Bytes are on stable storage once `File.sync` has returned. Names (create, rename, remove, make_directory) are on
+   stable storage once `sync_directory` of their parent has returned. A new file needs both.
 3. Nothing orders two unsynced operations, not even on one file.
-4. After `DiskFailedError` every later call of this disk that would change something raises it again: a failed fsync is
-   never retried. Reads go on.
+4. After a `DiskFailedError` every later call of this disk that would change something raises it again: a failed fsync
+   is never retried. Reads continue.
 
 Threads: calls on different files may run in different threads. `File.sync` may run while the owner appends or reads.
-Must not: hold any policy, or know a file format.
+Implementations hold no policy and know no file format.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from typing import Protocol
 from storage.errors import DiskFailedError
 
 Buffer = bytes | bytearray | memoryview
-"""What can be written without a copy."""
+"""Bytes that can be written without a copy."""
 
 SECTOR_BYTES = 512
-"""Unit that a device writes as a whole; a torn write shows at multiples of it."""
+"""Unit that a device writes as a whole; a torn write ends at a multiple of it."""
 
 
 class File(Protocol):
-    """One open file, read by position and grown at its end. The object that appends is the only writer of the file."""
+    """One open file, read by position and appended at its end. The object that appends is the only writer of the file."""
 
     @property
     def path(self) -> str:
-        """Path under which it was opened; a later rename is not followed."""
+        """Path under which the file was opened; it does not follow a later rename."""
         ...
 
     @property
@@ -54,10 +54,10 @@ class File(Protocol):
         ...
 
     def append(self, parts: Sequence[Buffer]) -> None:
-        """Write all the parts, one after the other, at the end of the file.
+        """Write all parts, one after the other, at the end of the file.
 
         Raises:
-            DiskFullError: no space; the file was cut back to its former size.
+            DiskFullError: no space; the file has its former size again.
             DiskFailedError: the write failed; the disk is failed for good.
         """
         ...
@@ -72,7 +72,7 @@ class File(Protocol):
         ...
 
     def truncate(self, size_bytes: int) -> None:
-        """Cut the file to `size_bytes`, at most its size. Sync before appending again, else old bytes may re-appear.
+        """Truncate the file to `size_bytes`, at most its size. Sync before the next append; otherwise old bytes may reappear.
 
         Raises:
             DiskFailedError: it failed; the disk is failed for good.
@@ -83,7 +83,7 @@ class File(Protocol):
         """Put everything written to this file so far on stable storage (fdatasync).
 
         Raises:
-            DiskFailedError: it failed; the disk is failed for good and this must not be tried again.
+            DiskFailedError: it failed; the disk is failed for good, and the caller must not retry.
         """
         ...
 
@@ -93,19 +93,19 @@ class File(Protocol):
 
 
 class FileLock(Protocol):
-    """An exclusive lock held until `release` or the end of the process."""
+    """An exclusive lock, held until `release` or the end of the process."""
 
     def release(self) -> None:
-        """Give the lock back; a second call does nothing."""
+        """Release the lock; a second call does nothing."""
         ...
 
 
 class Disk(Protocol):
-    """One log directory's file system. Paths are absolute strings with `/`."""
+    """The file system of one log directory. Paths are absolute strings with `/`."""
 
     @property
     def failure(self) -> DiskFailedError | None:
-        """The error that made this disk unusable for writing, if any."""
+        """The error after which this disk can no longer be written, if any."""
         ...
 
     def create_file(self, path: str) -> File:
@@ -134,7 +134,7 @@ class Disk(Protocol):
         ...
 
     def rename(self, source: str, target: str) -> None:
-        """Rename atomically, replacing `target` if it exists; both in one directory."""
+        """Rename atomically, replacing `target` if it exists; both must be in one directory."""
         ...
 
     def remove(self, path: str) -> None:
@@ -178,13 +178,13 @@ class Disk(Protocol):
         ...
 
     def sync_filesystem(self, path: str) -> bool:
-        """Put everything written so far to the file system that holds `path`, data and names, on stable storage.
+        """Put everything written so far to the file system of `path`, data and names, on stable storage.
 
         Returns:
-            False if the operating system offers no such call; nothing was done then.
+            False if the operating system has no such call; then nothing was done.
 
         Raises:
-            FileMissingError, DiskFailedError: as `sync_directory`; any write that failed since the last call counts.
+            FileMissingError, DiskFailedError: as in `sync_directory`; any write error since the last call counts.
         """
         ...
 
@@ -204,11 +204,11 @@ class Disk(Protocol):
         """Take the exclusive lock of a lock file, creating the file if needed; does not wait.
 
         Raises:
-            LockHeldError: somebody else holds it.
+            LockHeldError: another process or object holds it.
             FileMissingError (no parent), DiskAccessError.
         """
         ...
 
     def free_bytes(self, path: str) -> int:
-        """Return how many bytes an unprivileged process may still write below `path`."""
+        """Return how many bytes an unprivileged process can still write below `path`."""
         ...

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The making of a data directory that an operator has named, with everything above it.
+"""Makes the data directory that an operator has named, with all directories above it.
 
-Owns what is said when that does not work. On the real file system only: it comes before there is a `Disk`.
+Owns the error messages for this. It works only on the real file system, because no `Disk` exists yet.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from storage.errors import DirectoryNotWritableError
 
 
 def make_data_directory(path: Path) -> None:
-    """Make a directory, and the missing ones above it; nothing happens when it is there.
+    """Make a directory and the missing ones above it; does nothing if it exists.
 
     Raises:
-        DirectoryNotWritableError: a file is in its place or above it, which is named then, or it cannot be made.
+        DirectoryNotWritableError: a file is at this path or above it (the error names it), or the directory cannot be
+            made.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        # A path below a file is no file to `is_file`, and the system only says that it is no directory.
+        # `is_file` is False for a path below a file, and the system only says "not a directory".
         file = next((each for each in (path, *path.parents) if each.is_file()), None)
         if file is not None:
             raise DirectoryNotWritableError(str(file), "it is a file, not a directory") from error

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""File and directory names of a data directory, and back.
+"""Formats and parses the names of files and directories in a data directory.
 
-A partition directory is named by topic id and partition, never by a user's text. A file that begins a range of
-offsets is named by its base offset in 20 decimal digits, so that names sort as offsets do.
+A partition directory is named by topic id and partition, never by a user's text. A file that begins a range of offsets
+is named by its base offset in 20 decimal digits, so that names sort like offsets.
 Source: docs/storage_format.md; Kafka, LogFileUtils.
 """
 
@@ -60,21 +60,21 @@ _PARTITION_DIRECTORY = re.compile(r"([0-9a-f]{32})-(0|[1-9]\d{0,9})", re.ASCII)
 
 
 class OffsetFile(NamedTuple):
-    """What the name of a segment, index, snapshot or seal file says."""
+    """The parts of the name of a segment, index, snapshot or seal file."""
 
     base_offset: int
     suffix: str
 
 
 class SwapFile(NamedTuple):
-    """What the name of a compacted segment that waits for its place says: the offsets that it takes, end exclusive."""
+    """The parts of the name of a `.swap` file: the offsets that the segment replaces, end exclusive."""
 
     base_offset: int
     end_offset: int
 
 
 class MoveDirectory(NamedTuple):
-    """What the name of one side of a move says: the partition directory's name, the move's 16-byte id, and which side."""
+    """The parts of the name of a future or moved replica: partition directory name, 16-byte move id, and suffix."""
 
     partition_name: str
     move_id: bytes
@@ -82,19 +82,19 @@ class MoveDirectory(NamedTuple):
 
 
 class PartitionIdentity(NamedTuple):
-    """Which partition a directory holds: the topic's 16-byte id and the partition number."""
+    """The partition that a directory holds: the topic's 16-byte id and the partition number."""
 
     topic_id: bytes
     partition: int
 
 
 def offset_file_name(base_offset: int, suffix: str) -> str:
-    """Name the file of this kind that begins at `base_offset`."""
+    """Return the name of the file of this kind that begins at `base_offset`."""
     return f"{base_offset:020d}{suffix}"
 
 
 def parse_offset_file_name(name: str) -> OffsetFile | None:
-    """Read a name made by `offset_file_name`; None for any other name."""
+    """Parse a name made by `offset_file_name`; None for any other name."""
     match = _OFFSET_FILE.fullmatch(name)
     if match is None:
         return None
@@ -103,36 +103,36 @@ def parse_offset_file_name(name: str) -> OffsetFile | None:
 
 
 def restart_file_name(offset: int) -> str:
-    """Name the mark of a log that is being emptied and begins anew at `offset`."""
+    """Return the name of the mark of a log that restarts at `offset`."""
     return offset_file_name(offset, RESTART_SUFFIX)
 
 
 def parse_restart_file_name(name: str) -> int | None:
-    """Read a name made by `restart_file_name`; None for any other name."""
+    """Parse a name made by `restart_file_name`; None for any other name."""
     match = _RESTART_FILE.fullmatch(name)
     return int(match[1]) if match is not None and int(match[1]) < 2**63 else None
 
 
 def swap_file_name(swap: SwapFile) -> str:
-    """Name a compacted segment that is whole and waits for its place: `<base offset>-<end offset>.swap`."""
+    """Return the name of a complete compacted segment before it gets its final name: `<base offset>-<end offset>.swap`."""
     return f"{swap.base_offset:020d}-{swap.end_offset:020d}{SWAP_SUFFIX}"
 
 
 def parse_swap_file_name(name: str) -> SwapFile | None:
-    """Read a name made by `swap_file_name`; None for any other name."""
+    """Parse a name made by `swap_file_name`; None for any other name."""
     match = _SWAP_FILE.fullmatch(name)
     return SwapFile(int(match[1]), int(match[2])) if match is not None else None
 
 
 def partition_directory_name(identity: PartitionIdentity) -> str:
-    """Name the directory of a partition: `<topic id, 32 hex digits>-<partition>`."""
+    """Return the name of a partition's directory: `<topic id, 32 hex digits>-<partition>`."""
     assert len(identity.topic_id) == TOPIC_ID_BYTES, f"topic id of {len(identity.topic_id)} bytes"
     assert 0 <= identity.partition <= MAX_PARTITION, f"partition {identity.partition}"
     return f"{identity.topic_id.hex()}-{identity.partition}"
 
 
 def parse_partition_directory_name(name: str) -> PartitionIdentity | None:
-    """Read a name made by `partition_directory_name`; None for any other name."""
+    """Parse a name made by `partition_directory_name`; None for any other name."""
     match = _PARTITION_DIRECTORY.fullmatch(name)
     if match is None:
         return None
@@ -141,12 +141,12 @@ def parse_partition_directory_name(name: str) -> PartitionIdentity | None:
 
 
 def move_directory_name(partition_name: str, move_id: bytes, suffix: str) -> str:
-    """Name one side of a move: `<topic id>-<partition>.<move id, 32 hex digits>` and `-future` or `-moved`."""
+    """Return the name of a future or moved replica: `<topic id>-<partition>.<move id, 32 hex digits>` and `-future` or `-moved`."""
     return f"{partition_name}.{move_id.hex()}{suffix}"
 
 
 def parse_move_directory_name(name: str) -> MoveDirectory | None:
-    """Read a name made by `move_directory_name`; None for any other name."""
+    """Parse a name made by `move_directory_name`; None for any other name."""
     match = _MOVE_DIRECTORY.fullmatch(name)
     if match is None or parse_partition_directory_name(match[1]) is None:
         return None

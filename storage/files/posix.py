@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Disk` and `File` on a POSIX file system. The only module of the log engine that imports `os` and `fcntl`.
 
-Law: an `OSError` never leaves this module. A failed fsync, or a write error that is not "no space", marks the disk
-failed for good: the kernel may have dropped the dirty pages, so that a second try would succeed and lie.
-Source: Rebello et al. (ATC 2020); `storage.files.disk` for the promises.
+Law: an `OSError` never leaves this module. A failed fsync, or a write error other than "no space", marks the disk as
+failed for good. The kernel may have dropped the dirty pages, and a second attempt would then report success although
+data is lost.
+Source: Rebello et al. (ATC 2020); `storage.files.disk` for the guarantees.
 """
 
 from __future__ import annotations
@@ -50,26 +51,26 @@ _DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 
 
 SMALL_FILE_BYTES = 4_096
-"""A file smaller than this (exclusive) is read with one call, and one more that finds its end."""
+"""A file smaller than this (exclusive) is read with two calls: one for its bytes, one that confirms its end."""
 
 MAX_PARTS = 1_024
-"""Parts that one call writes, at most (IOV_MAX of Linux); more are joined before."""
+"""Most parts that one call writes (IOV_MAX of Linux); more parts are joined first."""
 
 WRITE_BACK_BYTES = 1024 * 1024
-"""An append of as many bytes, or more, goes to the device at once, in the background."""
+"""An append of at least this many bytes goes to the device at once, in the background."""
 
 _HAS_FADVISE = hasattr(os, "posix_fadvise")
 
 SYNCFS_KERNEL = (5, 8)
-"""First version of Linux whose syncfs reports write errors."""
+"""First version of Linux whose `syncfs` reports write errors."""
 
 
 def find_syncfs(system: str, release: str) -> Callable[[int], int] | None:
-    """Return syncfs of the C library, which Python does not offer; None where there is none that reports errors.
+    """Return `syncfs` of the C library, which Python does not offer; None if there is none that reports errors.
 
     Args:
-        system: name of the operating system, as `os.uname` gives it.
-        release: its version, as `os.uname` gives it.
+        system: name of the operating system, as `os.uname` returns it.
+        release: its version, as `os.uname` returns it.
     """
     version = re.match(r"(\d+)\.(\d+)", release)
     if system != "Linux" or version is None or (int(version[1]), int(version[2])) < SYNCFS_KERNEL:
@@ -91,7 +92,7 @@ def _text(error: OSError) -> str:
 
 
 class PosixDisk:
-    """The file system as one log directory sees it. One object for each data directory of a process."""
+    """The file system as one log directory sees it; a process has one object for each data directory."""
 
     def __init__(self) -> None:
         self._failure: DiskFailedError | None = None
@@ -99,27 +100,27 @@ class PosixDisk:
 
     @property
     def failure(self) -> DiskFailedError | None:
-        """The error that made this disk unusable for writing, if any."""
+        """The error after which this disk can no longer be written, if any."""
         return self._failure
 
     def fail(self, path: str, error: OSError, action: str) -> DiskFailedError:
-        """Mark the disk failed for good and return the error to raise; the first failure is kept."""
+        """Mark the disk as failed for good, and return the error to raise; the first failure is kept."""
         failure = DiskFailedError(path, f"{action} failed: {_text(error)}; restart once the disk is repaired")
         if self._failure is None:
             self._failure = failure
         return failure
 
     def check(self) -> None:
-        """Refuse to change anything on a failed disk.
+        """Raise if the disk has failed, before a call that changes something.
 
         Raises:
-            DiskFailedError: the disk failed before.
+            DiskFailedError: the disk has failed.
         """
         if self._failure is not None:
             raise DiskFailedError(self._failure.path, f"the disk failed before: {self._failure}")
 
     def _named(self, path: str, error: OSError, action: str) -> DiskError:
-        """Type an error of a call on names (open, rename, ...)."""
+        """Return the typed error for a failed call on names (open, rename, ...)."""
         code = error.errno or 0
         if code == errno.ENOENT:
             return FileMissingError(path, f"{action}: no such file or directory")
@@ -154,7 +155,7 @@ class PosixDisk:
     def read_file(self, path: str) -> bytes:
         """See `Disk.read_file`."""
         try:
-            # Small files are most of what the opening of a log reads: this takes half the time of a buffered file object.
+            # Most files that the opening of a log reads are small. This takes half the time of a buffered file object.
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 data = os.read(descriptor, SMALL_FILE_BYTES)
@@ -192,7 +193,7 @@ class PosixDisk:
         try:
             os.rmdir(path)
         except FileExistsError as error:
-            # POSIX lets rmdir say EEXIST for a directory that is not empty.
+            # POSIX allows rmdir to return EEXIST for a directory that is not empty.
             raise DiskAccessError(path, f"remove directory: {_text(error)}") from error
         except OSError as error:
             raise self._named(path, error, "remove directory") from error
@@ -232,8 +233,8 @@ class PosixDisk:
     def sync_filesystem(self, path: str) -> bool:
         """See `Disk.sync_filesystem`.
 
-        One descriptor is kept for all calls: Linux tells each descriptor of the write errors since its own last call,
-        so that a fresh one could miss an error that somebody else has seen.
+        All calls use one descriptor. Linux reports to each descriptor the write errors since its own last call, so a
+        new descriptor could miss an error that another one has seen.
         """
         self.check()
         if _syncfs is None:
@@ -249,7 +250,7 @@ class PosixDisk:
         return True
 
     def close(self) -> None:
-        """Give the descriptor of `sync_filesystem` back; a second call does nothing."""
+        """Close the descriptor of `sync_filesystem`; a second call does nothing."""
         if self._filesystem >= 0:
             descriptor, self._filesystem = self._filesystem, -1
             os.close(descriptor)
@@ -294,7 +295,7 @@ class PosixDisk:
 
 
 class PosixFileLock:
-    """An flock; the kernel gives it back when the process ends in whatever way."""
+    """An flock; the kernel releases it when the process ends, in whatever way."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor: int | None = descriptor
@@ -307,7 +308,7 @@ class PosixFileLock:
 
 
 class PosixFile:
-    """One open file descriptor. The object that appends keeps the size, so that an append needs no fstat."""
+    """One open file descriptor. The appending object keeps the size, so that an append needs no fstat."""
 
     __slots__ = ("_descriptor", "_disk", "_path", "_size")
 
@@ -333,7 +334,7 @@ class PosixFile:
             data = os.pread(self._descriptor, size_bytes, position)
             if len(data) == size_bytes or position + len(data) >= self._size:
                 return data
-            # Linux returns at most 2 GiB at once, network file systems sometimes less.
+            # Linux returns at most 2 GiB at once; network file systems sometimes return less.
             pieces = [data]
             left_bytes = size_bytes - len(data)
             while data and left_bytes:
@@ -363,16 +364,16 @@ class PosixFile:
             self._begin_write_back(size_bytes, wanted_bytes)
 
     def _begin_write_back(self, position: int, size_bytes: int) -> None:
-        """Let the device begin with a large append now: a sync of a whole new segment would wait for all of it at its end.
+        """Start writing a large append to the device now, so that the sync at the end of a new segment waits for less.
 
-        The advice is that nobody will read the pages. What Linux makes of it for dirty ones is to start writing them (and to keep
-        them: only clean pages go). An error says nothing of the data, and a failed write shows at the sync.
+        The advice says that the pages are not needed. Linux then starts to write dirty pages, and keeps them (it drops
+        only clean ones). An error here says nothing about the data; a failed write shows at the sync.
         """
         with suppress(OSError):
             os.posix_fadvise(self._descriptor, position, size_bytes, os.POSIX_FADV_DONTNEED)
 
     def _write_rest(self, parts: Sequence[Buffer], start: int, written_bytes: int) -> None:
-        """Finish an append of which the kernel took only the first part (nearly full disk, signal)."""
+        """Finish an append of which the kernel accepted only the first part (nearly full disk, signal)."""
         rest = memoryview(b"".join(parts))[written_bytes:]
         position = start + written_bytes
         while rest:
@@ -381,7 +382,7 @@ class PosixFile:
             rest = rest[count:]
 
     def _cut_back(self, error: OSError, size_bytes: int) -> DiskError:
-        """Undo a partial append; a disk that is full stays usable, any other failure is for good."""
+        """Undo a partial append. A full disk stays usable; any other error fails the disk for good."""
         if error.errno not in _FULL:
             return self._disk.fail(self._path, error, "append")
         try:
@@ -416,7 +417,7 @@ class PosixFile:
         self._size = size_bytes
 
     def sync(self) -> None:
-        """See `File.sync`. Any error is final, "no space" too: delayed allocation reports it when the data is gone."""
+        """See `File.sync`. Any error is final, even "no space": with delayed allocation it comes after the data is lost."""
         self._disk.check()
         try:
             os.fdatasync(self._descriptor)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast background work may read and write: compaction, scrub, repair, moves."""
+"""The rate limit of background work: compaction, scrub, repair, moves."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Callable
 
 
 class WorkStopped(Exception):
-    """`wait_ms` said that the background work shall end."""
+    """Raised when `wait_ms` says that the background work must end."""
 
 
 class RateLimit:
-    """Spreads reads and writes of background work over time; used by one thread at a time.
+    """Spreads reads and writes of background work over time; one thread at a time uses it.
 
     Args:
         bytes_per_s: most bytes read and written in a second, on average; 1 or more.
-        now_ms: a clock in milliseconds that never goes back.
-        wait_ms: waits so many milliseconds (0: not at all) and returns True if the work shall end.
+        now_ms: monotonic clock in milliseconds.
+        wait_ms: waits this many milliseconds (0: not at all) and returns True if the work must end.
     """
 
     def __init__(self, bytes_per_s: int, *, now_ms: Callable[[], int], wait_ms: Callable[[int], bool]) -> None:
@@ -27,10 +27,10 @@ class RateLimit:
         self._free_at_ms = 0.0
 
     def take(self, size_bytes: int) -> None:
-        """Wait until so many bytes may be read or written.
+        """Wait until this many bytes may be read or written.
 
         Raises:
-            WorkStopped: the work shall end.
+            WorkStopped: the work must end.
         """
         if self._wait_ms(max(0, round(self._free_at_ms - self._now_ms()))):
             raise WorkStopped

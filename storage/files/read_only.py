@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A `File` that can only be read: what a scrub and the tools that inspect a copy are built on.
+"""A `File` that can only be read, for the scrub and for the tools that inspect a copy.
 
 Law: every call that would change the file is refused before it reaches the disk.
 """
@@ -15,11 +15,11 @@ from .disk import Buffer
 
 
 class ReadOnlyFile:
-    """Base of files that are only read; a subclass gives `pread`.
+    """Base of read-only files; a subclass implements `pread`.
 
     Args:
-        path: where it lies.
-        size_bytes: bytes that may be read.
+        path: path of the file.
+        size_bytes: number of readable bytes.
     """
 
     def __init__(self, path: str, size_bytes: int) -> None:
@@ -41,23 +41,23 @@ class ReadOnlyFile:
         raise NotImplementedError
 
     def append(self, parts: Sequence[Buffer]) -> None:
-        """Refused."""
+        """Raise `DiskAccessError`."""
         self._refuse("append")
 
     def write(self, data: Buffer, position: int) -> None:
-        """Refused."""
+        """Raise `DiskAccessError`."""
         self._refuse("write")
 
     def truncate(self, size_bytes: int) -> None:
-        """Refused."""
+        """Raise `DiskAccessError`."""
         self._refuse("truncate")
 
     def sync(self) -> None:
-        """Refused."""
+        """Raise `DiskAccessError`."""
         self._refuse("sync")
 
     def close(self) -> None:
-        """Does nothing: a subclass that holds something gives it back."""
+        """Do nothing; a subclass that holds a resource releases it."""
 
     def _refuse(self, action: str) -> NoReturn:
         raise DiskAccessError(self._path, f"{action}: it is opened for reading only")

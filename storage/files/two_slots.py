@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A few numbers in a file of two slots of 512 bytes, written in turn; the valid slot with the larger sequence counts.
+"""A few numbers in a file of two 512-byte slots, written in turn; the valid slot with the larger sequence counts.
 
-A slot is one sector, so that a torn write leaves the other slot, or the whole new one. Each slot (big-endian, the rest of
-the 512 bytes is zero):
+A slot is one sector, so a torn write leaves the other slot, or the whole new one. Each slot (big-endian; the rest of
+its 512 bytes is zero):
 
     0   4  bytes   magic of the file
     4   2  uint16  version, 1
@@ -24,17 +24,17 @@ from lograft.wire.checksum import crc32c
 from .disk import SECTOR_BYTES
 
 SLOT_COUNT = 2
-"""Slots of a file."""
+"""Number of slots in a file."""
 
 FILE_BYTES = SECTOR_BYTES * SLOT_COUNT
-"""Size of a file."""
+"""Size of a file in bytes."""
 
 _VERSION = 1
 _CRC_BYTES = 4
 
 
 class Slot(NamedTuple):
-    """One slot: the sequence of its write (from 1), its flag bits, and the numbers in it."""
+    """One slot: the sequence of its write (from 1), its flag bits, and its numbers."""
 
     sequence: int
     flags: int
@@ -45,7 +45,7 @@ class TwoSlots:
     """The codec of one kind of file.
 
     Args:
-        magic: four bytes that begin each slot.
+        magic: the first four bytes of each slot.
         fields: `struct` codes of the numbers, without byte order.
     """
 
@@ -54,7 +54,7 @@ class TwoSlots:
         self._body = struct.Struct(f">4sHHQ{fields}")
 
     def encode(self, sequence: int, flags: int, *values: int) -> bytes:
-        """Return the bytes of one slot, without the zeros that fill it up; see `Slot`."""
+        """Return the bytes of one slot, without the zero padding; the arguments are the fields of `Slot`."""
         body = self._body.pack(self._magic, _VERSION, flags, sequence, *values)
         return body + crc32c(body).to_bytes(_CRC_BYTES, "big")
 
@@ -73,5 +73,5 @@ class TwoSlots:
 
 
 def slot_position(sequence: int) -> int:
-    """Return the byte position at which the write with this sequence goes."""
+    """Return the byte position in the file for the write with this sequence."""
     return sequence % SLOT_COUNT * SECTOR_BYTES

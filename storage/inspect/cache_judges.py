@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judges the caches of one segment against its batches: offset index, time index and seal.
+"""Judges the caches of one segment by its batches: offset index, time index and seal.
 
-A judge sees the batches and the opaque places (damage) of the segment in order, then its end. A cache made for another size or
-end is stale: not used, and no finding but a note. Entries that point into an opaque place cannot be judged.
+A judge gets the batches and the opaque ranges (damage) of the segment in order, then its end. A cache for another size
+or end of the segment is stale: it is not used, and is a note, not a failure. Entries that point into an opaque range
+cannot be judged.
 Source: docs/storage_format.md, sections on the offset index, the time index and the seal.
 """
 
@@ -33,7 +34,7 @@ class OffsetIndexJudge:
         self._wrong: list[int] = []
 
     def batch(self, position: int, header: BatchHeader) -> None:
-        """Take up a whole batch."""
+        """Add a complete batch."""
         self._pass_below(position)
         positions, slot = self._index.positions, self._next
         if slot < len(positions) and positions[slot] == position:
@@ -42,7 +43,7 @@ class OffsetIndexJudge:
             self._next += 1
 
     def opaque(self, start: Boundary, end: Boundary) -> None:
-        """Take up a place where no batch can be seen."""
+        """Add a range where no batch is readable."""
         self._pass_below(start.position)
         positions = self._index.positions
         while self._next < len(positions) and positions[self._next] < end.position:
@@ -55,7 +56,7 @@ class OffsetIndexJudge:
             self._next += 1
 
     def end(self, name: str, end: Boundary, report: LogReport) -> None:
-        """Add what is wrong with the index of a segment that ends here."""
+        """Report what is wrong with the index, at the end of the segment."""
         index = self._index
         if (index.log_bytes, index.end_offset) != (end.position, end.offset):
             report.add(Severity.NOTE, name, STALE)
@@ -87,7 +88,7 @@ class TimeIndexJudge:
         self._has_opaque = False
 
     def batch(self, position: int, header: BatchHeader) -> None:
-        """Take up a whole batch."""
+        """Add a complete batch."""
         del position
         if self._first_ms is None:
             self._first_ms = header.max_timestamp_ms
@@ -101,7 +102,7 @@ class TimeIndexJudge:
             self._next += 1
 
     def opaque(self, start: Boundary, end: Boundary) -> None:
-        """Take up a place where no batch can be seen."""
+        """Add a range where no batch is readable."""
         self._has_opaque = True
         self._pass_below(start.offset - self._base_offset)
         offsets = self._index.offsets
@@ -115,7 +116,7 @@ class TimeIndexJudge:
             self._next += 1
 
     def end(self, name: str, end: Boundary, report: LogReport) -> None:
-        """Add what is wrong with the index of a segment that ends here."""
+        """Report what is wrong with the index, at the end of the segment."""
         index = self._index
         if index.log_bytes != end.position:
             report.add(Severity.NOTE, name, STALE)
@@ -141,7 +142,7 @@ class TimeIndexJudge:
             )
 
     def _footer_agrees(self, max_ms: int) -> bool:
-        """Compare the footer; batches that cannot be seen may be what it counts."""
+        """Compare the footer; it may count batches that are not readable."""
         index = self._index
         if self._has_opaque:
             return index.max_timestamp_ms >= max_ms
@@ -158,20 +159,20 @@ class SealJudge:
         self._opaque: list[tuple[int, int]] = []
 
     def batch(self, position: int, header: BatchHeader) -> None:
-        """Take up a whole batch."""
+        """Add a complete batch."""
         del position
         self._max_ms = max(self._max_ms, header.max_timestamp_ms)
 
     def opaque(self, start: Boundary, end: Boundary) -> None:
-        """Take up a place where no batch can be seen."""
+        """Add a range where no batch is readable."""
         self._opaque.append((start.position, end.position))
 
     def explain(self, position: int, end_position: int) -> None:
-        """Note bytes that a finding names already, so that a chunk which differs there needs no second one."""
+        """Note bytes that a finding already covers, so that a changed chunk there is not reported again."""
         self._opaque.append((position, end_position))
 
     def end(self, name: str, end: Boundary, report: LogReport) -> None:
-        """Add what is wrong with the seal of a segment that ends here."""
+        """Report what is wrong with the seal, at the end of the segment."""
         seal = self._seal
         if not seal.fits(log_bytes=self._file.size, end_offset=end.offset):
             report.add(Severity.NOTE, name, STALE)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`lograft log dump` and `lograft log verify`: look at logs on disk, without a server.
+"""`lograft log dump` and `lograft log verify`: inspect logs on disk, without a server.
 
-Owns the commands. They come into `lograft` through the entry-point group `lograft.commands`. Exit codes: 0 good, 1 findings (or a
-file that cannot be shown because it is damaged), 2 wrong usage or something that cannot be read.
+`lograft` finds the commands through the entry-point group `lograft.commands`. Exit codes: 0 good; 1 findings, or a
+damaged file that cannot be shown; 2 wrong usage, or something unreadable.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object a li
 
 @contextmanager
 def _errors_told() -> Generator[None, None, None]:
-    """Tell errors in one line and end the command."""
+    """Print an error in one line, and end the command."""
     try:
         yield
     except (UnknownTargetError, DiskError) as error:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows what is there: a data directory, a log directory, its batches or records, or one file.
+"""Shows a data directory, a log directory, its batches or records, or one file.
 
-Says what stands in the files and does not judge it (`verify` does), but for bytes that are no batch. Reads on behind damage.
+Shows the content of the files without judging it (`verify` judges), and marks bytes that are not a batch. Continues
+behind damage.
 """
 
 from __future__ import annotations
@@ -60,19 +61,19 @@ _CODEC_MASK = 0x07
 def dump_path(
     path: str, *, records: bool, batches: bool, offset: int | None, end_offset: int | None
 ) -> Iterator[Section]:
-    """Show what a path is.
+    """Show the content of a path.
 
     Args:
         path: a data directory, a log directory or a file of a log.
-        records: show the records of a log or segment.
-        batches: show the batches of a log; a segment file shows them anyway.
-        offset: only batches and records from this offset on (inclusive); None: from the first.
-        end_offset: only those below (exclusive); None: to the last.
+        records: True: show the records of a log or segment.
+        batches: True: show the batches of a log; a segment file shows them in any case.
+        offset: show batches and records from this offset on (inclusive); None: from the first.
+        end_offset: show those below this offset (exclusive); None: to the last.
 
     Raises:
-        UnknownTargetError: it is nothing that can be shown.
-        MalformedError: a cache or checkpoint that was named cannot be read.
-        FileMissingError, DiskAccessError, DiskReadError: something cannot be read.
+        UnknownTargetError: the path is none of these.
+        MalformedError: `path` is a damaged cache or checkpoint.
+        FileMissingError, DiskAccessError, DiskReadError: a file cannot be read.
     """
     kind = kind_of(path)
     if kind is TargetKind.DATA_DIRECTORY:
@@ -133,7 +134,7 @@ def _walk(segments: list[_Span], make_rows: _MakeRows, offset: int | None, end_o
                 size_bytes=segment.size_bytes,
                 known=(),
             ):
-                # Nothing is passed over as known damage here.
+                # `known` is empty, so no damage is skipped.
                 assert not isinstance(piece, PassedDamage), piece
                 if isinstance(piece, TrailingBytes):
                     start, end = (
@@ -184,7 +185,7 @@ def _batch_rows(file: File, piece: CheckedBatch | BadBytes, first: int, end_offs
 
 
 def _attributes(header: BatchHeader) -> str | None:
-    """Name what is special about a batch."""
+    """Return the special properties of a batch."""
     names = [
         name
         for name, holds in (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows one cache or checkpoint of a log, as it stands in the file."""
+"""Shows the content of one cache or checkpoint of a log."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ from storage.segment.seal import SEAL_CHUNK_BYTES, MalformedSealError, decode_se
 
 
 def dump_small_file(path: str) -> Iterator[Section]:
-    """Show any file of a log but a segment.
+    """Show any file of a log except a segment.
 
     Raises:
-        MalformedError: it is damaged; the message says what is wrong.
+        MalformedError: it is damaged; the message says how.
         DiskAccessError, DiskReadError: it cannot be read.
     """
     name, kind = Path(path).name, file_kind(path)
@@ -167,7 +167,7 @@ def _cleaner(name: str, content: bytes) -> Iterator[Section]:
         {
             "dirty offset": state.dirty_offset,
             "map offset": state.map_offset,
-            # As they stand in the file: -1 is none.
+            # As in the file, -1 means none.
             "leader epoch": -1 if state.leader_epoch is None else state.leader_epoch,
             "next horizon, ms": -1 if state.next_horizon_ms is None else state.next_horizon_ms,
         },

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads files and lists directories of a copy, and never opens anything for writing.
+"""Reads files and lists directories of a copy; never opens anything for writing.
 
-An `OSError` does not leave this module: it becomes a `DiskError` that names the path.
+An `OSError` never leaves this module: it becomes a `DiskError` that names the path.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from storage.files.read_only import ReadOnlyFile
 
 
 class InspectedFile(ReadOnlyFile):
-    """One open file, read by position.
+    """One open file, readable by position.
 
     Raises:
         FileMissingError, DiskAccessError: it cannot be opened.
@@ -46,7 +46,7 @@ class InspectedFile(ReadOnlyFile):
 
 
 def read_small(path: str) -> bytes | None:
-    """Return the content of a file that fits memory; None if there is none.
+    """Return the content of a file that fits into memory; None if it does not exist.
 
     Raises:
         DiskAccessError, DiskReadError: it cannot be read.
@@ -60,7 +60,7 @@ def read_small(path: str) -> bytes | None:
 
 
 def list_files(path: str) -> dict[str, int]:
-    """Return the names and sizes in bytes of the files of a directory, ascending by name; directories are left out.
+    """Return the names and sizes in bytes of the files in a directory, ascending by name, without subdirectories.
 
     Raises:
         FileMissingError, DiskAccessError: it cannot be listed.
@@ -73,7 +73,7 @@ def list_files(path: str) -> dict[str, int]:
 
 
 def list_directories(path: str) -> list[str]:
-    """Return the names of the directories in a directory, ascending; none if it does not exist.
+    """Return the names of the subdirectories of a directory, ascending; none if it does not exist.
 
     Raises:
         DiskAccessError: it cannot be listed.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `verify` says about a log: findings, each with its place, and a report."""
+"""The result of `verify` for a log: a report with findings, each with its place."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from storage.types import Boundary
 
 
 class Severity(Enum):
-    """How bad a finding is. All but notes make `verify` fail."""
+    """Severity of a finding. Every value except NOTE makes `verify` fail."""
 
     DAMAGE = "damage"
-    """Records that cannot be served, and that nobody has put out of service yet."""
+    """Records that cannot be served and are not quarantined yet."""
     LAW = "law"
     """The files contradict each other, or a file that is not a cache is damaged."""
     CACHE = "cache"
-    """A file that can be built anew is damaged or says what is not true."""
+    """A file that can be rebuilt is damaged or has wrong content."""
     NOTE = "note"
-    """Ordinary: what a crash leaves behind, known damage, what the next opening removes."""
+    """Normal: the remains of a crash, known damage, files that the next opening removes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that was found.
+    """One finding.
 
     Attributes:
-        severity: how bad it is.
+        severity: its severity.
         file: name of the file in its directory.
         message: what is wrong.
-        base_offset: first offset concerned, inclusive; None if it is not about offsets.
-        end_offset: end of these offsets, exclusive.
-        position: first byte of the file concerned, inclusive; None if it is not about bytes.
-        end_position: end of these bytes, exclusive; equal to `position` if they are missing.
+        base_offset: first affected offset, inclusive; None if it concerns no offsets.
+        end_offset: end of the affected offsets, exclusive.
+        position: first affected byte of the file, inclusive; None if it concerns no bytes.
+        end_position: end of the affected bytes, exclusive; equal to `position` if they are missing.
     """
 
     severity: Severity
@@ -47,19 +47,19 @@ class Finding:
 
 @dataclass(slots=True, kw_only=True)
 class LogReport:
-    """What was found in one log, or in the files of a data directory beside the logs.
+    """The findings in one log, or in the files of a data directory beside its logs.
 
     Attributes:
         path: the directory.
-        findings: in the order in which they were found.
-        segment_count: segments judged.
-        batch_count: whole batches, fillers included.
-        record_count: records in them.
+        findings: the findings, in the order of discovery.
+        segment_count: number of judged segments.
+        batch_count: number of complete batches, including fillers.
+        record_count: number of records in them.
         verified_bytes: bytes of log files that were read and judged.
         log_start_offset: first offset that the log serves, inclusive.
-        log_end_offset: end of the log, exclusive, as the next opening finds it.
-        flushed_offset: what the recovery point says; None if it is missing or damaged.
-        is_clean: the mark of a clean stop holds.
+        log_end_offset: end of the log, exclusive, as the next opening will find it.
+        flushed_offset: flushed offset by the recovery point; None if that is missing or damaged.
+        is_clean: True if the mark of a clean close is valid.
     """
 
     path: str
@@ -82,7 +82,7 @@ class LogReport:
         start: Boundary | None = None,
         end: Boundary | None = None,
     ) -> None:
-        """Add a finding; `start` (inclusive) and `end` (exclusive) come together."""
+        """Add a finding; `start` (inclusive) and `end` (exclusive) are given together."""
         self.findings.append(
             Finding(
                 severity=severity,
@@ -96,5 +96,5 @@ class LogReport:
         )
 
     def failures(self, *, strict: bool) -> list[Finding]:
-        """Return the findings that make `verify` fail; with `strict` notes do too."""
+        """Return the findings that make `verify` fail, with `strict` all findings."""
         return [finding for finding in self.findings if strict or finding.severity is not Severity.NOTE]

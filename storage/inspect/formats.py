@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parsers of the binary files beside a segment: indexes, producer snapshots, and files of two slots. Pure.
+"""Parsers of the binary files beside a segment: indexes, producer snapshots, and two-slot files. Pure.
 
-Each parser gives a value or raises `MalformedError` with the reason. Written from the tables of docs/storage_format.md, sections
-2.2 to 2.6, and not with the engine's decoders: those answer "use it, or build it anew", and a mistake that a decoder shares with its
-encoder would be seen by no judge that uses it. Here bytes that the engine wrote are read by somebody who knows only the page. Without
-such a second reading are seals (`storage.segment.seal`), and the lines of text checkpoints (`texts`), whose form leaves nothing to
-mistake.
+Each parser returns a value or raises `MalformedError` with the reason. The parsers follow the tables of
+docs/storage_format.md, sections 2.2 to 2.7, and do not use the engine's decoders. Those only decide between using and
+rebuilding a file. A judge that used them would also miss a mistake that a decoder shares with its encoder. Two formats
+have no second reader: seals (`storage.segment.seal`), and the lines of text checkpoints (`texts`), which are too simple
+to misread.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from storage.files.disk import SECTOR_BYTES
 from storage.segment.offset_index import to_big_endian
 
 SLOT_COUNT = 2
-"""Slots of `recovery-point` and `log-start`."""
+"""Number of slots in `recovery-point` and `log-start`."""
 
 CLEAN_FLAG = 1
-"""Bit of a recovery point's flags: the log was closed cleanly."""
+"""Flag bit of a recovery point: the log was closed cleanly."""
 
 _CRC_BYTES = 4
 _INDEX_FOOTER = struct.Struct(">4sHHIQqI")
@@ -47,11 +47,11 @@ _SNAPSHOT_VERSION = 2
 
 
 class MalformedError(Exception):
-    """The bytes are not what the page says; the message tells why."""
+    """The bytes do not follow the format; the message says why."""
 
 
 class OffsetIndexFile(NamedTuple):
-    """An offset index: relative offsets and positions of its entries, and which log it was made for."""
+    """An offset index: relative offsets and positions of its entries, and the log size and end that it covers."""
 
     offsets: array[int]
     positions: array[int]
@@ -60,7 +60,7 @@ class OffsetIndexFile(NamedTuple):
 
 
 class TimeIndexFile(NamedTuple):
-    """A time index: timestamps in milliseconds and relative offsets of its entries, and which log it was made for."""
+    """A time index: timestamps in milliseconds and relative offsets of its entries, and the log size that it covers."""
 
     timestamps_ms: array[int]
     offsets: array[int]
@@ -70,7 +70,7 @@ class TimeIndexFile(NamedTuple):
 
 
 class WindowBatch(NamedTuple):
-    """One batch of a producer's window."""
+    """One remembered batch of a producer."""
 
     base_sequence: int
     base_offset: int
@@ -79,7 +79,7 @@ class WindowBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowEntry:
-    """One producer of a snapshot; `newest_ms` is the fourth field of the page, as it stands there."""
+    """One producer of a snapshot; `newest_ms` is the fourth field of the format, as it is in the file."""
 
     producer_id: int
     producer_epoch: int
@@ -88,14 +88,14 @@ class WindowEntry:
 
 
 class OpenTransaction(NamedTuple):
-    """A transaction of a producer that has not ended, and the offset of its first record."""
+    """A transaction that has not ended: its producer, and the offset of its first record."""
 
     producer_id: int
     first_offset: int
 
 
 class AbortedTransaction(NamedTuple):
-    """A transaction that ended without effect: from its first record to its end marker (both inclusive)."""
+    """An aborted transaction, from its first record to its end marker (both inclusive)."""
 
     producer_id: int
     first_offset: int
@@ -103,7 +103,7 @@ class AbortedTransaction(NamedTuple):
 
 
 class CoordinatorEpoch(NamedTuple):
-    """Largest epoch of a coordinator that ended a transaction of a producer."""
+    """A producer, and the largest epoch of a coordinator that ended one of its transactions."""
 
     producer_id: int
     coordinator_epoch: int
@@ -119,11 +119,11 @@ class TransactionsView(NamedTuple):
 
 
 NO_TRANSACTIONS = TransactionsView(0, (), ())
-"""What a snapshot says that does not speak of transactions."""
+"""The value for a snapshot without transactions."""
 
 
 class SnapshotFile(NamedTuple):
-    """A producer snapshot."""
+    """The content of a producer snapshot."""
 
     producers: tuple[WindowEntry, ...]
     transactions: TransactionsView
@@ -131,7 +131,7 @@ class SnapshotFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotView:
-    """One slot of a two-slot file: what it says, or what is wrong with it."""
+    """One slot of a two-slot file: its content, or what is wrong with it."""
 
     sequence: int
     flags: int
@@ -140,10 +140,10 @@ class SlotView:
 
 
 def parse_offset_index(content: bytes) -> OffsetIndexFile:
-    """Read an offset index.
+    """Parse an offset index.
 
     Raises:
-        MalformedError: it is none.
+        MalformedError: the content is not an offset index.
     """
     entries_end = _entries_end(content, _INDEX_FOOTER)
     magic, version, _, count, log_bytes, end_offset, crc = _INDEX_FOOTER.unpack_from(content, entries_end)
@@ -154,10 +154,10 @@ def parse_offset_index(content: bytes) -> OffsetIndexFile:
 
 
 def parse_time_index(content: bytes) -> TimeIndexFile:
-    """Read a time index.
+    """Parse a time index.
 
     Raises:
-        MalformedError: it is none.
+        MalformedError: the content is not a time index.
     """
     entries_end = _entries_end(content, _TIME_FOOTER)
     magic, version, _, count, log_bytes, first_ms, max_ms, crc = _TIME_FOOTER.unpack_from(content, entries_end)
@@ -195,10 +195,10 @@ def _numbers(code: str, content: bytes) -> array[int]:
 
 
 def parse_snapshot(content: bytes) -> SnapshotFile:
-    """Read a producer snapshot.
+    """Parse a producer snapshot.
 
     Raises:
-        MalformedError: it is none.
+        MalformedError: the content is not a producer snapshot.
     """
     if len(content) < _SNAPSHOT_HEAD.size:
         raise MalformedError(f"{len(content)} bytes, the head alone has {_SNAPSHOT_HEAD.size}")
@@ -265,17 +265,17 @@ def _parse_transactions(content: bytes, position: int) -> tuple[TransactionsView
 
 
 def parse_recovery_point(content: bytes) -> list[SlotView]:
-    """Read both slots of `recovery-point`: flushed offset, then base offset and size of the last segment if clean."""
+    """Parse both slots of `recovery-point`: flushed offset; base offset and size of the last segment (0 unless clean)."""
     return _parse_slots(content, b"LGRP", 3)
 
 
 def parse_log_start(content: bytes) -> list[SlotView]:
-    """Read both slots of `log-start`: the log start offset."""
+    """Parse both slots of `log-start`: the log start offset."""
     return _parse_slots(content, b"LGLS", 1)
 
 
 def newest_slot(slots: list[SlotView]) -> SlotView | None:
-    """Return the slot that counts: the whole one with the larger sequence; None if none is whole."""
+    """Return the valid slot with the larger sequence; None if no slot is valid."""
     return max((slot for slot in slots if slot.fault is None), key=lambda slot: slot.sequence, default=None)
 
 
@@ -307,9 +307,9 @@ def _bad_slot(fault: str) -> SlotView:
 
 
 def was_never_written(content: bytes) -> bool:
-    """Tell whether a file shows sectors that no device received: it is empty, or a whole sector of it is zero.
+    """Tell whether a file has sectors that no device received: it is empty, or one of its sectors is all zero.
 
-    Caches are written without a sync, so that a power failure may leave this behind; damage leaves something else.
+    Caches are written without a sync, so a power failure may leave this. Damage looks different.
     """
     sectors = range(0, len(content), SECTOR_BYTES)
     return any(not any(content[position : position + SECTOR_BYTES]) for position in sectors) or not content

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judges one log from a copy of its directory: every law of docs/storage_format.md that can be checked without a server.
+"""Judges one log from a copy of its directory, by every law of docs/storage_format.md that can be checked without a server.
 
-Bad places are judged as recovery does: below the recovery point, or in front of good batches, they are damage; a torn tail is
-what a crash leaves behind, and only noted. Known damage is passed over. Nothing is changed, and nothing outside the directory is
+It judges bad bytes as recovery does. Below the recovery point, or before good batches, they are damage. A torn tail is
+what a crash leaves, and only a note. Known damage is skipped. Nothing is changed, and nothing outside the directory is
 read.
 Source: docs/storage_format.md; `storage.log.recovery_walk` for the judgement.
 """
@@ -32,10 +32,10 @@ def check_log(path: str, *, expected: PartitionIdentity | None = None) -> LogRep
 
     Args:
         path: the directory.
-        expected: the partition that the directory's name says; None if it says none.
+        expected: the partition in the directory's name; None if the name has none.
 
     Raises:
-        FileMissingError, DiskAccessError, DiskReadError: something cannot be read.
+        FileMissingError, DiskAccessError, DiskReadError: a file cannot be read.
     """
     report = LogReport(path=path)
     files = load_log_files(path, report)
@@ -61,7 +61,7 @@ def _check_identity(files: LogFiles, expected: PartitionIdentity | None, report:
 
 
 def _check_empty(files: LogFiles, report: LogReport) -> None:
-    """Judge a directory without segments: a log that was never written, or one that lost all its files."""
+    """Judge a directory without segments: a log that was never written, or one that has lost all its files."""
     start, flushed = files.log_start_offset, files.flushed_offset
     report.log_start_offset = report.log_end_offset = start
     if flushed > start:
@@ -75,7 +75,7 @@ def _check_empty(files: LogFiles, report: LogReport) -> None:
 
 
 class _Span(NamedTuple):
-    """A segment and where it must end: exclusive offset, None for the last one, whose end only its batches tell."""
+    """A segment and its required end (exclusive); None for the last one, whose end only its batches show."""
 
     segment: SegmentFile
     end_offset: int | None
@@ -83,7 +83,7 @@ class _Span(NamedTuple):
 
 
 class _LogCheck:
-    """One judgement; `run` once."""
+    """One check of a log with segments; `run` once."""
 
     def __init__(self, files: LogFiles, report: LogReport) -> None:
         self._files = files
@@ -117,7 +117,7 @@ class _LogCheck:
         self._check_end()
 
     def _check_known(self) -> None:
-        """Note the recorded damage; it must lie in segments that are there."""
+        """Note the recorded damage; it must be in existing segments."""
         sizes = {segment.base_offset: segment.size_bytes for segment in self._files.segments}
         for damaged in self._files.known:
             start, end = (
@@ -135,7 +135,7 @@ class _LogCheck:
                 self._report.add(Severity.NOTE, DAMAGE_FILE, "known damage, out of service", start=start, end=end)
 
     def _check_segment(self, span: _Span) -> bool:
-        """Judge one segment; False if the next opening ends the log in it."""
+        """Judge one segment; False if the next opening truncates the log in it."""
         file = InspectedFile(f"{self._files.path}/{span.segment.name}")
         try:
             return self._walk(span, file)
@@ -199,7 +199,7 @@ class _LogCheck:
         self._at = end
 
     def _take_bad(self, span: _Span, file: File, bad: BadBytes, caches: SegmentCaches) -> bool:
-        """Decide between damage and a torn tail; False if the log ends here."""
+        """Choose between damage and a torn tail; False if the log ends here."""
         report, name = self._report, span.segment.name
         if self._is_damage(span, file, bad):
             self._snapshots.opaque(bad.start.offset, bad.end.offset)
@@ -217,7 +217,7 @@ class _LogCheck:
         return False
 
     def _is_damage(self, span: _Span, file: File, bad: BadBytes) -> bool:
-        """Judge as recovery does: see the table in docs/storage_format.md, section 6."""
+        """Decide as recovery does; docs/storage_format.md, section 6, has the table."""
         if bad.start.offset < self._files.flushed_offset:
             return True
         if not bad.has_following and not span.has_later:
@@ -239,7 +239,7 @@ class _LogCheck:
 
 
 def _misses_bytes(file: File, bad: Boundary) -> bool:
-    """Tell whether the file ends inside the batch that stands here."""
+    """Tell whether the file ends inside the batch at this place."""
     room_bytes = file.size - bad.position
     if room_bytes < HEADER_BYTES:
         return True

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lies in a log directory: names, and the small files read; what cannot be read becomes a finding.
+"""Lists the files of a log directory and reads the small ones; an unreadable one becomes a finding.
 
-Judges no batch (`log_check` does). Source: docs/storage_format.md, section 2.
+This module judges no batch (`log_check` does). Source: docs/storage_format.md, section 2.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _Parsed = TypeVar("_Parsed")
 
 
 class SegmentFile(NamedTuple):
-    """A segment: its base offset, the size of its file, and that file's name: `.log`, or `.swap` if compaction was cut off."""
+    """A segment: base offset, file size and file name (`.log`, or `.swap` if a swap was interrupted)."""
 
     base_offset: int
     size_bytes: int
@@ -63,13 +63,13 @@ class LogFiles:
     Attributes:
         path: the directory.
         sizes: sizes in bytes of all files in it.
-        segments: ascending.
+        segments: the segments, ascending.
         snapshots: offsets of the snapshots, ascending.
-        point: the slot of the recovery point that counts; None if the file is missing or bad.
-        log_start_offset: what `log-start` says, else 0.
-        epochs: the leader epochs of the checkpoint; None if it is missing or bad.
+        point: the valid slot of the recovery point; None if the file is missing or damaged.
+        log_start_offset: the log start in `log-start`, else 0.
+        epochs: the leader epochs of the checkpoint; None if it is missing or damaged.
         known: recorded damage, ascending.
-        identity: which partition it says to be; None if it does not say.
+        identity: the partition in `partition.metadata`; None if it names none.
     """
 
     path: str
@@ -84,14 +84,14 @@ class LogFiles:
 
     @property
     def flushed_offset(self) -> int:
-        """Everything below was on stable storage: as recovery sees it if the recovery point is lost."""
+        """Everything below it was on stable storage. Without a recovery point, the value that recovery uses."""
         if self.point is not None:
             return self.point.values[0]
         return self.segments[-1].base_offset if self.segments else 0
 
     @property
     def is_clean(self) -> bool:
-        """True if the mark of a clean stop holds: the last segment has exactly the recorded size."""
+        """True if the mark of a clean close is valid: the last segment has exactly the recorded size."""
         if self.point is None or not self.point.flags & CLEAN_FLAG or not self.segments:
             return False
         flushed_offset, base_offset, size_bytes = self.point.values
@@ -101,7 +101,7 @@ class LogFiles:
 
 
 def load_log_files(path: str, report: LogReport) -> LogFiles:
-    """Read the small files of a log directory; add a finding for each that is bad.
+    """Read the small files of a log directory; add a finding for each damaged one.
 
     Raises:
         FileMissingError, DiskAccessError, DiskReadError: the directory or a file cannot be read.
@@ -118,7 +118,8 @@ def load_log_files(path: str, report: LogReport) -> LogFiles:
             files.snapshots.append(parsed.base_offset)
     _complete_swaps(files, report)
     _load_log_start(files, report)
-    # Segments wholly below the log start are on their way out; the last one has no known end and stays.
+    # The next opening removes the segments wholly below the log start. The end of the last segment is unknown, so it
+    # stays.
     first = max((each.base_offset for each in files.segments if each.base_offset <= files.log_start_offset), default=0)
     gone = [segment for segment in files.segments if segment.base_offset < first]
     files.segments = [segment for segment in files.segments if segment.base_offset >= first]
@@ -133,7 +134,7 @@ def load_log_files(path: str, report: LogReport) -> LogFiles:
 
 
 def _is_restarting(files: LogFiles, report: LogReport) -> bool:
-    """Tell whether the next opening goes on to empty the log; then nothing that lies there counts any more."""
+    """Tell whether the next opening will finish a restart; then no other file in the directory counts."""
     marked = [(offset, name) for name in files.sizes if (offset := parse_restart_file_name(name)) is not None]
     for files.log_start_offset, name in marked:
         message = f"the log was being emptied: it begins anew at {files.log_start_offset} when it is opened"
@@ -142,7 +143,7 @@ def _is_restarting(files: LogFiles, report: LogReport) -> bool:
 
 
 def _complete_swaps(files: LogFiles, report: LogReport) -> None:
-    """Put compacted segments in the place of what they replace, as the next opening does."""
+    """Replace segments by their `.swap` files, as the next opening does."""
     for name, size_bytes in files.sizes.items():
         swap = parse_swap_file_name(name)
         if swap is None:
@@ -164,7 +165,7 @@ def _load_log_start(files: LogFiles, report: LogReport) -> None:
 
 
 def _load_recovery_point(files: LogFiles, report: LogReport) -> None:
-    """Read the recovery point; it is durable before the first segment exists."""
+    """Read the recovery point, which is durable before the first segment exists."""
     content = read_small(f"{files.path}/{RECOVERY_POINT_FILE}")
     if content is None:
         if files.segments:
@@ -212,7 +213,7 @@ def _parse(
 
 
 def _note_leftovers(files: LogFiles, report: LogReport) -> None:
-    """Tell what the next opening removes: interrupted replacements and removals, and caches of no segment."""
+    """Report what the next opening removes: remains of replacements and removals, and caches without a segment."""
     bases = {segment.base_offset for segment in files.segments}
     for name in files.sizes:
         parsed = parse_offset_file_name(name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How sections and reports look: tables for people, one line of JSON a row for programs."""
+"""Prints sections and reports: tables for people, one line of JSON for each row for programs."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from storage.inspect.findings import Finding, LogReport
 from storage.inspect.sections import RecordHeaders, Row, Section
 
 TABLE_ROWS = 1_000
-"""Rows of a table unless `--limit` says otherwise; JSON has no limit of its own."""
+"""Most rows of a table without `--limit`; JSON has no default limit."""
 
 CELL_LETTERS = 200
-"""Letters of one cell of a table; JSON shows everything."""
+"""Most letters of one table cell; JSON shows everything."""
 
 SHORT_LETTERS = 29
-"""Letters of a cell up to which a column of a table is never broken; long ones share what is left of the line."""
+"""A table column is never broken if its cells have at most this many letters; longer columns share the rest of the line."""
 
 LOG_COLUMNS = ("log", "segments", "records", "offsets", "bytes", "findings")
 FINDING_COLUMNS = ("severity", "file", "offsets", "bytes", "problem")
 
 
 def print_section(section: Section, *, as_json: bool, limit: int | None) -> None:
-    """Print one section; tables say when they leave rows out."""
+    """Print one section; a table says when it leaves out rows."""
     if as_json:
         for row in islice(section.rows, limit):
             print_json({"type": section.kind, **_members(section.columns, row)})
@@ -44,12 +44,12 @@ def print_section(section: Section, *, as_json: bool, limit: int | None) -> None
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Row]) -> None:
-    """Print a table; columns in which no row has anything to say are left out, and titles take a line for each word."""
+    """Print a table; leave out columns without values, and break titles after each word."""
     cells = [[_cell(cell) for cell in row] for row in rows]
     used = [slot for slot in range(len(columns)) if not cells or any(row[slot] != "-" for row in cells)]
     console = Console()
     widths = {slot: max(map(len, (*columns[slot].split(), *(row[slot] for row in cells)))) for slot in used}
-    # Short columns are never broken, unless they alone are too wide for the terminal.
+    # Short columns are not broken, unless they alone are too wide for the terminal.
     short = {slot for slot in used if widths[slot] <= SHORT_LETTERS}
     fits = sum(widths[slot] if slot in short else SHORT_LETTERS for slot in used) + 3 * len(used) < console.width
     table = Table(title=escape(title), title_justify="left")
@@ -72,7 +72,7 @@ def print_error(message: str) -> None:
 
 
 def report_as_json(report: LogReport, findings: Sequence[Finding]) -> dict[str, object]:
-    """Show a report as a JSON object."""
+    """Return a report as a JSON object."""
     return {
         "type": "log",
         "path": report.path,
@@ -89,7 +89,7 @@ def report_as_json(report: LogReport, findings: Sequence[Finding]) -> dict[str, 
 
 
 def report_row(report: LogReport) -> Row:
-    """Show a report as a row of `LOG_COLUMNS`."""
+    """Return a report as a row of `LOG_COLUMNS`."""
     counts: dict[str, int] = {}
     for finding in report.findings:
         counts[finding.severity.value] = counts.get(finding.severity.value, 0) + 1
@@ -104,7 +104,7 @@ def report_row(report: LogReport) -> Row:
 
 
 def finding_row(finding: Finding) -> Row:
-    """Show a finding as a row of `FINDING_COLUMNS`; the ranges leave out their end."""
+    """Return a finding as a row of `FINDING_COLUMNS`; the ends of its ranges are exclusive."""
     offsets = None if finding.base_offset is None else f"{finding.base_offset} to {finding.end_offset}"
     places = None if finding.position is None else f"{finding.position} to {finding.end_position}"
     return (finding.severity.value, finding.file, offsets, places, finding.message)
@@ -130,7 +130,7 @@ def _members(columns: Sequence[str], row: Row) -> dict[str, object]:
 
 
 def _member(name: str, cell: object) -> dict[str, object]:
-    """Show bytes as text, or as base64 under a name that says so; record headers as a list of objects."""
+    """Return the JSON members for a cell: bytes as text, or as base64 under a name that says so; headers as a list of objects."""
     if isinstance(cell, RecordHeaders):
         return {name: [{"key": key, **_member("value", value)} for key, value in cell.pairs]}
     if isinstance(cell, bytes):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Judges producer snapshots: each must agree with a replay of the batch headers before it. Pure.
 
-A snapshot may know less than a replay (producers that were idle for long are forgotten), and it may know batches that cannot be
-seen any more: below the first segment, in damaged ranges, or in fillers, where compaction dropped what no producer needs. What
-both know must be equal: the newest visible batches of each producer that the snapshot names.
+A snapshot may know less than a replay, because the log forgets idle producers. It may also know batches that are no
+longer readable: below the first segment, in damaged ranges, or in fillers, where compaction dropped what no producer
+needs. What both know must be equal: the newest visible batches of each producer in the snapshot.
 Source: docs/storage_format.md, section on the producer snapshot.
 """
 
@@ -30,10 +30,10 @@ class _Window:
 
 
 class ProducerReplay:
-    """The idempotence windows that the headers of one log give, and which offsets they cannot tell of.
+    """The producer state that the headers of one log give, and the offsets that are not readable.
 
     Args:
-        first_offset: base offset of the first segment, inclusive; nothing is known of what was before.
+        first_offset: base offset of the first segment, inclusive; earlier batches are unknown.
     """
 
     def __init__(self, first_offset: int) -> None:
@@ -43,7 +43,7 @@ class ProducerReplay:
         self._opaque_ends: list[int] = []
 
     def batch(self, header: BatchHeader) -> None:
-        """Take up the header of a whole batch, ascending."""
+        """Add the header of a complete batch, ascending."""
         if header.is_filler and not header.has_producer:
             self.opaque(header.base_offset, header.next_offset)
         if not header.has_producer or (header.base_sequence < 0 and not header.is_transactional):
@@ -51,12 +51,12 @@ class ProducerReplay:
         window = self._windows.get(header.producer_id)
         if window is None or window.producer_epoch != header.producer_epoch:
             window = self._windows[header.producer_id] = _Window(header.producer_epoch)
-        # The end of a transaction has its coordinator's epoch there.
+        # The end of a transaction has the coordinator epoch in this field.
         if header.base_sequence >= 0 and not header.is_control:
             window.batches.append(WindowBatch(header.base_sequence, header.base_offset, header.last_offset_delta))
 
     def opaque(self, base_offset: int, end_offset: int) -> None:
-        """Take up offsets [base_offset, end_offset) whose batches cannot be seen, ascending."""
+        """Add offsets [base_offset, end_offset) whose batches are not readable, ascending."""
         if self._opaque_ends and self._opaque_ends[-1] == base_offset:
             self._opaque_ends[-1] = end_offset
         else:
@@ -64,16 +64,16 @@ class ProducerReplay:
             self._opaque_ends.append(end_offset)
 
     def hides(self, offset: int) -> bool:
-        """Tell whether the batch at an offset cannot be seen: before the first segment, or in an opaque place."""
+        """Tell whether the batch at an offset is not readable: before the first segment, or in an opaque range."""
         slot = bisect_right(self._opaque_starts, offset) - 1
         return offset < self._first_offset or (slot >= 0 and offset < self._opaque_ends[slot])
 
     def seed(self, entries: Iterable[WindowEntry]) -> None:
-        """Go on with what a snapshot says, which holds what was before it."""
+        """Continue with the content of a snapshot, which includes everything before it."""
         self._windows = {entry.producer_id: _Window(entry.producer_epoch, entry.batches) for entry in entries}
 
     def contradiction(self, snapshot: SnapshotFile, offset: int) -> str | None:
-        """Tell how a snapshot contradicts the headers before `offset`, which the replay has reached; None if it does not."""
+        """Return how a snapshot contradicts the headers below `offset`, which the replay has reached; None if it does not."""
         for entry in snapshot.producers:
             fault = self._entry_fault(entry, offset)
             if fault is not None:
@@ -104,7 +104,7 @@ class ProducerReplay:
 
 
 def _transactions_fault(transactions: TransactionsView, offset: int) -> str | None:
-    """Tell what is impossible about the transactions of a snapshot that reaches `offset`."""
+    """Return what is impossible about the transactions of a snapshot at `offset`; None if nothing is."""
     if transactions.next_offset > offset:
         return f"a transaction reaches to {transactions.next_offset}, beyond the snapshot"
     for still_open in transactions.still_open:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judges what the CRC of a batch cannot: its leader epoch, and whether its content obeys the rules of batches.
+"""Judges what the CRC of a batch cannot cover: its leader epoch, and whether its content obeys the rules of batches.
 
-Leader epochs: below the recovery point the checkpoint is complete and believed; elsewhere, and without it, epochs must not go
-back. Neighbouring batches with a wrong epoch are one finding.
+Below the recovery point the checkpoint of leader epochs is complete and trusted. Elsewhere, and without it, epochs must
+not go back. Neighbouring batches with a wrong epoch form one finding.
 Source: docs/storage_format.md, sections 2.1 and "Text checkpoints".
 """
 
@@ -22,11 +22,11 @@ from storage.log.epochs import LeaderEpochs, epoch_fits
 from storage.types import Boundary
 
 KNOWN_ATTRIBUTES = 0xFF
-"""Bits of the attributes that mean something; the others are zero."""
+"""Attribute bits with a meaning; the others are zero."""
 
 
 class _Seen(NamedTuple):
-    """One batch: its file, where it is, and its leader epoch."""
+    """One batch: its file, its place, and its leader epoch."""
 
     name: str
     start: Boundary
@@ -35,7 +35,7 @@ class _Seen(NamedTuple):
 
 
 class EpochJudge:
-    """Judges the leader epochs of one log; batches come ascending, `finish` ends it."""
+    """Judges the leader epochs of one log: `batch` for each batch, ascending, then `finish`."""
 
     def __init__(self, epochs: LeaderEpochs | None, *, believed_below: int, report: LogReport) -> None:
         self._epochs = epochs
@@ -46,7 +46,7 @@ class EpochJudge:
         self._run: list[_Seen] = []
 
     def batch(self, name: str, position: int, header: BatchHeader) -> bool:
-        """Take up a whole batch; tell whether its epoch agrees with what is known so far."""
+        """Add a complete batch; tell whether its epoch agrees with the epochs so far."""
         seen = _Seen(
             name,
             Boundary(header.base_offset, position),
@@ -63,7 +63,7 @@ class EpochJudge:
             if header.leader_epoch < self._floor_epoch:
                 self._blame(seen)
                 return False
-            # The one before rose above its neighbours: it is the odd one.
+            # The previous batch is above both neighbours, so its epoch is the wrong one.
             self._blame(self._previous)
             self._previous = seen
             return False
@@ -80,7 +80,7 @@ class EpochJudge:
         self._run = [self._run[0] if self._run else seen, seen]
 
     def finish(self) -> None:
-        """Add the finding that is still open."""
+        """Report the finding that is still open."""
         if not self._run:
             return
         first, last = self._run
@@ -117,7 +117,7 @@ def judge_content(name: str, position: int, header: BatchHeader, batch: BytesLik
 
 
 def _header_fault(header: BatchHeader) -> str | None:
-    """Tell what no batch of a log has in its header; the bits of the attributes are those of the page."""
+    """Return what no valid batch has in its header, or None; the format page defines the attribute bits."""
     if header.attributes & ~KNOWN_ATTRIBUTES:
         return f"attributes {header.attributes & 0xFFFF:#06x}"
     if header.is_filler:
@@ -125,7 +125,7 @@ def _header_fault(header: BatchHeader) -> str | None:
     if header.record_count > min(MAX_RECORDS_PER_BATCH, header.last_offset_delta + 1) or header.record_count < 0:
         return f"{header.record_count} records in {header.last_offset_delta + 1} offsets"
     identity = (header.producer_id, header.producer_epoch)
-    # The end of a transaction names its producer, and has no sequence.
+    # The end of a transaction names its producer but has no sequence.
     needs_sequence = header.producer_id >= 0 and not header.is_control
     if min(identity) < 0 and (*identity, header.base_sequence) != (-1, -1, -1):
         return f"producer {header.producer_id}, epoch {header.producer_epoch}, sequence {header.base_sequence}"

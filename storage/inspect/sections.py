@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `dump` gives: sections of rows, which become a table each, or a line of JSON each row."""
+"""The output of `dump`: sections of rows. Each section becomes a table, or one line of JSON for each row."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 Row = tuple[object, ...]
-"""Cells in the order of the columns; None: nothing to say. Bytes are shown as text if they are UTF-8."""
+"""Cells in the order of the columns; None: no value. Bytes are shown as text if they are UTF-8."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordHeaders:
-    """The headers of one record, in order; a value of None is a null."""
+    """The headers of one record, in order; None stands for a null value."""
 
     pairs: tuple[tuple[str, bytes | None], ...]
 
@@ -26,11 +26,11 @@ def _text(value: bytes) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """Rows of one kind; `rows` is walked once, and reads the file as it goes.
+    """Rows of one kind. `rows` can be iterated once, and reads the file during that.
 
     Attributes:
-        kind: what a row is, for JSON: "batch", "segment", ...
-        title: what the table is about.
+        kind: kind of a row, for JSON: "batch", "segment", ...
+        title: title of the table.
         columns: names of the cells, with underscores and units.
         rows: the rows.
     """

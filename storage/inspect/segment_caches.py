@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the caches of one segment and lets their judges see its batches.
+"""Reads the caches of one segment and passes its batches to their judges.
 
-A cache is written without a sync: one with sectors that were never written is what a power failure leaves behind, after a clean
-stop too, and only noted.
+Caches are written without a sync. A power failure may leave sectors in them that were never written, even after a clean
+close. That is only a note.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _Judge = OffsetIndexJudge | TimeIndexJudge | SealJudge
 
 
 class SegmentCaches:
-    """The caches of one segment that are there and whole."""
+    """The existing, undamaged caches of one segment."""
 
     def __init__(self, files: LogFiles, segment: SegmentFile, file: File, report: LogReport) -> None:
         self._report = report
@@ -39,23 +39,23 @@ class SegmentCaches:
                 report_malformed(name, content, str(error), report)
 
     def batch(self, position: int, header: BatchHeader) -> None:
-        """Take up a whole batch."""
+        """Add a complete batch."""
         for judge in self._judges.values():
             judge.batch(position, header)
 
     def opaque(self, start: Boundary, end: Boundary) -> None:
-        """Take up a place where no batch can be seen."""
+        """Add a range where no batch is readable."""
         for judge in self._judges.values():
             judge.opaque(start, end)
 
     def explain(self, position: int, end_position: int) -> None:
-        """Note bytes that another finding names."""
+        """Note bytes that another finding covers."""
         for judge in self._judges.values():
             if isinstance(judge, SealJudge):
                 judge.explain(position, end_position)
 
     def finish(self, end: Boundary) -> None:
-        """Add what is wrong with the caches of a segment that ends here."""
+        """Report what is wrong with the caches, at the end of the segment."""
         for name, judge in self._judges.items():
             judge.end(name, end, self._report)
 
@@ -69,7 +69,7 @@ def _judge(suffix: str, content: bytes, segment: SegmentFile, file: File) -> _Ju
 
 
 def report_malformed(name: str, content: bytes, reason: str, report: LogReport) -> None:
-    """Add a cache that cannot be read: a note if a power failure may have left it so."""
+    """Report a cache that cannot be parsed: as a note if a power failure may have left it so."""
     if was_never_written(content):
         report.add(Severity.NOTE, name, f"parts of it were never written ({reason}): made anew when the log is opened")
     else:

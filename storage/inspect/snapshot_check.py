@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the producer snapshots of one log while its batches go by.
-
-Source: docs/storage_format.md, section on the producer snapshot.
-"""
+"""Checks the producer snapshots of one log during the walk over its batches."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from storage.inspect.segment_caches import report_malformed
 
 
 class SnapshotCheck:
-    """See the module docstring; batches and opaque places come ascending, then `finish`."""
+    """Checks the snapshots: `batch` and `opaque` in ascending order, then `finish`."""
 
     def __init__(self, files: LogFiles, report: LogReport) -> None:
         self._files = files
@@ -35,19 +32,19 @@ class SnapshotCheck:
             self._replay.seed(snapshot.producers if snapshot is not None else ())
 
     def batch(self, header: BatchHeader) -> None:
-        """Take up a whole batch."""
+        """Add a complete batch."""
         self._reach(header.base_offset)
         self._replay.batch(header)
         self._pass(header.next_offset, "it lies inside a batch")
 
     def opaque(self, base_offset: int, end_offset: int) -> None:
-        """Take up offsets whose batches cannot be seen."""
+        """Add offsets whose batches are not readable."""
         self._reach(base_offset)
         self._replay.opaque(base_offset, end_offset)
         self._pass(end_offset, None)
 
     def finish(self, end_offset: int) -> None:
-        """Judge the snapshots at the log end; those beyond it are removed when the log is opened."""
+        """Judge the snapshots at the log end; the next opening removes those beyond it."""
         self._reach(end_offset)
         for offset in self._waiting:
             self._note(offset, f"it reaches beyond the log end {end_offset}: removed when the log is opened")
@@ -66,7 +63,7 @@ class SnapshotCheck:
             self._report.add(Severity.CACHE, _name(offset), f"it contradicts the batches before it: {contradiction}")
 
     def _pass(self, next_offset: int, fault: str | None) -> None:
-        """Leave out the snapshots in the middle of what was taken up: a batch (a fault) or a place that hides batches."""
+        """Skip the snapshots inside a batch (a fault) or inside an opaque range."""
         while self._waiting and self._waiting[0] < next_offset:
             offset = self._waiting.pop(0)
             if self._read(offset) is not None and fault is not None:

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a path is: a data directory, a log directory, or a single file; and the logs in a data directory.
-
-Source: docs/storage_format.md, section 1.
-"""
+"""Tells what a path is: a data directory, a log directory or a single file. Lists the logs of a data directory."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ _LOG_FILES = (RECOVERY_POINT_FILE, PARTITION_FILE, EPOCH_FILE, DAMAGE_FILE, LOG_
 
 
 class TargetKind(Enum):
-    """What a path is."""
+    """Kind of a path."""
 
     DATA_DIRECTORY = "data directory"
     LOG_DIRECTORY = "log directory"
@@ -42,22 +39,22 @@ class TargetKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogDirectory:
-    """One log of a data directory; `identity` is what the directory's name says, None for the metadata log."""
+    """One log of a data directory; `identity` comes from the directory's name, None for the metadata log."""
 
     path: str
     identity: PartitionIdentity | None
 
 
 class UnknownTargetError(Exception):
-    """The path is nothing that these tools can read; the message says what they can."""
+    """These tools cannot read the path; the message says what they can read."""
 
 
 def kind_of(path: str) -> TargetKind:
-    """Tell what a path is.
+    """Return the kind of a path.
 
     Raises:
-        UnknownTargetError: neither of the three, or not there.
-        DiskAccessError: it cannot be looked at.
+        UnknownTargetError: it is none of the three, or does not exist.
+        DiskAccessError: it cannot be read.
     """
     if Path(path).is_file():
         if file_kind(path) is None:
@@ -76,7 +73,7 @@ def kind_of(path: str) -> TargetKind:
 
 
 def file_kind(path: str) -> str | None:
-    """Return what kind of file a name says: a suffix such as `.log`, or the whole name of a checkpoint; None for others."""
+    """Return the kind of a file by its name: a suffix such as `.log`, or the whole name of a checkpoint; None for others."""
     name = Path(path).name
     if name == HIGH_WATERMARK_FILE:
         return name
@@ -87,7 +84,7 @@ def file_kind(path: str) -> str | None:
 
 
 def logs_of(path: str) -> tuple[list[LogDirectory], list[str]]:
-    """Return the logs of a data directory, the metadata log first, and the names in `partitions/` that are no partition's.
+    """Return the logs of a data directory, the metadata log first, and all other names in `partitions/`.
 
     Raises:
         DiskAccessError: a directory cannot be listed.

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judges of the text checkpoints: leader epochs, damaged ranges, high watermarks, how far a log was compacted, which partition it is.
+"""Parsers and judges of the text checkpoints of a log and a data directory. Pure.
 
-The engine's decoders read the lines; what an opening would take, or pass over, is judged here by the rules of docs/storage_format.md,
-section 2 ("Text checkpoints"). Pure.
+They cover leader epochs, damaged ranges, high watermarks, the cleaner checkpoint and the partition's identity. The
+engine's decoders read the lines. These judges apply the rules of docs/storage_format.md, section 2 ("Text
+checkpoints"), also where an opening would accept or ignore a mistake.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ _Decoded = TypeVar("_Decoded")
 
 
 def parse_epochs(content: bytes) -> tuple[EpochStart, ...]:
-    """Read `leader-epoch-checkpoint`.
+    """Parse `leader-epoch-checkpoint`.
 
     Raises:
-        MalformedError: it is none, or does not ascend.
+        MalformedError: it is damaged, or its lines do not ascend.
     """
     return tuple(_decoded(LeaderEpochs.decode_entries, content).entries())
 
 
 def parse_damaged_ranges(content: bytes) -> tuple[DamagedRange, ...]:
-    """Read `damaged-ranges`.
+    """Parse `damaged-ranges`.
 
     Raises:
-        MalformedError: it is none, or a range is empty, goes back or overlaps the one before.
+        MalformedError: it is damaged, or a range is empty, goes back or overlaps the one before.
     """
     ranges = _decoded(lambda lines: [decode_damage(line) for line in lines], content)
     end_offset = 0
@@ -50,10 +51,10 @@ def parse_damaged_ranges(content: bytes) -> tuple[DamagedRange, ...]:
 
 
 def parse_cleaner_checkpoint(content: bytes) -> CleanState:
-    """Read `cleaner-checkpoint`.
+    """Parse `cleaner-checkpoint`.
 
     Raises:
-        MalformedError: it is none, or its segments do not ascend below the dirty offset.
+        MalformedError: it is damaged, or its segments do not ascend below the dirty offset.
     """
     state = _decoded(decode_state, content)
     bases = [each.base_offset for each in state.segments]
@@ -64,10 +65,10 @@ def parse_cleaner_checkpoint(content: bytes) -> CleanState:
 
 
 def parse_high_watermarks(content: bytes) -> tuple[tuple[str, int], ...]:
-    """Read `high-watermark-checkpoint`: (partition directory, high watermark), ascending.
+    """Parse `high-watermark-checkpoint`: (partition directory, high watermark), ascending.
 
     Raises:
-        MalformedError: it is none, or its names do not ascend.
+        MalformedError: it is damaged, or its names do not ascend.
     """
     lines = _decoded(lambda lines: lines, content)
     names = [line.partition(" ")[0] for line in lines]
@@ -82,10 +83,10 @@ def parse_high_watermarks(content: bytes) -> tuple[tuple[str, int], ...]:
 
 
 def parse_partition_metadata(content: bytes) -> PartitionIdentity:
-    """Read `partition.metadata`.
+    """Parse `partition.metadata`.
 
     Raises:
-        MalformedError: it is none.
+        MalformedError: it is damaged.
     """
     lines = _decoded(lambda lines: lines, content)
     words = [line.split(" ") for line in lines]
@@ -97,7 +98,7 @@ def parse_partition_metadata(content: bytes) -> PartitionIdentity:
 
 
 def _decoded(decode: Callable[[list[str]], _Decoded], content: bytes) -> _Decoded:
-    """Read a text checkpoint with a decoder of the engine."""
+    """Decode a text checkpoint with a decoder of the engine."""
     try:
         return decode(parse_lines(content))
     except MalformedTextError as error:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judges whatever a path is: all logs of a data directory, one log, or one file by itself.
+"""Judges a path: all logs of a data directory, one log, or one file alone.
 
-A single file is judged by what it says itself: a segment by its batches, a cache or checkpoint by its form. What only the rest of
-the log can tell is left open. Source: docs/storage_format.md.
+A single file is judged by its own content: a segment by its batches, a cache or checkpoint by its form. What needs the
+rest of the log is not judged. Source: docs/storage_format.md.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ CHECKED_JSON_FILES = (
     f"{METADATA_DIRECTORY}/quorum-state-copy.json",
     f"{METADATA_DIRECTORY}/initial-voters.json",
 )
-"""Files of a data directory that carry a checksum of their own."""
+"""Files of a data directory with a checksum of their own."""
 
 _CRC_MEMBER = "crc32c"
 
@@ -84,11 +84,11 @@ _PARSERS: dict[str, Callable[[bytes], object]] = {
 
 
 def verify_path(path: str) -> Iterator[LogReport]:
-    """Judge what a path is; a report for each log, and one for the data directory itself.
+    """Judge a path; yield a report for each log, and one for the data directory itself.
 
     Raises:
-        UnknownTargetError: it is nothing that can be judged.
-        FileMissingError, DiskAccessError, DiskReadError: something cannot be read.
+        UnknownTargetError: the path cannot be judged.
+        FileMissingError, DiskAccessError, DiskReadError: a file cannot be read.
     """
     kind = kind_of(path)
     if kind is TargetKind.FILE:
@@ -124,7 +124,7 @@ def _verify_data_directory(path: str, others: list[str]) -> LogReport:
 
 
 def _verify_high_watermarks(path: str, report: LogReport) -> None:
-    """Judge the checkpoint of high watermarks. It is written without a sync: a power failure may leave none of its bytes."""
+    """Judge the checkpoint of high watermarks. It is written without a sync, so a power failure may leave none of its bytes."""
     content = read_small(f"{path}/{HIGH_WATERMARK_FILE}")
     if content is None:
         return
@@ -136,7 +136,7 @@ def _verify_high_watermarks(path: str, report: LogReport) -> None:
 
 
 def is_checked_json(content: bytes) -> bool:
-    """Tell whether a JSON object carries the right `crc32c`: of itself without it, keys sorted, without spaces."""
+    """Tell whether a JSON object has the right `crc32c`: of itself without that member, keys sorted, no spaces."""
     try:
         parsed: object = json.loads(content)
     except ValueError:
@@ -169,7 +169,7 @@ def _verify_file(path: str) -> LogReport:
 
 
 def _verify_segment(path: str, report: LogReport) -> None:
-    """Judge a segment by its batches alone. Without the rest of the log, bytes at its end that are no batch are damage."""
+    """Judge a segment by its batches alone. Without the rest of the log, any trailing bytes that are not a batch count as damage."""
     parsed = parse_offset_file_name(Path(path).name)
     assert parsed is not None, path
     report.segment_count = 1
@@ -195,7 +195,7 @@ def _verify_segment(path: str, report: LogReport) -> None:
                 epochs.batch(name, position, header)
                 judge_content(name, position, header, file.pread(header.size_bytes, position), report)
             else:
-                # Without known damage and a known end there is nothing else.
+                # Without known damage and without a known end, no other piece occurs.
                 assert isinstance(piece, BadBytes), piece
                 report.add(Severity.DAMAGE, name, f"bad bytes: {piece.reason}", start=piece.start, end=piece.end)
                 report.log_end_offset = piece.end.offset

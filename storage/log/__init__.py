@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One log: what is appended, read, flushed and cut, how it is opened, and what it remembers of epochs and producers.
+"""One log: append, read, flush, truncation, opening, and its memory of epochs and producers.
 
 Start at `partition_log`.
 """

@@ -7,10 +7,10 @@
     next_horizon_ms <n>      the earliest time at which a tombstone may go, in milliseconds since 1970; -1: none waits
     <base offset> <bytes>    one line for each segment that begins below the dirty offset, ascending
 
-Law: a cache of what a pass did, believed only as far as the log is still the same. After a truncation, or files that were put
-back, the epoch or the size of a segment differs; the log counts as dirty from there on (all of it, if the epoch differs: by the
-law of log matching one offset and epoch stand for one history). Without a whole checkpoint all is dirty. That costs work,
-never records.
+Law: the checkpoint is a cache of what a pass did, and holds only as far as the log is unchanged. After a truncation, or
+after somebody restored old files, the epoch or the size of a segment differs. From there on the log counts as dirty. If
+the epoch differs, all of it does: by log matching, one offset and epoch belong to one history. Without a complete
+checkpoint everything is dirty, which costs work but never records.
 Source: docs/storage.md section 6; Kafka, cleaner-offset-checkpoint.
 """
 
@@ -38,7 +38,7 @@ class SegmentSize(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanState:
-    """How far a log was compacted; see the module for the fields."""
+    """How far a log was compacted. The fields are the lines of the checkpoint, as the module describes them."""
 
     dirty_offset: int = 0
     map_offset: int = 0
@@ -56,7 +56,7 @@ class CleanState:
         leader_epoch: int | None,
         segments: Iterable[SegmentSize],
     ) -> CleanState:
-        """Return the state after a pass; `segments` are all segments of the log, for the others see the module."""
+        """Return the state after a pass; `segments` are all segments of the log."""
         return cls(
             dirty_offset=dirty_offset,
             map_offset=map_offset,
@@ -68,11 +68,11 @@ class CleanState:
     def offsets_of(
         self, *, leader_epoch: int | None, sealed: Iterable[SegmentSize], sealed_end: int
     ) -> tuple[int, int]:
-        """Return (map offset, dirty offset) as far as the log is still the one of this state.
+        """Return (map offset, dirty offset), lowered to where the log still matches this state.
 
         Args:
-            leader_epoch: of the last offset below `dirty_offset`, as the log says now.
-            sealed: its sealed segments, ascending.
+            leader_epoch: epoch of the last offset below `dirty_offset`, as the log has it now.
+            sealed: the log's sealed segments, ascending.
             sealed_end: end of the last one (exclusive).
         """
         if leader_epoch != self.leader_epoch:
@@ -100,10 +100,10 @@ class CleanState:
 
 
 def decode_state(lines: Sequence[str]) -> CleanState:
-    """Read the lines of the checkpoint.
+    """Decode the lines of the checkpoint.
 
     Raises:
-        MalformedTextError: they are not such lines.
+        MalformedTextError: they are not lines of a checkpoint.
     """
     words = [line.split(" ") for line in lines[: len(_NAMES)]]
     named = [each[0] for each in words] == list(_NAMES) and all(len(each) == 2 for each in words)
@@ -121,7 +121,7 @@ def decode_state(lines: Sequence[str]) -> CleanState:
 
 
 class CleanerCheckpoint:
-    """The checkpoint of one log, read at the first look; `PartitionLog` writes it."""
+    """The checkpoint of one log, read at first use; `PartitionLog` writes it."""
 
     __slots__ = ("_directory", "_disk", "_state")
 
@@ -150,7 +150,7 @@ class CleanerCheckpoint:
         return self._state
 
     def save(self, state: CleanState) -> None:
-        """Keep a state, and write it without a sync: one that is lost, or old, only costs work; a full disk leaves it out.
+        """Keep a state and write it without a sync. A lost or old file only costs work, so a full disk is ignored.
 
         Raises:
             DiskFailedError: the disk is failed for good.
@@ -162,12 +162,12 @@ class CleanerCheckpoint:
             return
 
     def follow_swap(self, sources: Iterable[SegmentSize], added: SegmentSize) -> None:
-        """Put the segment that took the place of others into the list of known sizes, if these were all there."""
+        """Replace the sizes of swapped segments by that of the new one, if the state knew all of those below its dirty offset."""
         state, gone = self.state, set(sources)
         below = {each for each in gone if each.base_offset < state.dirty_offset}
         if below and below.issubset(state.segments):
             self.save(replace(state, segments=tuple(sorted({*state.segments} - gone | {added}))))
 
     def forget(self) -> None:
-        """Forget how far the log was compacted, after everything in it has gone; the file is gone too."""
+        """Forget the state, after a restart has removed everything including the file."""
         self._state = None

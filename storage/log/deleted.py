@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that left a log: renamed to `<name>.deleted` at once, removed after a delay, or when the log is opened again.
+"""Files removed from a log: renamed to `<name>.deleted` at once, deleted after a delay or at the next opening.
 
-The delay leaves them to a reader that still has them open, and to somebody who finds out that it was a mistake. Nothing here is
-synced: a rename or a removal that a crash undoes is repeated when the log is opened.
-Belongs to the owner of the log; `RemovalWork.run` may run in any thread.
+The delay keeps them for a reader that still has them open, and for an operator who notices a mistake. Nothing here is
+synced: if a crash undoes a rename or a deletion, the next opening repeats it.
+State: the owner of the log writes it; `RemovalWork.run` may run in any thread.
 Source: docs/storage.md section 3; Kafka, LocalLog.deleteSegmentFiles.
 """
 
@@ -30,15 +30,11 @@ class DeletedFiles:
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
-        # A tuple: most logs never delete anything, and the empty one is shared by all.
+        # A tuple: most logs never delete anything, and all of them share the empty tuple.
         self._waiting: tuple[_Deleted, ...] = ()
 
     def rename(self, paths: Iterable[str], *, now_ms: int) -> None:
-        """Rename the files that are there, in this order.
-
-        Raises:
-            DiskFailedError, DiskAccessError: the disk.
-        """
+        """Rename the files that exist, in this order; skip the others."""
         renamed: list[_Deleted] = []
         try:
             for path in paths:
@@ -54,12 +50,7 @@ class DeletedFiles:
             self._waiting = (*(each for each in self._waiting if each.path not in names), *renamed)
 
     def take_due(self, *, now_ms: int, delay_ms: int) -> RemovalWork | None:
-        """Hand over the files whose delay is over; None if there are none.
-
-        Args:
-            now_ms: the caller's clock in milliseconds.
-            delay_ms: how long a file stays after it was renamed (inclusive).
-        """
+        """Return the work for the files whose delay is over; None if there are none."""
         count = 0
         while count < len(self._waiting) and now_ms - self._waiting[count].deleted_ms >= delay_ms:
             count += 1
@@ -68,14 +59,14 @@ class DeletedFiles:
 
 
 class RemovalWork:
-    """Files to remove; nobody else needs them, so that any thread may do it at any time."""
+    """Files to delete. Nothing else uses them, so any thread may run it at any time."""
 
     def __init__(self, disk: Disk, paths: list[str]) -> None:
         self._disk = disk
         self._paths = paths
 
     def run(self) -> int:
-        """Remove the files; return how many were there. What is left after an error is removed when the log is opened.
+        """Delete the files; return how many existed. After an error the next opening deletes the rest.
 
         Raises:
             DiskFailedError, DiskAccessError: the disk.

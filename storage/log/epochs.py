@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which leader epoch begins at which offset: the memory by which two logs find where they diverge.
+"""Which leader epoch begins at which offset. Two logs use it to find where they diverge.
 
-Law: entries are strictly increasing in epoch and in start offset; the records of an epoch are those from its start
-offset to the start offset of the next entry (exclusive). A cache of the log: rebuilt from batch headers when its
-file is missing.
+Law: entries increase strictly in epoch and in start offset. The records of an epoch run from its start offset to the
+start offset of the next entry (exclusive). The entries are a cache of the log: recovery rebuilds them from batch
+headers if their file is missing.
 
-File `leader-epoch-checkpoint` is a text checkpoint (`checkpoints.encode_lines`) with one line `<epoch> <start
-offset>` an entry.
+File `leader-epoch-checkpoint` is a text checkpoint (`checkpoints.encode_lines`) with one line `<epoch> <start offset>`
+for each entry.
 Source: KIP-101; KIP-279; Kafka, LeaderEpochFileCache.
 """
 
@@ -23,19 +23,19 @@ from storage.types import EpochEnd
 
 
 class EpochStart(NamedTuple):
-    """The first record of `epoch` stands at `start_offset` (inclusive)."""
+    """The first record of `epoch` is at `start_offset` (inclusive)."""
 
     epoch: int
     start_offset: int
 
 
 class LeaderEpochs:
-    """The epochs of one log, in memory."""
+    """The leader epochs of one log, in memory."""
 
     __slots__ = ("_epochs", "_starts")
 
     def __init__(self, entries: Iterable[EpochStart] = ()) -> None:
-        # Tuples: they change seldom, and lists would take three times the memory of an idle log's one epoch.
+        # Tuples: they seldom change, and lists would take three times the memory for the one epoch of an idle log.
         self._epochs: tuple[int, ...] = ()
         self._starts: tuple[int, ...] = ()
         for epoch, start_offset in entries:
@@ -47,13 +47,13 @@ class LeaderEpochs:
 
     @property
     def last_epoch(self) -> int | None:
-        """The largest epoch, or None for a log that never had one."""
+        """The largest epoch, or None if the log never had one."""
         return self._epochs[-1] if self._epochs else None
 
     def assign(self, epoch: int, start_offset: int) -> None:
-        """Let `epoch` begin at `start_offset`; does nothing if it is the last epoch already.
+        """Let `epoch` begin at `start_offset`; does nothing if it already is the last epoch.
 
-        An epoch that began at the same offset has no record and is forgotten.
+        Forgets an epoch that began at the same offset, because it has no record.
         """
         if self._epochs and epoch <= self._epochs[-1]:
             assert epoch == self._epochs[-1], f"epoch {epoch} after {self._epochs[-1]}"
@@ -63,10 +63,10 @@ class LeaderEpochs:
         self._starts = (*self._starts[:kept], start_offset)
 
     def begin_earlier(self, epoch: int, start_offset: int) -> None:
-        """Learn from a batch that came back that its epoch begins earlier than was known, or was not known at all.
+        """Note that an epoch begins earlier than known, or exists at all, as a repaired batch shows.
 
         Args:
-            epoch: above the one known at the offset so far, and not above the next one.
+            epoch: above the epoch known so far at the offset, and not above the next one.
             start_offset: base offset of the batch (inclusive).
         """
         kept = bisect_left(self._starts, start_offset)
@@ -80,8 +80,8 @@ class LeaderEpochs:
         """Return the largest known epoch at or below `epoch`, and where it ends.
 
         Returns:
-            (that epoch, start of the next one or log end); for an epoch below all known ones (epoch, start of the first
-            known one); None if `epoch` is above all known ones.
+            That epoch, with the start of the next one or the log end. For an epoch below all known ones: `epoch`, with
+            the start of the first known one. None if `epoch` is above all known ones.
 
         Source: KIP-279.
         """
@@ -93,7 +93,7 @@ class LeaderEpochs:
         return EpochEnd(self._epochs[slot - 1] if slot else epoch, self._starts[slot])
 
     def divergence(self, *, last_epoch: int, fetch_offset: int, log_end_offset: int) -> EpochEnd | None:
-        """Compare a follower's end with this log.
+        """Compare the end of a follower's log with this log.
 
         Args:
             last_epoch: epoch of the follower's last record; must not be above the last epoch here.
@@ -110,12 +110,12 @@ class LeaderEpochs:
         return end if end.epoch != last_epoch or end.end_offset < fetch_offset else None
 
     def epoch_at(self, offset: int) -> int | None:
-        """Return the epoch of the record at an offset, or None below the first entry."""
+        """Return the epoch of the record at an offset; None below the first entry."""
         slot = bisect_right(self._starts, offset)
         return self._epochs[slot - 1] if slot else None
 
     def end_at(self, offset: int, log_end_offset: int) -> int:
-        """Return the end (exclusive) of the run of records with the epoch of the one at an offset."""
+        """Return the end (exclusive) of the run of records that have the epoch of the record at an offset."""
         slot = bisect_right(self._starts, offset)
         return self._starts[slot] if slot < len(self._starts) else log_end_offset
 
@@ -128,7 +128,7 @@ class LeaderEpochs:
         return True
 
     def truncate_prefix(self, to_offset: int) -> bool:
-        """Forget where epochs begin below `to_offset`: the one that it lies in begins there now; tell if that changed any.
+        """Forget epoch starts below `to_offset`; the epoch that covers `to_offset` now begins there. Tell whether anything changed.
 
         Source: Kafka, LeaderEpochFileCache.truncateFromStartAsyncFlush.
         """
@@ -145,7 +145,7 @@ class LeaderEpochs:
 
     @classmethod
     def decode_entries(cls, lines: list[str]) -> LeaderEpochs:
-        """Read the lines of the checkpoint.
+        """Decode the lines of the checkpoint.
 
         Raises:
             MalformedTextError: they are not what `encode_entries` writes.
@@ -165,7 +165,8 @@ class LeaderEpochs:
 def epoch_fits(epochs: LeaderEpochs, header: BatchHeader) -> bool:
     """Tell whether a batch's leader epoch, which no CRC covers, agrees with the epochs of the log.
 
-    A filler of compaction may cover several epochs: any of them fits. Offsets below the first known epoch fit all up to it.
+    A filler of compaction may cover several epochs and may have any of them. Below the first known epoch, every epoch
+    up to that one fits.
     """
     lowest = epochs.epoch_at(header.base_offset)
     highest = epochs.epoch_at(header.last_offset)
@@ -175,15 +176,15 @@ def epoch_fits(epochs: LeaderEpochs, header: BatchHeader) -> bool:
 
 
 def may_begin_earlier(epochs: LeaderEpochs, epoch: int, offset: int, *, damage_end: int) -> bool:
-    """Tell whether a leader epoch may begin at an offset that lies in damage, although a lower one is known there, or none.
+    """Tell whether a leader epoch may begin at an offset inside damage where a lower epoch, or none, is known.
 
-    The next epoch that is known to begin, in the damage or right behind it, is the highest one that may.
+    It may be at most the next epoch that is known to begin in the damage or right behind it.
 
     Args:
         epochs: leader epochs of the log.
         epoch: the epoch.
         offset: where it would begin.
-        damage_end: end of the damage (exclusive), with all that touches it.
+        damage_end: end of the damage (exclusive), including all damage that touches it.
     """
     lowest = epochs.epoch_at(offset)
     if lowest is None:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One flush group of one log: what must be synced so that everything below an offset is on stable storage.
+"""One flush group of one log: what to sync so that everything below an offset is on stable storage.
 
-Made by the owner (`PartitionLog.begin_flush`), run in any thread, reported back to the owner
-(`PartitionLog.end_flush`). Order (law): data files ascending; then the leader-epoch checkpoint; then the directory,
-because a new segment counts only with its name. The recovery point is written by the owner afterwards, so that it
-never claims what is not there.
-Must not: touch the log's state; it holds files and bytes of its own. Never retried: a failed work fails the log
-directory.
+The owner makes it (`PartitionLog.begin_flush`), any thread runs it, and the owner takes it back
+(`PartitionLog.end_flush`).
+Order (law): data files ascending, then the leader-epoch checkpoint, then the directory, because a new segment counts
+only with its name. The owner writes the recovery point afterwards, so that it never claims what a crash may lose.
+A group holds files and bytes of its own and must not touch the log's state. A failed group fails the log directory and
+is never retried.
 Source: reliability practice, ALICE rules 1, 2 and 4; roll order "sync old segment, create new, sync directory, then
 ack".
 """
@@ -23,7 +23,7 @@ from storage.files.names import EPOCH_FILE
 
 
 class FlushWork:
-    """One flush group.
+    """One flush group, run once.
 
     Attributes:
         end_offset: log end offset when the group was made (exclusive); flushed once `run` has returned.
@@ -88,20 +88,20 @@ class FlushWork:
         return self._epoch_checkpoint is not None
 
     def run(self) -> None:
-        """Do it; blocks for as long as the disk takes. Call once, from any thread.
+        """Sync everything of the group. Blocks for as long as the disk takes. Call once, from any thread.
 
         Raises:
             DiskFailedError: the disk is failed for good.
-            DiskFullError: the epoch checkpoint found no space; nothing is claimed, a later group may succeed.
+            DiskFullError: no space for the epoch checkpoint; nothing counts as flushed, and a later group may succeed.
         """
         assert not self.is_done, "a flush group runs once"
         try:
             for file, mark in zip(self._files, self._marks, strict=True):
-                # A file that was cut and synced since holds nothing of this group any more, and may be closed or gone.
+                # A file that was truncated and synced since holds nothing of this group, and may be closed or removed.
                 if write_mark(file) == mark or needs_sync(file):
                     file.sync()
             if self._epoch_checkpoint is not None:
-                # Syncs the directory too.
+                # This syncs the directory too.
                 replace_file(self._disk, self._epoch_path, self._epoch_checkpoint)
             elif self._sync_directory:
                 self._disk.sync_directory(self._directory)
@@ -111,16 +111,16 @@ class FlushWork:
         self.is_done = True
 
     def write_checkpoint(self) -> None:
-        """Write what replaces the epoch checkpoint, if this group has one, without a sync: the first step of a shared sync.
+        """Write the new epoch checkpoint beside the old one, without a sync, if this group has one: first step of a shared sync.
 
         Raises:
-            DiskFailedError, DiskFullError: as `run`.
+            DiskFailedError, DiskFullError: as in `run`.
         """
         if self._epoch_checkpoint is not None:
             write_replacement(self._disk, self._epoch_path, self._epoch_checkpoint, durable=False)
 
     def take_checkpoint(self) -> None:
-        """Put the written epoch checkpoint in its place; after the file system was synced, before it is synced again.
+        """Rename the written epoch checkpoint into place, after one sync of the file system and before the next.
 
         Raises:
             DiskFailedError: the disk is failed for good.
@@ -129,7 +129,7 @@ class FlushWork:
             take_replacement(self._disk, self._epoch_path)
 
     def note_synced(self) -> None:
-        """Take note that the whole file system was synced after this group was made, and after `take_checkpoint`."""
+        """Note that the whole file system was synced after this group was made and after `take_checkpoint`."""
         for file, mark in zip(self._files, self._marks, strict=True):
             note_synced(file, mark)
         self.is_done = True

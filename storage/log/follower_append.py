@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks a region of batches that a leader sent, before a follower writes any of it. Pure.
+"""Checks the batches that a leader sent, before a follower writes any of them. Pure.
 
-Law: offsets continue the log without a gap, leader epochs never go back, every CRC matches; the bytes are kept as
-they are.
+Law: offsets continue the log without a gap, leader epochs never go back, and every CRC matches. The bytes stay as they
+are.
 Source: Kafka, UnifiedLog.analyzeAndValidateRecords; architecture section 4.
 """
 
@@ -18,12 +18,12 @@ from storage.types import PlacedBatch
 
 
 def check_follower_batches(region: Buffer, *, log_end_offset: int, last_epoch: int | None) -> list[PlacedBatch]:
-    """Return the batches of a region that continues the log.
+    """Return the batches of a region, which must continue the log.
 
     Args:
         region: one or more whole batches.
         log_end_offset: where the first one must start.
-        last_epoch: leader epoch of the log's last record, if it has any.
+        last_epoch: leader epoch of the log's last record; None: the log has none.
 
     Raises:
         BatchError: torn, damaged or impossible bytes.

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The log start of one log: nothing below it is ever served again.
+"""The log start of one log: the log never serves anything below it again.
 
 File `log-start`, made when the log start first moves above 0: two slots (`two_slots`, magic "LGLS") with one field,
 
     16  8  int64  log start offset (inclusive)
 
-Law: both slots are written and synced before any segment below goes, so that what is missing below the log start was removed
-and what is missing above it was lost. The file takes its first form by replacement, so that only damage makes both
-slots bad; then the log start counts as 0, and what lies below the first segment as lost.
-Belongs to the owner of the log; a `LogStartWork` may write it in another thread while the owner waits for it.
+Law: both slots are written and synced before any segment below is removed. So records missing below the log start were
+removed, and records missing above it were lost. The log makes the file by replacement, so that only damage can make
+both slots bad. Then the log start counts as 0, and everything below the first segment as lost.
+State: the owner of the log writes it; a `LogStartWork` may write it in another thread while the owner waits for that
+work.
 Source: docs/storage.md section 3.
 """
 
@@ -24,7 +25,7 @@ _SLOTS = TwoSlots(b"LGLS", "q")
 
 
 class LogStartFile:
-    """The file of one log as it was read. It is written rarely: a log that is open keeps neither this nor a descriptor."""
+    """The file of one log as it was read. Writes are rare, so an open log keeps neither this object nor a descriptor."""
 
     __slots__ = ("_disk", "_is_there", "_offset", "_path", "_sequence")
 
@@ -37,7 +38,7 @@ class LogStartFile:
 
     @property
     def offset(self) -> int:
-        """First readable offset (inclusive); 0 while the file says nothing else."""
+        """First readable offset (inclusive); 0 without a valid file."""
         return self._offset
 
     @classmethod
@@ -62,9 +63,10 @@ class LogStartFile:
         return loaded
 
     def sync(self) -> None:
-        """Put what was read, and its name, on stable storage.
+        """Sync the file and its name, after reading it.
 
-        A process that died before the sync left it in the page cache only; recovery removes segments because of it.
+        Recovery removes segments because of the log start. A process that died before its sync left it only in the page
+        cache.
 
         Raises:
             DiskFailedError, DiskAccessError, TooManyOpenFilesError.
@@ -76,14 +78,14 @@ class LogStartFile:
             file.sync()
         finally:
             file.close()
-        # The first form was renamed into place: nothing says that the process lived to sync that.
+        # The file was first renamed into place; the process may have died before it synced the name.
         self._disk.sync_directory(parent_of(self._path))
 
     def write_synced(self, offset: int) -> None:
-        """Put a log start on stable storage, in both slots.
+        """Write a log start to both slots and sync it.
 
         Raises:
-            DiskFullError: the old one still holds.
+            DiskFullError: the old log start is still valid.
             DiskFailedError, DiskAccessError, TooManyOpenFilesError: the disk.
         """
         slots = [Slot(self._sequence + number, 0, (offset,)) for number in range(1, SLOT_COUNT + 1)]
@@ -110,13 +112,14 @@ class LogStartFile:
 
 
 class LogStartWork:
-    """Puts a log start on stable storage: the one step of a truncation of the prefix that waits for the device.
+    """Puts a log start on stable storage: the only step of a truncation of the prefix that waits for the device.
 
-    Made by the owner (`PartitionLog.begin_prefix`), run in any thread, given back to the owner (`PartitionLog.end_prefix`).
+    The owner makes it (`PartitionLog.begin_prefix`), any thread runs it, and the owner takes it back
+    (`PartitionLog.end_prefix`).
 
     Attributes:
         to_offset: the new log start (inclusive).
-        error: why `run` failed; None before and after a good run.
+        error: why `run` failed; None before and after a successful run.
         is_done: True once `run` has returned.
     """
 
@@ -130,10 +133,10 @@ class LogStartWork:
         self.is_done = False
 
     def run(self) -> None:
-        """Do it; blocks for as long as the disk takes. Call once, from any thread.
+        """Write the log start. Blocks for as long as the disk takes. Call once, from any thread.
 
         Raises:
-            DiskFullError: the log start stays.
+            DiskFullError: the log start did not move.
             DiskFailedError, DiskAccessError, TooManyOpenFilesError: the disk.
         """
         try:

@@ -1,46 +1,59 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One partition log: append, read, truncate, flush. The Raft log of the metadata quorum is one of these too.
+"""One partition log: append, read, truncate, flush. The Raft log of the metadata quorum is one too.
 
 Rules of use
-    One owner (thread or event loop) calls everything; only `FlushWork.run`, `LogStartWork.run` and `RemovalWork.run` may run
-    elsewhere. Nothing here waits for the device except `truncate_suffix`, `truncate_prefix`, `restart_at`, `apply_retention`,
-    `swap`, `learn_epochs`, `leave_clean_mark`, `close` and opening; a read may wait for the device if the page cache misses.
+    One owner (a thread or an event loop) calls everything. Only `FlushWork.run`, `LogStartWork.run` and
+    `RemovalWork.run` may run elsewhere.
+    Only `truncate_suffix`, `truncate_prefix`, `restart_at`, `apply_retention`, `swap`, `learn_epochs`,
+    `leave_clean_mark`, `save_damage`, `flush`, `close` and opening wait for the device. A read may wait if the page
+    cache misses.
 
 Laws
-    log_start_offset <= flushed_offset <= log_end_offset; offsets are contiguous; leader epochs never go back.
-    A refused append leaves everything as it was. After `DiskFailedError` nothing is written any more; reads go on.
-    `flushed_offset` moves only in `end_flush` (up), `truncate_suffix` (down) and with the log start: never claim what may be lost.
-    Nothing that was cut is found by any look-up afterwards: positions, ages, epochs, windows and damage go with it.
+    log_start_offset <= flushed_offset <= log_end_offset. Offsets are contiguous. Leader epochs never go back.
+    A refused append leaves everything as it was. After a `DiskFailedError` the log writes nothing; reads continue.
+    `flushed_offset` moves only in `end_flush` (up), in `truncate_suffix` (down), and with the log start. It never
+    claims what a crash may lose.
+    After a truncation no look-up finds anything that was truncated: positions, ages, epochs, producer state and damage
+    are dropped with the records.
 
-Theory
-    `PartitionLog` is the only writer of what a log is: segments, epochs, producers, snapshots, recovery point, log start, removed
-    files, and what is flushed of them. What it uses knows nothing of it: `reader` reads, `recovery` opens, `retention` and
-    `follower_append` decide, `restart` and `swap` are the steps on the disk whose order a crash must not break.
-    Work that waits for the device is made here (`begin_...`), run by any thread, and taken back here (`end_...`).
-    `begin_flush` collects everything dirty into one `FlushWork`; meanwhile appends go on and make the next group.
-    Indexes, epochs and producers are memory; the log is their truth. See docs/storage_format.md for files and recovery.
+Design
+    `PartitionLog` is the only writer of a log's state: segments, epochs, producers, snapshots, recovery point, log
+    start, removed files, and the flushed offset. The modules that it uses do not know it: `reader` reads, `recovery`
+    opens, `retention` and `follower_append` decide, `restart` and `swap` do the disk steps whose order a crash must not
+    break.
+    The owner makes work that waits for the device (`begin_...`), any thread runs it, and the owner takes it back
+    (`end_...`).
+    `begin_flush` collects everything unsynced into one `FlushWork`. In the meantime appends continue and form the next
+    group.
+    Indexes, epochs and producers are in memory; the log files are their truth. docs/storage_format.md describes files
+    and recovery.
 
 Order of a truncation of the suffix (law)
-    1. the recovery point is lowered, a clean mark taken off, and that synced: from here on a crash leaves a log that recovery walks
-       from the cut
-    2. files of later segments, and snapshots that reach beyond the cut, are removed, last first; the directory is synced
-    3. the segment that holds the cut is truncated and synced
-    4. damage beyond the cut is forgotten, epochs and producers go back, in memory; their files follow with the next flush
-    A crash before the end may leave the old tail, or part of it, as a legal log; after the end nothing of it can come back.
+    1. Lower the recovery point, remove a clean mark, and sync. From here on a crash leaves a log that recovery walks
+       from the new end.
+    2. Remove the files of later segments, and the snapshots beyond the new end, last first; sync the directory.
+    3. Truncate the segment that holds the new end, and sync it.
+    4. Forget damage beyond the new end, and set epochs and producers back, in memory. Their files follow with the next
+       flush.
+    A crash before the last step may leave the old tail, or a part of it, as a legal log. After the last step nothing of
+    it can come back.
 
 Order of a truncation of the prefix (law)
-    The log start is written and synced; from here on nothing below it is ever served again. Then segments wholly below it leave the
-    list and their files are renamed to `<name>.deleted`, log file last; epochs are trimmed, damage below is forgotten, in memory. A
-    crash in between leaves segments that the next open removes (`recovery_prefix`). Nothing is cut below where a `LogStartWork` in
-    flight will put the log start. The active segment is never removed: one that is wholly below the log start, or old enough to go,
-    is rolled first.
+    1. Write and sync the log start. From here on the log serves nothing below it.
+    2. Take the segments wholly below it out of the list, and rename their files to `<name>.deleted`, the log file last.
+    3. Trim the epochs and forget damage below, in memory.
+    A crash in between leaves segments that the next opening removes (`recovery_prefix`). While a `LogStartWork` is in
+    flight, the log truncates nothing below its offset. The log never removes the active segment. It first rolls one
+    that is wholly below the log start or old enough to be removed.
 
 Flush groups (law)
-    At most one is in flight; `flushed_offset` moves up only when a finished group is taken back, and never beyond what was cut
-    meanwhile; a descriptor is not closed while a group may be syncing it; the recovery point is written after the flush that it
-    reports. A group holds only files with unsynced bytes, which the descriptor cache does not close.
+    At most one group is in flight. `flushed_offset` moves up only when the owner takes back a finished group, and never
+    beyond a truncation that happened since. The log closes no descriptor that a group may be syncing. It writes the
+    recovery point after the flush that it reports. A group holds only files with unsynced bytes; the descriptor cache
+    does not close those.
 
-Source: architecture sections 4 and 6; docs/storage.md; ALICE rule 7 (sync between truncate and append); Kafka, UnifiedLog.
+Source: architecture sections 4 and 6; docs/storage.md; ALICE rule 7 (sync between truncate and append); Kafka,
+UnifiedLog.
 """
 
 from __future__ import annotations
@@ -101,19 +114,19 @@ MAX_START_OFFSET = 2**63 - 1
 """Largest offset at which a log can begin, inclusive."""
 
 MAX_LOOKUPS = 2
-"""Searches for a cut; the second one knows the damage that stopped the first."""
+"""Most searches for the end of a truncation; the second search knows the damage that stopped the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedLog:
-    """A log and what opening it found."""
+    """An opened log, and what the opening found."""
 
     log: PartitionLog
     report: RecoveryReport
 
 
 class PartitionLog:
-    """An open log; made by `open`. It alone writes every fact below."""
+    """An open log, made by `open`; the only writer of the state below."""
 
     __slots__ = (
         "_active",
@@ -153,7 +166,7 @@ class PartitionLog:
         self._settings = settings
         self._segments = found.segments
         self._epochs = found.epochs
-        # False: the checkpoint of the epochs is to be written with the next flush group.
+        # False: the next flush group must write the epoch checkpoint.
         self._epochs_saved = found.epochs_saved
         self._producers = found.producers
         self._snapshots = found.snapshots
@@ -163,27 +176,27 @@ class PartitionLog:
         self._deleted = DeletedFiles(disk)
         self._reader = LogReader(found.segments, found.damage, settings)
         self._cleaner_checkpoint = CleanerCheckpoint(disk, directory)
-        # What every append asks for: the last segment of the set, its end, and the last leader epoch.
+        # Every append needs these: the last segment of the set, its end, and the last leader epoch.
         self._active = found.segments.active
         self._end_offset = self._active.end_offset
         self._leader_epoch = found.epochs.last_epoch
         self._flushed_offset = self._end_offset
-        # False: a segment's name is not on stable storage yet.
+        # False: the name of a segment is not on stable storage yet.
         self._names_saved = True
         self._flush_count = 0
         self._flush_in_flight: FlushWork | None = None
-        # Where the log was cut under the group in flight: what is appended from there on is not what it syncs.
+        # New log end of a truncation under the group in flight: the group does not sync what is appended from there on.
         self._flush_cap: int | None = None
         self._close_later: list[Segment] = []
         self._closes_point = False
         self._prefix_in_flight: LogStartWork | None = None
-        # By base offset: the segment, where it ended then, and its largest timestamp. Made at the first look.
+        # By base offset: the segment, its end at the time of reading, and its largest timestamp. Made at first use.
         self._max_timestamps_ms: dict[int, tuple[Segment, int, int | None]] | None = None
         self._restart_count = 0
         self._failure: DiskFailedError | None = None
         self._closed = False
         if self._active.is_open and self._active.size_bytes == 0:
-            # Just created, and its name is on stable storage: an idle log needs no descriptor.
+            # The segment is new and its name is on stable storage. An idle log needs no descriptor.
             may_close(self._active.file)
 
     @classmethod
@@ -197,15 +210,16 @@ class PartitionLog:
         identity: PartitionIdentity | None = None,
         files: FileBudget | None = None,
     ) -> OpenedLog:
-        """Open the log in a directory and flush its content; create it if there is none (its parent must exist).
+        """Open the log in a directory and flush its content; create the log if it does not exist (its parent must exist).
 
         Args:
             disk: the disk that holds it.
             directory: absolute path.
-            settings: how to keep it.
+            settings: the settings of the log.
             now_ms: the caller's clock in milliseconds, the same one as in later calls.
-            identity: whose records these are; checked against `partition.metadata`, which is written if missing.
-            files: bound on open files, shared with other logs; None: one of its own.
+            identity: the partition that owns the records. Checked against `partition.metadata`, which is written if it
+                is missing.
+            files: limit on open files, shared with other logs; None: a limit of its own.
 
         Raises:
             CorruptLogError: the files contradict each other in a way that no crash leaves behind.
@@ -217,11 +231,11 @@ class PartitionLog:
         found = open_log(disk, path, settings=settings, now_ms=now_ms, identity=identity)
         return OpenedLog(log=cls(disk, path, found, settings), report=found.report)
 
-    # What the log is.
+    # State of the log.
 
     @property
     def disk(self) -> Disk:
-        """The disk of the log, under its bound on open files."""
+        """The disk of the log, wrapped by the limit on open files."""
         return self._disk
 
     @property
@@ -246,42 +260,42 @@ class PartitionLog:
 
     @property
     def flushed_offset(self) -> int:
-        """Everything below is on stable storage (exclusive)."""
+        """Everything below it is on stable storage (exclusive)."""
         return self._flushed_offset
 
     @property
     def last_epoch(self) -> int | None:
-        """Largest leader epoch of the log, or None for a log that never had one."""
+        """The largest leader epoch of the log, or None if the log never had one."""
         return self._leader_epoch
 
     @property
     def last_record_epoch(self) -> int | None:
-        """Leader epoch of the last record, or None for a log without records, wherever it begins."""
+        """Leader epoch of the last record, or None if the log holds no record."""
         return self._epochs.epoch_at(self._end_offset - 1) if self._end_offset > self._log_start_offset else None
 
     @property
     def segments(self) -> SegmentSet:
-        """The segments, ascending; to look at."""
+        """The segments, ascending; only for reading."""
         return self._segments
 
     @property
     def epochs(self) -> LeaderEpochs:
-        """Where leader epochs begin; to look at."""
+        """Where leader epochs begin; only for reading."""
         return self._epochs
 
     @property
     def producers(self) -> ProducerWindows:
-        """Idempotence windows and transactions; to look at."""
+        """Producer state and transactions; only for reading."""
         return self._producers
 
     @property
     def damage(self) -> DamagedRanges:
-        """All damaged ranges, also those of records below the log start; to look at."""
+        """All damaged ranges, including those below the log start; only for reading."""
         return self._damage
 
     @property
     def damaged(self) -> tuple[DamagedRange, ...]:
-        """Ranges that are known to be damaged, as far as they reach above the log start."""
+        """The known damaged ranges that reach above the log start."""
         return tuple(found for found in self._damage.all() if found.end_offset > self._log_start_offset)
 
     @property
@@ -291,28 +305,23 @@ class PartitionLog:
 
     @property
     def restart_count(self) -> int:
-        """How often this object's log began anew: a segment that was seen under another count is of another history."""
+        """How often this object's log restarted. A segment seen under another count belongs to another history."""
         return self._restart_count
 
     @property
     def failure(self) -> DiskFailedError | None:
-        """Why nothing can be written any more, if so."""
+        """The error after which the log can no longer be written; None: it can."""
         return self._failure
 
     def apply_settings(self, settings: LogSettings) -> None:
-        """Replace the settings; they hold from the next call on."""
+        """Replace the settings; the next call uses them."""
         self._settings = settings
         self._reader.interval_bytes = settings.index_interval_bytes
         self._reader.verify = settings.verify_first_read
         self._producers.evict_idlest(settings.max_producers)
 
     def check_writable(self) -> None:
-        """Raise why nothing can be written, if so.
-
-        Raises:
-            DiskFailedError: the log directory failed for good.
-            LogClosedError: the log is closed.
-        """
+        """Raise the error that prevents writing, if there is one."""
         if self._failure is not None or self._closed:
             self._refuse_write()
 
@@ -325,7 +334,7 @@ class PartitionLog:
 
     @contextmanager
     def _writing(self) -> Generator[None]:
-        """Refuse a log that cannot be written; remember why the disk fails meanwhile."""
+        """Refuse to write a failed or closed log; remember the error if the disk fails inside."""
         if self._failure is not None or self._closed:
             self._refuse_write()
         try:
@@ -337,16 +346,17 @@ class PartitionLog:
     # Append.
 
     def append_as_leader(self, batch: Buffer, header: BatchHeader, *, leader_epoch: int, now_ms: int) -> Appended:
-        """Append one batch, stamping base offset and leader epoch; or find that it is here already.
+        """Append one batch and stamp its base offset and leader epoch, unless the log already holds it.
 
-        The caller has checked the bytes (`lograft.wire.batch.check_batch`); `header` is theirs. They are not copied: one writev
-        takes a stamped 16-byte prefix and the client's bytes.
+        The caller has checked the bytes (`lograft.wire.batch.check_batch`); `header` is their header. The log does not
+        copy them: one writev takes a stamped 16-byte prefix and the client's bytes.
 
         Returns:
-            Where the batch stands. For a duplicate, the original's offsets.
+            Where the batch is. For a duplicate, the offsets of the original.
 
         Raises:
-            OutOfOrderSequenceError, ProducerFencedError: see `storage.log.producers`; nothing changed.
+            OutOfOrderSequenceError, ProducerFencedError, CoordinatorFencedError: see `storage.log.producers`; nothing
+                changed.
             OutOfOrderOffsetError: `leader_epoch` is below that of the last record; nothing changed.
             DiskFullError: nothing was appended; free space and try again.
             DiskFailedError: the log directory failed for good.
@@ -397,17 +407,17 @@ class PartitionLog:
         return Appended(base_offset, next_offset, False)
 
     def append_as_follower(self, batches: Buffer, *, now_ms: int) -> Appended:
-        """Append whole batches that a leader sent, byte for byte; all are checked before the first is written.
+        """Append whole batches from a leader, byte for byte; check all of them before writing the first.
 
-        Neighbouring batches of one segment are written with one call.
+        One call writes neighbouring batches of one segment.
 
         Returns:
             The range that was appended (empty for empty `batches`).
 
         Raises:
             BatchError: torn or damaged bytes; nothing changed.
-            OutOfOrderOffsetError: they do not continue the log; nothing changed.
-            DiskFullError: batches may be missing at the end: `log_end_offset` tells what was appended.
+            OutOfOrderOffsetError: the batches do not continue the log; nothing changed.
+            DiskFullError: batches may be missing at the end; `log_end_offset` says what was appended.
             DiskFailedError, LogClosedError: as in `append_as_leader`.
         """
         with self._writing():
@@ -449,7 +459,7 @@ class PartitionLog:
         self._end_offset = active.end_offset
 
     def assign_epoch(self, leader_epoch: int) -> None:
-        """Note, in memory only, that a leader epoch begins at the log end, before it has any record; nothing for the last epoch."""
+        """Note in memory that a leader epoch begins at the log end, without a record yet; does nothing for the last epoch."""
         if leader_epoch != self._leader_epoch:
             self._assign_epoch(leader_epoch, self._end_offset)
 
@@ -465,22 +475,12 @@ class PartitionLog:
             producers.evict_idlest(self._settings.max_producers)
 
     def roll(self, now_ms: int) -> None:
-        """Begin a new segment at the log end, whatever the active one is like.
-
-        Raises:
-            DiskFullError: nothing changed.
-            DiskFailedError, LogClosedError: as in `append_as_leader`.
-        """
+        """Start a new segment at the log end, even if the active one has room. The active one must not be empty."""
         with self._writing():
             self._roll(now_ms)
 
     def roll_if_due(self, now_ms: int) -> bool:
-        """Roll the active segment, without an append, if it is not empty and older than `segment_ms` by the clock.
-
-        Raises:
-            DiskFullError: nothing changed.
-            DiskFailedError, LogClosedError: as in `append_as_leader`.
-        """
+        """Roll the active segment if it is not empty and older than `segment_ms` by the clock; tell whether it did."""
         with self._writing():
             active = self._active
             is_due = active.size_bytes > 0 and now_ms - active.created_ms > self._settings.segment_ms
@@ -489,10 +489,10 @@ class PartitionLog:
             return is_due
 
     def _roll(self, now_ms: int) -> Segment:
-        """Begin a new segment at the log end.
+        """Start a new segment at the log end.
 
-        Nothing is synced here: the next flush group syncs the old file first, then the new one, then the directory,
-        before anything in the new segment counts as flushed. Index and snapshot are caches and need no sync at all.
+        A roll syncs nothing. The next flush group syncs the old file, then the new one, then the directory, before
+        anything in the new segment counts as flushed. Index and snapshot are caches and need no sync.
         """
         old = self._active
         new = Segment.create(self._disk, self._directory, self._damage, base_offset=self._end_offset, created_ms=now_ms)
@@ -507,16 +507,17 @@ class PartitionLog:
     # Read.
 
     def read(self, offset: int, max_bytes: int, *, end_offset: int | None = None) -> LogRead:
-        """Return whole batches from the one that holds `offset` on, of one segment at most.
+        """Return whole batches of at most one segment, from the one that holds `offset` on.
 
         Args:
-            offset: first record wanted (inclusive); the first batch may begin below it.
+            offset: first wanted record (inclusive); the first batch may begin below it.
             max_bytes: most bytes; the first batch is returned even if it is larger.
-            end_offset: no batch that reaches beyond it is returned (exclusive): the high watermark, say. None: log end.
+            end_offset: no returned batch reaches beyond it (exclusive), for example the high watermark. None: the log
+                end.
 
         Raises:
             OffsetOutOfRangeError: below the log start or above the log end.
-            DataLossError: the record at `offset` is damaged; the error says where reading can go on.
+            DataLossError: the record at `offset` is damaged; the error says where reading can continue.
             DiskReadError: the device failed to return the bytes.
             LogClosedError: the log is closed.
         """
@@ -533,7 +534,7 @@ class PartitionLog:
 
         Args:
             timestamp_ms: milliseconds since 1970.
-            end_offset: only records below count (exclusive).
+            end_offset: only records below it count (exclusive).
 
         Raises:
             DiskReadError, LogClosedError: as `read`.
@@ -547,37 +548,33 @@ class PartitionLog:
 
     @property
     def oldest_timestamp_ms(self) -> int | None:
-        """Timestamp of the first user record that is left (milliseconds since 1970); None without one.
-
-        Raises:
-            DiskReadError, LogClosedError: as `read`.
-        """
+        """Timestamp of the first user record (milliseconds since 1970), or None if the log has none."""
         found = self.find_timestamp(0, end_offset=self._end_offset)
         return None if found is None else found.timestamp_ms
 
     def load_index(self, segment: Segment) -> SegmentIndex:
-        """Return the indexes of a segment, which is closed again like after a read.
-
-        Raises:
-            DiskReadError, CorruptLogError: it cannot be read.
-        """
+        """Return the indexes of a segment; the segment file may be closed afterwards, as after a read."""
         index = segment.load_index(self._settings.index_interval_bytes)
         self._segments.note_read(segment, self._flushed_offset)
         return index
 
     def quarantine(self, segment: Segment, ranges: Sequence[DamagedRange], *, flushed_offset: int) -> None:
-        """Take ranges of a segment that a scrub found out of service: ascending, not overlapping, none known before."""
+        """Quarantine ranges of a segment that a scrub found damaged: ascending, not overlapping, none known before."""
         self._reader.quarantine(segment, ranges, flushed_offset=flushed_offset)
 
     def end_offset_for_epoch(self, epoch: int) -> EpochEnd | None:
         """Return the largest known leader epoch at or below `epoch`, and where it ends (exclusive).
 
-        None if `epoch` is above all known ones. For an epoch below all known ones: (epoch, start of the first known one); KIP-279.
+        None if `epoch` is above all known ones. If it is below all known ones: `epoch` itself, and the start of the
+        first known one. Source: KIP-279.
         """
         return self._epochs.end_offset_for(epoch, self._end_offset)
 
     def hidden_from(self, epoch_end_offset: int) -> int | None:
-        """Return from where on damage hides the end that `end_offset_for_epoch` gave: the last possible one; None: it is known."""
+        """Return the first offset where the epoch may really end, if damage hides the end given by `end_offset_for_epoch`; else None.
+
+        The epoch then ends at that offset at the earliest, and at `epoch_end_offset` at the latest.
+        """
         return self._damage.run_base(epoch_end_offset)
 
     def epoch_at(self, offset: int) -> int | None:
@@ -585,10 +582,9 @@ class PartitionLog:
         return self._epochs.epoch_at(offset)
 
     def epoch_end_at(self, offset: int) -> int:
-        """Return the end (exclusive) of the run of records with the leader epoch of the one at `offset`; at the log end, that.
+        """Return the end (exclusive) of the run of records that have the leader epoch of the record at `offset`.
 
-        Raises:
-            OffsetOutOfRangeError: below the log start or above the log end.
+        At the log end, and in the last epoch, this is the log end.
         """
         start_offset, end_offset = self._log_start_offset, self._end_offset
         if not start_offset <= offset <= end_offset:
@@ -596,10 +592,10 @@ class PartitionLog:
         return self._epochs.end_at(offset, end_offset)
 
     def divergence(self, *, last_epoch: int, fetch_offset: int) -> EpochEnd | None:
-        """Compare the end of a follower's log with this one; see `LeaderEpochs.divergence`.
+        """Compare the end of a follower's log with this one; `LeaderEpochs.divergence` describes the result.
 
         Raises:
-            OffsetOutOfRangeError: `last_epoch` is not known here, or the offset is below the log start.
+            OffsetOutOfRangeError: `last_epoch` is above all epochs of this log, or the offset is below the log start.
         """
         known, start_offset, end_offset = self._leader_epoch, self._log_start_offset, self._end_offset
         if known is None or last_epoch > known or fetch_offset < start_offset:
@@ -612,7 +608,8 @@ class PartitionLog:
         """Collect everything that is not on stable storage into one group; at most one is in flight.
 
         Returns:
-            The group to `run` in any thread and to give to `end_flush`; None: nothing to do, or one is in flight.
+            The group, to `run` in any thread and then to pass to `end_flush`; None: everything is flushed, or a group
+            is in flight.
 
         Raises:
             DiskFailedError, LogClosedError: nothing can be flushed any more.
@@ -642,19 +639,19 @@ class PartitionLog:
         self._flush_cap = None
         self._names_saved = True
         self._epochs_saved = True
-        # The next high watermark, where readers will stop.
+        # Readers will stop here: this is the next high watermark.
         self._reader.remember(end_offset, active, active.size_bytes)
         return work
 
     def _recovery_point_file(self) -> list[File]:
-        """Return the file for the group to sync; none if it cannot be opened: then the bound stays behind a while longer."""
+        """Return the recovery point file for the group to sync; nothing if it cannot be opened, so that a later group syncs it."""
         try:
             return [self._recovery_point.file]
         except DiskError:
             return []
 
     def end_flush(self, work: FlushWork) -> int:
-        """Take back a group after its `run`.
+        """Take back a group after its `run`, and count its records as flushed.
 
         Returns:
             The flushed offset (exclusive).
@@ -672,7 +669,7 @@ class PartitionLog:
             if work.covers_names:
                 self._names_saved = self._names_saved and work.is_done
             if work.covers_epochs:
-                # A truncation meanwhile made the saved epochs stale.
+                # The log was truncated since, so that the saved epochs are stale.
                 self._epochs_saved = self._epochs_saved and work.is_done and cap is None
             if work.error is not None:
                 raise work.error
@@ -688,11 +685,7 @@ class PartitionLog:
         return self._flushed_offset
 
     def flush(self) -> int:
-        """Flush everything in the calling thread: for tests, tools and closing; no group may be in flight.
-
-        Raises:
-            DiskFailedError, DiskFullError, LogClosedError: as `begin_flush` and `end_flush`.
-        """
+        """Flush everything in the calling thread, with no group in flight; for tests, tools and closing. Return the flushed offset."""
         assert self._flush_in_flight is None, "a flush group is in flight"
         work = self.begin_flush()
         if work is None:
@@ -702,7 +695,7 @@ class PartitionLog:
         return self.end_flush(work)
 
     def _note_truncation(self, dropped: Iterable[Segment]) -> None:
-        """Take up the active segment, end and leader epoch that a truncation left, durably; close dropped segments soon."""
+        """Adopt the active segment, end and leader epoch that a durable truncation left; close the dropped segments."""
         self._take_active()
         end_offset = self._end_offset
         self._flushed_offset = min(self._flushed_offset, end_offset)
@@ -716,7 +709,7 @@ class PartitionLog:
         self._leader_epoch = self._epochs.last_epoch
 
     def _close_segments(self, segments: Iterable[Segment]) -> None:
-        """Close files now, or when the group in flight is back (it may be syncing any of them)."""
+        """Close the files now, or after the group in flight, which may be syncing them."""
         self._close_later.extend(segments)
         if self._flush_in_flight is not None:
             return
@@ -731,12 +724,13 @@ class PartitionLog:
     def truncate_suffix(self, to_offset: int) -> int:
         """Drop all records at an offset and beyond, and the leader epochs that begin there; return the new log end offset.
 
-        Whole batches go, so that the log may end a little lower. If the log start lies inside the batch with the cut, the log begins
-        again, empty, at its log start. A flush group in flight stays valid for what is below. At the log end only a leader epoch
-        without a record goes. Waits for the device.
+        The log drops whole batches, so it may end a little below `to_offset`. If the log start is inside a dropped
+        batch, the log restarts empty at its log start. A flush group in flight stays valid for what is below. If
+        `to_offset` is the log end, the log only forgets a leader epoch without a record. Waits for the device.
 
         Raises:
-            OffsetOutOfRangeError: below the log start, or where a `LogStartWork` in flight puts it; nothing changed.
+            OffsetOutOfRangeError: below the log start, or below where a `LogStartWork` in flight puts it; nothing
+                changed.
             DiskFullError: nothing was dropped.
             DiskFailedError: the log directory failed for good.
             LogClosedError: the log is closed.
@@ -755,32 +749,33 @@ class PartitionLog:
 
     @property
     def _floor_offset(self) -> int:
-        """Nothing may be cut below (inclusive): the log start, or where the work in flight puts it."""
+        """The lowest legal end of a truncation (inclusive): the log start, or where the work in flight puts it."""
         return self._log_start_offset if self._prefix_in_flight is None else self._prefix_in_flight.to_offset
 
     def _forget_empty_epoch(self, to_offset: int) -> None:
         """Forget a leader epoch that was assigned at the log end and has no record.
 
-        A crash needs no care: an opening forgets what begins at the log end, and the checkpoint that still has it is replaced
-        before the recovery point passes it.
+        A crash is harmless: an opening forgets what begins at the log end, and the log replaces the checkpoint that
+        still has it before the recovery point passes it.
         """
         if self._epochs.truncate_suffix(to_offset):
             self._epochs_saved = False
             self._take_active()
 
     def _cut(self, to_offset: int) -> list[Segment]:
-        """Drop every batch that reaches beyond an offset (exclusive), which is inside the log; see the order in the module.
+        """Drop every batch that reaches beyond an offset inside the log (exclusive); the module docstring gives the order.
 
         Returns:
-            The segments taken out; their files are closed once no flush uses them.
+            The segments that were taken out; the caller closes their files once no flush uses them.
         """
         segments = self._segments
         end = self._find_cut(to_offset)
         point = self._recovery_point.point
-        # A clean mark would stand again once the file has its old size, before that is synced.
+        # Once the file has its old size again, before a sync, a clean mark would be valid again.
         has_clean_mark = point is not None and point.clean_end is not None
         if end.offset < self._flushed_offset or has_clean_mark:
-            # Never up: what a removal of the front only calls flushed, below the log start, was not synced.
+            # Never raise it: records below the log start may count as flushed after a truncation of the prefix although
+            # they were not synced.
             known_offset = self._flushed_offset if point is None else min(self._flushed_offset, point.flushed_offset)
             self._recovery_point.write_synced(RecoveryPoint(flushed_offset=min(end.offset, known_offset)))
         dropped: list[Segment] = []
@@ -792,7 +787,7 @@ class PartitionLog:
         names_changed = self._snapshots.remove_above(end.offset) or bool(dropped)
         active = segments.active
         for path in active.file_names()[:-1]:
-            # The indexes of a segment that is active again would be found stale anyway; do not leave them.
+            # An opening would find the indexes of a segment that is active again stale; do not leave them.
             names_changed = remove_if_exists(self._disk, path) or names_changed
         if names_changed:
             self._disk.sync_directory(self._directory)
@@ -813,7 +808,7 @@ class PartitionLog:
         return dropped
 
     def _find_cut(self, to_offset: int) -> Boundary:
-        """Return the last batch boundary at or below an offset; damage is dropped as a whole."""
+        """Return the last batch boundary at or below an offset; a damaged range is dropped as a whole."""
         interval_bytes = self._settings.index_interval_bytes
         damaged = self._damage.covering(to_offset)
         if damaged is not None:
@@ -830,15 +825,16 @@ class PartitionLog:
         return segment.locate(to_offset, interval_bytes)
 
     def _begin_empty(self) -> list[Segment]:
-        """Put one empty segment at the log start in the place of all, which end below it (on stable storage).
+        """Replace all segments, which end below the log start (on stable storage), by an empty one at the log start.
 
-        A crash in between leaves what the next open drops, or begins again without.
+        A crash in between leaves segments that the next opening drops, or none; then the next opening restarts the log
+        there.
 
         Returns:
-            The segments taken out; their files are closed once no flush uses them.
+            The segments that were taken out; the caller closes their files once no flush uses them.
 
         Raises:
-            DiskFullError, DiskFailedError: the log ends below its start; it is to be opened again.
+            DiskFullError, DiskFailedError: the log ends below its start and must be opened again.
         """
         old, start_offset = self._segments.active, self._log_start_offset
         for segment in self._segments:
@@ -858,19 +854,20 @@ class PartitionLog:
         self._damage.save()
         return dropped
 
-    # A new beginning.
+    # Restart.
 
     def restart_at(self, offset: int) -> None:
-        """Drop everything, and begin anew, empty, at any offset: for a follower that has nothing in common with its leader.
+        """Drop everything and restart the log empty at any offset: for a follower that has nothing in common with its leader.
 
-        A crash leaves the old log or the empty one; see `restart`. Waits for the device. No flush group and no `LogStartWork` may be
-        in flight. A pass of compaction under way is void: segments of another history may have the offsets and sizes of those that
-        it read.
+        A crash leaves the whole old log or the empty one; see `restart`. No flush group and no `LogStartWork` may be in
+        flight. A compaction pass under way becomes void, because segments of another history may have the offsets and
+        sizes of those that it read. Waits for the device.
 
         Raises:
-            OffsetOutOfRangeError: no log can begin there; nothing changed.
+            OffsetOutOfRangeError: no log can begin at `offset`; nothing changed.
             DiskFullError, DiskAccessError, TooManyOpenFilesError: nothing changed.
-            DiskFailedError: the log can no longer be written; its next opening finishes the restart, or finds the old log.
+            DiskFailedError: the log can no longer be written; its next opening finishes the restart, or finds the old
+                log.
             LogClosedError: the log is closed.
         """
         with self._writing():
@@ -899,20 +896,20 @@ class PartitionLog:
     # Truncation of the prefix, and retention.
 
     def truncate_prefix(self, to_offset: int, now_ms: int) -> int:
-        """Let the log begin at an offset (inclusive), and remove the segments wholly below; return the log start.
+        """Move the log start to an offset (inclusive) and remove the segments wholly below it; return the log start.
 
         Waits for the device.
 
         Raises:
             OffsetOutOfRangeError: beyond the log end; nothing changed.
-            DiskFullError: the log start may have moved; what is below then goes with the next removal.
+            DiskFullError: the log start may have moved; then a later call removes what is below it.
             DiskFailedError, LogClosedError: nothing can be removed.
         """
         self._run_here(self.begin_prefix(to_offset), now_ms)
         return self._log_start_offset
 
     def apply_retention(self, high_watermark: int, now_ms: int) -> int:
-        """Remove the segments that are due; return how many. Waits for the device.
+        """Remove the segments that are due; return their number. Waits for the device.
 
         Raises:
             DiskFullError, DiskFailedError, LogClosedError: as in `truncate_prefix`.
@@ -927,9 +924,9 @@ class PartitionLog:
         return self.end_prefix(work, now_ms)
 
     def begin_prefix(self, to_offset: int) -> LogStartWork:
-        """Make the work that moves the log start to an offset; an offset below the log start leaves it there.
+        """Make the work that moves the log start to an offset; an offset below the log start leaves it unchanged.
 
-        At most one is in flight; any thread may run it.
+        At most one work is in flight. Any thread may run it.
 
         Raises:
             OffsetOutOfRangeError: beyond the log end.
@@ -947,10 +944,10 @@ class PartitionLog:
             return work
 
     def begin_retention(self, high_watermark: int, now_ms: int) -> LogStartWork | None:
-        """Make the work for the segments that are due now; None if there are none. `retention` decides.
+        """Make the work that removes the segments that are due now; None if no segment is due. `retention` decides.
 
         Args:
-            high_watermark: nothing at or beyond it goes (exclusive).
+            high_watermark: retention removes nothing at or beyond it (exclusive).
             now_ms: wall clock in milliseconds.
 
         Raises:
@@ -962,11 +959,12 @@ class PartitionLog:
         return self.begin_prefix(self._segments[due_count - 1].end_offset) if due_count > 0 else None
 
     def end_prefix(self, work: LogStartWork, now_ms: int) -> int:
-        """Take a work back after its `run` and remove what lies wholly below the log start; return how many segments.
+        """Take a work back after its `run`, and remove what is wholly below the log start; return the number of removed segments.
 
         Raises:
-            DiskFullError: the log start did not move; or it did, but the active segment could not be rolled.
-            DiskFailedError, DiskAccessError, TooManyOpenFilesError, LogClosedError: the disk, or a closed log.
+            DiskFullError: the log start did not move; or it moved, but the active segment could not be rolled.
+            DiskFailedError, DiskAccessError, TooManyOpenFilesError, LogClosedError: the disk failed, or the log is
+                closed.
         """
         assert work is self._prefix_in_flight, "another work than the one in flight"
         self._prefix_in_flight = None
@@ -979,7 +977,7 @@ class PartitionLog:
                 self._epochs_saved = False
             self._producers.forget_aborted_below(work.to_offset)
             if self._end_offset < work.to_offset:
-                # Cut meanwhile, and the batch with the cut reaches over the new log start.
+                # A truncation came first, and its last batch reaches over the new log start.
                 self._note_truncation(self._begin_empty())
             removed_count = self._remove_below(now_ms)
             active = self._active
@@ -989,13 +987,14 @@ class PartitionLog:
             return removed_count
 
     def _remove_below(self, now_ms: int) -> int:
-        """Take the segments wholly below the log start out; return how many.
+        """Take out the segments wholly below the log start; return their number.
 
-        The recovery point follows with the next flush only: a batch that reaches over the log start may not be flushed.
+        Only the next flush moves the recovery point, because a batch that reaches over the log start may not be
+        flushed.
         """
         segments = self._segments
         removed = segments.take_first(segments.slot_of(self._log_start_offset))
-        # Positions are remembered by segment, timestamps by the place of the segment.
+        # The reader remembers positions by segment, and timestamps by the index of the segment in the list.
         self._reader.forget_all()
         for segment in removed:
             if self._max_timestamps_ms is not None:
@@ -1008,11 +1007,11 @@ class PartitionLog:
         return len(removed)
 
     def begin_removal(self, now_ms: int) -> RemovalWork | None:
-        """Hand over the `.deleted` files whose delay is over, for any thread to remove; None if there are none."""
+        """Return the work that removes the `.deleted` files whose delay is over, for any thread; None if there are none."""
         return self._deleted.take_due(now_ms=now_ms, delay_ms=self._settings.file_delete_delay_ms)
 
     def remove_deleted(self, now_ms: int) -> int:
-        """Remove the `.deleted` files whose delay is over; return how many.
+        """Remove the `.deleted` files whose delay is over; return their number.
 
         Raises:
             DiskFailedError, LogClosedError: nothing can be removed.
@@ -1042,11 +1041,11 @@ class PartitionLog:
             self._roll(now_ms)
 
     def _forget_ages(self) -> None:
-        """Forget what was read of sealed segments, before one of them becomes the active one again."""
+        """Forget the ages of sealed segments, before one of them becomes active again."""
         self._max_timestamps_ms = None
 
     def _newest_ms(self, segment: Segment) -> int:
-        """Return how new a segment is; its index is read once for as long as it does not grow."""
+        """Return the time of a segment's newest record; read its index once until it grows."""
         if self._max_timestamps_ms is None:
             self._max_timestamps_ms = {}
         known = self._max_timestamps_ms.get(segment.base_offset)
@@ -1058,14 +1057,14 @@ class PartitionLog:
     # Compacted and repaired segments.
 
     def swap(self, cleaned: CleanedGroup, *, now_ms: int) -> bool:
-        """Put a compacted, or repaired, segment in the place of its sources; waits for the device. See `swap` for the order.
+        """Replace segments by a compacted or repaired one; `storage.log.swap` has the order. Waits for the device.
 
         Args:
-            cleaned: the segment, which is on stable storage.
+            cleaned: the new segment, which is on stable storage.
             now_ms: the owner's clock in milliseconds.
 
         Returns:
-            False if the log changed since its sources were read: the segment is thrown away.
+            False if the log changed since the pass read its sources; then the new segment is deleted.
 
         Raises:
             DiskFullError, DiskAccessError: nothing changed.
@@ -1090,9 +1089,9 @@ class PartitionLog:
             )
             self._segments.replace(slot, len(old), new)
             cleaned.index.save(self._disk, self._directory, log_bytes=new.size_bytes, end_offset=new.end_offset)
-            # Positions are remembered by segment, timestamps by the place of the segment.
+            # The reader remembers positions by segment, and timestamps by the index of the segment in the list.
             self._reader.forget_all()
-            # What was compacted already has another size now; without this the whole of it would count as dirty.
+            # The compacted part has another size now. Without this call all of it would count as dirty.
             self._cleaner_checkpoint.follow_swap(
                 [SegmentSize(each.base_offset, each.size_bytes) for each in cleaned.sources],
                 SegmentSize(new.base_offset, new.size_bytes),
@@ -1100,7 +1099,7 @@ class PartitionLog:
             return True
 
     def _find_sources(self, cleaned: CleanedGroup) -> int | None:
-        """Return the place of the first source if all are still there, sealed and unchanged, with the damage that was repaired."""
+        """Return the index of the first source, or None unless all are still there, sealed, unchanged, with the repaired damage."""
         segments = self._segments
         slot = segments.slot_of(cleaned.sources[0].base_offset)
         found = [segments[at] for at in range(slot, min(slot + len(cleaned.sources), len(segments)))]
@@ -1112,7 +1111,7 @@ class PartitionLog:
         return slot if is_usable else None
 
     def _segment_in_place_of(self, old: Sequence[Segment], size_bytes: int) -> Segment:
-        """Make the segment that takes the place of others."""
+        """Make the segment that replaces others."""
         segment = Segment(
             self._disk,
             self._directory,
@@ -1123,13 +1122,13 @@ class PartitionLog:
             created_ms=old[0].created_ms,
         )
         segment.written_ms = max(each.written_ms for each in old)
-        # Every byte was checked, or computed, by this process.
+        # This process has checked or computed every byte.
         segment.unverified_bytes = 0
         return segment
 
     @property
     def dirty_offset(self) -> int:
-        """Nothing at or beyond it was ever compacted: there, every replica has the bytes that the leader appended (inclusive).
+        """Nothing at or beyond it was ever compacted (inclusive): there every replica has the bytes that the leader appended.
 
         Raises:
             DiskReadError, DiskAccessError, TooManyOpenFilesError: the checkpoint cannot be read.
@@ -1138,7 +1137,7 @@ class PartitionLog:
 
     @property
     def clean_offsets(self) -> tuple[int, int]:
-        """(Map offset, dirty offset), both within the log; see `cleaner_checkpoint`.
+        """The pair (map offset, dirty offset), both within the log; see `cleaner_checkpoint`.
 
         Raises:
             DiskReadError, DiskAccessError, TooManyOpenFilesError: the checkpoint cannot be read.
@@ -1155,19 +1154,19 @@ class PartitionLog:
 
     @property
     def next_horizon_ms(self) -> int | None:
-        """The earliest time at which a tombstone, or the end of a transaction, may go, as of the last pass; None: none waits."""
+        """Earliest time when compaction may remove a tombstone or an end of a transaction, as of the last pass; None: none waits."""
         return self._cleaner_checkpoint.state.next_horizon_ms
 
     def note_compacted(
         self, *, map_offset: int, dirty_offset: int, next_horizon_ms: int | None, restart_count: int
     ) -> None:
-        """Note what a pass of compaction did, after its last swap; nothing if the log began anew since.
+        """Save the result of a compaction pass, after its last swap; does nothing if the log restarted since the pass began.
 
         Args:
             map_offset: below it no record is left that a newer one replaces (exclusive); at most `dirty_offset`.
             dirty_offset: below it everything was compacted as far as possible (exclusive).
-            next_horizon_ms: see the property.
-            restart_count: the log's when the pass began.
+            next_horizon_ms: the value for the property `next_horizon_ms`.
+            restart_count: `restart_count` of the log when the pass began.
 
         Raises:
             DiskFailedError, LogClosedError: the log can no longer be written.
@@ -1189,28 +1188,32 @@ class PartitionLog:
         return self._epochs.epoch_at(offset - 1) if offset > 0 else None
 
     def possible_producers(self) -> list[ProducerWindows]:
-        """Return the idempotence windows, as they are and, if they differ, as they would be after a power failure.
+        """Return the producer state as it is and, if it differs, as it would be after a power failure.
 
         Raises:
-            DiskFailedError, LogClosedError, DiskReadError: a snapshot cannot be read, or the log not be written.
+            DiskFailedError, LogClosedError: the log cannot be written.
+            DiskReadError: a snapshot cannot be read.
         """
         with self._writing():
             windows = [self._producers]
             if self._producers.has_batch_from(self._flushed_offset):
-                # Without what is not flushed the windows reach further back.
+                # Without the unflushed batches, the producer state reaches further back.
                 newest = self._snapshots.newest(self._flushed_offset)
                 windows += [newest[1]] if newest is not None else []
             return windows
 
     def learn_epochs(self, found_epochs: Sequence[EpochStart], *, repaired: Sequence[DamagedRange]) -> bool:
-        """Take up where epochs begin in damage, on stable storage before the damage goes that says how little is known of it.
+        """Record where epochs begin inside damage, on stable storage, before a repair removes the damage.
+
+        Until then the damage says that the epochs around it are uncertain.
 
         Args:
-            found_epochs: what the batches of another replica show, ascending.
-            repaired: the damage that they are to replace.
+            found_epochs: epoch starts that the batches of another replica show, ascending.
+            repaired: the damage that these batches will replace.
 
         Returns:
-            False if the damage is another one now, or a flush is in flight that could save the epochs of before: nothing was done.
+            False if the damage has changed, or a flush is in flight that could save the old epochs; then nothing was
+            done.
 
         Raises:
             DiskFullError, DiskAccessError: nothing changed.
@@ -1223,7 +1226,7 @@ class PartitionLog:
             epochs = LeaderEpochs(self._epochs.entries())
             for epoch, start_offset in found_epochs:
                 if epochs.epoch_at(start_offset) == epoch:
-                    # Taken up before, by an end that found no room for the segment.
+                    # An earlier attempt recorded it, and then had no room for the segment.
                     continue
                 damaged = self._damage.covering(start_offset)
                 if damaged is None:
@@ -1243,12 +1246,12 @@ class PartitionLog:
 
     @property
     def has_unsaved(self) -> bool:
-        """True if a clean close has something to write; otherwise it does not wait for the disk."""
+        """True if a clean close has something to write; otherwise a close does not wait for the disk."""
         return self._failure is None and (self._flushed_offset < self._end_offset or not self._has_clean_mark)
 
     @property
     def _has_clean_mark(self) -> bool:
-        """True if the mark on the disk speaks for the log as it is, as after an open that found it and no append since."""
+        """True if the mark on disk describes the log as it is, as after a clean opening without an append since."""
         return (
             self._epochs_saved
             and self._active.is_index_saved
@@ -1256,13 +1259,13 @@ class PartitionLog:
         )
 
     def leave_clean_mark(self) -> None:
-        """Save the caches of a log whose batches are all flushed, then mark it clean, which spares the next open any walk.
+        """Save the caches of a log whose batches are all flushed, then mark it clean, so that the next opening walks nothing.
 
-        Law: the mark is written last, when everything it speaks for is on stable storage. A log that is written again after all only
-        finds the mark stale. Waits for the device; nothing is appended meanwhile.
+        Law: the log writes the mark last, when everything that the mark describes is on stable storage. If something is
+        appended later, the mark is only stale. The owner appends nothing during the call. Waits for the device.
 
         Raises:
-            DiskFullError, DiskFailedError: there is no mark; the log goes on as it is, and its next open recovers.
+            DiskFullError, DiskFailedError: there is no mark; the log continues as it is, and its next opening recovers.
         """
         active = self._active
         if not self._epochs_saved:
@@ -1274,10 +1277,10 @@ class PartitionLog:
         self._recovery_point.write_synced(_clean_point(active))
 
     def save_damage(self) -> None:
-        """Put the damaged ranges that are known on stable storage, if they are not there yet. Waits for the device.
+        """Put the known damaged ranges on stable storage, unless they are there already. Waits for the device.
 
         Raises:
-            DiskFullError, DiskFailedError: the log goes on as it is.
+            DiskFullError, DiskFailedError: the log continues as it is.
         """
         self._damage.save()
 
@@ -1285,11 +1288,11 @@ class PartitionLog:
         """Close the log; a second call does nothing.
 
         Args:
-            clean: flush everything and leave the mark that spares the next open any walk. False, or a failed log: only
+            clean: True: flush everything and leave the clean mark (`leave_clean_mark`). False, or a failed log: only
                 close the files, as a crash would leave them.
 
         Raises:
-            DiskFailedError, DiskFullError: the clean close did not succeed; the files are closed, the next open recovers.
+            DiskFailedError, DiskFullError: the clean close failed. The files are closed, and the next opening recovers.
         """
         if self._closed:
             return
@@ -1300,7 +1303,7 @@ class PartitionLog:
                     self.leave_clean_mark()
         finally:
             self._closed = True
-            # A descriptor must not be closed under a running sync: then `end_flush` does it.
+            # No descriptor may be closed under a running sync: then `end_flush` closes it.
             self._closes_point = True
             self._close_segments(self._segments)
 

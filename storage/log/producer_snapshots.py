@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshot files of the idempotence window: `%020d.snapshot`, named by the offset that they reach (exclusive).
+"""Snapshots of the producer state: files `%020d.snapshot`, named by the offset that they reach (exclusive).
 
-Written at each roll and at a clean close, without a sync: a bad one is dropped, an older one and the batches after
-it give the same state.
+The log writes one at each roll and at a clean close, without a sync. It drops a bad one: an older one and the batches
+after it give the same state.
 
     0   2  int16   version, 2
     2   4  uint32  CRC-32C of everything after it
@@ -11,7 +11,8 @@ it give the same state.
     0   8  int64   producer id
     8   2  int16   producer epoch
     10  2  int16   batch count, 0 to 16
-    12  8  int64   when its newest batch was appended, milliseconds since 1970 by the clock of the log's owner; 0: not known
+    12  8  int64   when its newest batch was appended, milliseconds since 1970 by the clock of the log's owner; 0:
+       unknown
     then for each batch, oldest first:
     0   4  int32   base sequence
     4   8  int64   base offset
@@ -27,13 +28,13 @@ it give the same state.
     0   8  int64   producer id
     8   8  int64   offset of its first record
     16  8  int64   offset of its end marker
-    then, if any end of a transaction said which coordinator wrote it:
-    0   4  int32   number of producers of which one is known
+    then, if any end of a transaction named its coordinator's epoch:
+    0   4  int32   number of producers with a known coordinator
     then for each, ascending by producer id:
     0   8  int64   producer id
-    8   4  int32   largest epoch of a coordinator that ended a transaction of it
+    8   4  int32   largest epoch of a coordinator that ended a transaction of the producer
 
-Source: Kafka, ProducerStateManager (which keeps one batch a producer).
+Source: Kafka, ProducerStateManager (which keeps one batch for each producer).
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from .producers import ProducerState, ProducerWindows
 from .transactions import AbortedTransaction, Transactions
 
 SNAPSHOTS_KEPT = 4
-"""Snapshots of one log; truncation below the oldest replays batch headers from the log start instead."""
+"""Snapshots that one log keeps. A truncation below the oldest replays batch headers from the log start."""
 
 _HEAD = struct.Struct(">hI")
 _COUNT = struct.Struct(">i")
@@ -91,7 +92,7 @@ def _encode_transactions(transactions: Transactions) -> list[bytes]:
 
 
 def decode_snapshot(content: bytes) -> ProducerWindows | None:
-    """Read a snapshot file; None unless it is whole."""
+    """Decode a snapshot file; None if it is damaged or of another version."""
     if len(content) < _HEAD.size + _COUNT.size:
         return None
     version, crc = _HEAD.unpack_from(content)
@@ -114,7 +115,7 @@ def decode_snapshot(content: bytes) -> ProducerWindows | None:
 
 
 def _decode_producer(body: memoryview, position: int, producers: ProducerWindows) -> int:
-    """Read one producer at a position; return the position after it."""
+    """Decode one producer at a position; return the position after it."""
     producer_id, producer_epoch, batch_count, last_append_ms = _PRODUCER.unpack_from(body, position)
     if not 0 <= batch_count <= DEDUP_WINDOW_BATCHES:
         raise ValueError(f"{batch_count} batches")
@@ -129,7 +130,7 @@ def _decode_producer(body: memoryview, position: int, producers: ProducerWindows
 
 
 def _decode_transactions(body: memoryview, position: int, transactions: Transactions) -> int:
-    """Read the transactions at a position; return the position after them."""
+    """Decode the transactions at a position; return the position after them."""
     transactions.next_offset, open_count, aborted_count = _TRANSACTIONS.unpack_from(body, position)
     position += _TRANSACTIONS.size
     for _ in range(open_count):
@@ -142,7 +143,7 @@ def _decode_transactions(body: memoryview, position: int, transactions: Transact
 
 
 def _decode_coordinators(body: memoryview, position: int, transactions: Transactions) -> int:
-    """Read the epochs of the coordinators at a position; return the position after them."""
+    """Decode the coordinator epochs at a position; return the position after them."""
     (count,) = _COUNT.unpack_from(body, position)
     position += _COUNT.size
     for _ in range(count):
@@ -163,13 +164,13 @@ class ProducerSnapshots:
 
     @property
     def offsets(self) -> list[int]:
-        """Offsets of the files that are there, ascending."""
+        """Offsets of the existing files, ascending."""
         return list(self._offsets)
 
     def take(self, producers: ProducerWindows, offset: int) -> None:
-        """Write the state at `offset` and drop the oldest file if there are too many.
+        """Write the state at `offset`, and remove the oldest files beyond `SNAPSHOTS_KEPT`.
 
-        A full disk only means that the next recovery replays more.
+        A full disk is ignored: the next recovery only replays more.
 
         Raises:
             DiskFailedError: the disk is failed for good.
@@ -185,7 +186,7 @@ class ProducerSnapshots:
             remove_if_exists(self._disk, self._path(self._offsets.pop(0)))
 
     def newest(self, at_or_below: int) -> tuple[int, ProducerWindows] | None:
-        """Return the newest valid snapshot at or below an offset; removes bad ones on the way."""
+        """Return the newest valid snapshot at or below an offset, with its offset; remove the bad ones found before it."""
         for offset in [offset for offset in reversed(self._offsets) if offset <= at_or_below]:
             try:
                 producers = decode_snapshot(self._disk.read_file(self._path(offset)))
@@ -204,9 +205,9 @@ class ProducerSnapshots:
         return bool(above)
 
     def remove_below(self, offset: int) -> None:
-        """Remove the files that reach less far than `offset`, where the log begins.
+        """Remove the snapshots below `offset`, where the first segment begins.
 
-        The batches between such a file and the log start are gone: what it says about their producers is out of date.
+        The batches after such a snapshot are gone, so its producers are out of date.
         """
         for snapshot in [snapshot for snapshot in self._offsets if snapshot < offset]:
             self._remove(snapshot)

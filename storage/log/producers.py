@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The idempotence window: which batches of which producers the log holds.
+"""Producer state: which batches of which producers the log holds.
 
-For each producer id the log knows the epoch, the next sequence and the last 16 batches (Kafka: 5). Rules, in this
-order:
+For each producer id the log knows the epoch, the next sequence and the last 16 batches (Kafka: 5). These rules apply,
+in this order:
 
 1. lower epoch than known                                  -> ProducerFencedError
 2. known epoch, sequence continues                         -> append
 3. known epoch, exactly one of the last 16 batches again   -> duplicate: its original offsets, nothing appended
 4. known epoch, anything else (gap, overlap, older resend) -> OutOfOrderSequenceError
 5. higher epoch: must start with sequence 0, else          -> OutOfOrderSequenceError
-6. unknown producer: any sequence is taken, as Kafka does. A producer becomes unknown only when its state was dropped
-   (`max_producers`, expiry), and must be able to go on; a producer that starts counts from 0 anyway, and a broker
-   refuses every later batch of a route whose first one failed, so that no gap can slip in there.
+6. unknown producer: any sequence is accepted, as in Kafka. A producer becomes unknown only when its state was dropped
+   (`max_producers`, expiry), and must be able to continue. A new producer counts from 0. If the first batch of a route
+   fails, the broker refuses all later ones, so no gap can arise.
 
-A control batch (the end of a transaction) has no sequence. Rule 1 holds for it, and a lower coordinator epoch than known
--> CoordinatorFencedError. Sequences count records and
-wrap from 2**31 - 1 to 0. Pure: knows no file (`producer_snapshots` does) and no clock.
+A control batch (the end of a transaction) has no sequence. Rule 1 holds for it, and a lower coordinator epoch than
+known leads to CoordinatorFencedError. Sequences count records and wrap from 2**31 - 1 to 0.
+Pure: the module uses no file (`producer_snapshots` does) and no clock.
 Source: KIP-98; KIP-360; Kafka, ProducerAppendInfo.
 """
 
@@ -33,17 +33,17 @@ from storage.errors import OutOfOrderSequenceError, ProducerFencedError
 from .transactions import Transactions
 
 SEQUENCE_MASK = 2**31 - 1
-"""Sequences are taken modulo this plus one."""
+"""Largest sequence; sequences count modulo this plus one."""
 
 EVICTED_SHARE = 8
-"""When there are too many producers, one in so many is forgotten at once, so that the search for the idlest is rare."""
+"""Above the limit, the log forgets an extra share of the producers (one in this many), so that it seldom looks for the idlest."""
 
 _ENTRY_FIELDS = 3
 _WINDOW_FIELDS = DEDUP_WINDOW_BATCHES * _ENTRY_FIELDS
 
 
 class ProducedBatch(NamedTuple):
-    """One batch of a producer: its first sequence, its first offset, and the last offset minus the first."""
+    """One batch of a producer: its first sequence, its first offset, and its last offset minus the first."""
 
     base_sequence: int
     base_offset: int
@@ -56,41 +56,42 @@ class ProducedBatch(NamedTuple):
 
 
 class ProducerState:
-    """One producer. The window is a flat array, because there may be many producers and few of them are active."""
+    """The state of one producer. The batches are a flat array, because most of many producers are idle."""
 
     __slots__ = ("_window", "last_append_ms", "producer_epoch")
 
     def __init__(self, producer_epoch: int) -> None:
         self.producer_epoch = producer_epoch
-        # The log owner's clock at the newest append; 0: not known (read back from batches), so young until told otherwise.
+        # The clock of the log's owner at the newest append. 0: unknown, because it was read back from batches; `expire`
+        # then counts from its next check.
         self.last_append_ms = 0
         self._window = array("q")
 
     @property
     def next_sequence(self) -> int:
-        """The sequence that continues this producer's batches; 0 where its epoch has none yet."""
+        """The sequence that continues this producer's batches; 0 if its epoch has none yet."""
         window = self._window
         return (window[-3] + window[-1] + 1) & SEQUENCE_MASK if window else 0
 
     @property
     def last_base_offset(self) -> int:
-        """Base offset of the producer's newest batch, the measure of how long it has been idle; -1 without one."""
+        """Base offset of the producer's newest batch; -1 if it has none. The lowest one counts as idle longest."""
         return self._window[-2] if self._window else -1
 
     def batches(self) -> list[ProducedBatch]:
-        """Return the batches of the window, oldest first."""
+        """Return the remembered batches, oldest first."""
         window = self._window
         return [ProducedBatch(*window[at : at + _ENTRY_FIELDS]) for at in range(0, len(window), _ENTRY_FIELDS)]
 
     def add(self, base_sequence: int, base_offset: int, last_offset_delta: int) -> None:
-        """Add the newest batch; the oldest leaves the window when it is full."""
+        """Add the newest batch, and drop the oldest if there are more than 16."""
         window = self._window
         window.extend((base_sequence, base_offset, last_offset_delta))
         if len(window) > _WINDOW_FIELDS:
             del window[:_ENTRY_FIELDS]
 
     def find(self, base_sequence: int, last_offset_delta: int) -> ProducedBatch | None:
-        """Return the batch of the window with exactly these sequences, newest first."""
+        """Return the newest remembered batch with exactly these sequences."""
         window = self._window
         for at in range(len(window) - _ENTRY_FIELDS, -1, -_ENTRY_FIELDS):
             if window[at] == base_sequence and window[at + 2] == last_offset_delta:
@@ -99,7 +100,7 @@ class ProducerState:
 
 
 class ProducerWindows:
-    """All producers of one log, and their transactions."""
+    """The producer state and the transactions of one log."""
 
     __slots__ = ("_states", "_transactions")
 
@@ -112,7 +113,7 @@ class ProducerWindows:
 
     @property
     def transactions(self) -> Transactions:
-        """The log's transactions; most logs have none, and then this is made at the first look."""
+        """The log's transactions, made at first use, because most logs have none."""
         if self._transactions is None:
             self._transactions = Transactions()
         return self._transactions
@@ -123,7 +124,7 @@ class ProducerWindows:
         return self._transactions is not None
 
     def last_stable_offset(self, high_watermark: int) -> int:
-        """See `Transactions.last_stable_offset`."""
+        """Return the last stable offset (exclusive); see `Transactions.last_stable_offset`."""
         return high_watermark if self._transactions is None else self._transactions.last_stable_offset(high_watermark)
 
     def forget_aborted_below(self, offset: int) -> None:
@@ -132,17 +133,17 @@ class ProducerWindows:
             self._transactions.forget_below(offset)
 
     def states(self) -> Iterator[tuple[int, ProducerState]]:
-        """Return (producer id, state) of all producers in the order of their ids."""
+        """Return (producer id, state) of all producers, ascending by id."""
         return iter(sorted(self._states.items()))
 
     def check(self, header: BatchHeader) -> ProducedBatch | None:
-        """Judge a batch of a producer before it is appended; changes nothing.
+        """Judge a batch of a producer before it is appended; change nothing.
 
         Returns:
-            None if it is to be appended; the original if it is a duplicate.
+            None if the log must append it; the original if it is a duplicate.
 
         Raises:
-            OutOfOrderSequenceError, ProducerFencedError, CoordinatorFencedError: see the rules of the module.
+            OutOfOrderSequenceError, ProducerFencedError, CoordinatorFencedError: by the rules of the module.
         """
         state = self._states.get(header.producer_id)
         if state is None:
@@ -174,10 +175,10 @@ class ProducerWindows:
         )
 
     def update(self, header: BatchHeader, base_offset: int, *, now_ms: int = 0) -> None:
-        """Note a batch that was appended at `base_offset` at `now_ms`, or (0) that stands in the log.
+        """Note a batch at `base_offset`, appended at `now_ms` or (0) read back from the log.
 
-        Followers and recovery come here without `check`: the leader decided. Another epoch starts a new window. The end of
-        a transaction has no sequence; with a higher epoch it fences the producer's older ones.
+        Followers and recovery call this without `check`, because the leader decided. Another epoch starts new state.
+        The end of a transaction has no sequence; with a higher epoch it fences the older epochs of its producer.
         """
         if header.is_transactional:
             self.transactions.note(header, base_offset)
@@ -186,26 +187,27 @@ class ProducerWindows:
         state = self._states.get(header.producer_id)
         if state is None or state.producer_epoch != header.producer_epoch:
             state = self._states[header.producer_id] = ProducerState(header.producer_epoch)
-        # A batch read back says nothing of when it came, and what a snapshot said before it is out of date.
+        # A batch that was read back does not say when it was appended, and the time in an older snapshot is out of
+        # date.
         state.last_append_ms = max(state.last_append_ms, now_ms) if now_ms else 0
         if header.base_sequence >= 0 and not header.is_control:
             state.add(header.base_sequence, base_offset, header.last_offset_delta)
 
     def restore(self, producer_id: int, state: ProducerState) -> None:
-        """Put a producer back that was read from a snapshot."""
+        """Restore a producer from a snapshot."""
         self._states[producer_id] = state
 
     def has_batch_from(self, offset: int) -> bool:
-        """Tell whether a producer has a batch at `offset` or beyond: then a truncation there changes this state."""
+        """Tell whether a producer has a batch at `offset` or beyond, so that a truncation there changes the state."""
         if self._transactions is not None and self._transactions.next_offset > offset:
             return True
         return any(state.last_base_offset >= offset for state in self._states.values())
 
     def expire(self, now_ms: int, expiration_ms: int) -> int:
-        """Forget producers whose newest batch was appended more than `expiration_ms` ago; return how many went.
+        """Forget the producers whose newest batch was appended more than `expiration_ms` ago; return their number.
 
-        By the clock of the log's owner, not by the timestamps of records: a producer that loads old records is not idle.
-        One whose time is not known counts from now on.
+        The clock is that of the log's owner, not record timestamps, because a producer that loads old records is not
+        idle. A producer whose time is unknown counts from now on. A producer in an open transaction stays.
         """
         gone: list[int] = []
         for producer_id, state in self._states.items():
@@ -216,7 +218,7 @@ class ProducerWindows:
         return self._forget(gone)
 
     def evict_idlest(self, max_producers: int) -> int:
-        """Forget producers idle longest while there are more than `max_producers`; return how many went."""
+        """Forget the producers that were idle longest if there are more than `max_producers`; return their number."""
         excess = len(self._states) - max_producers
         if excess <= 0:
             return 0
@@ -234,5 +236,5 @@ class ProducerWindows:
         return len(producer_ids)
 
     def _is_in_transaction(self, producer_id: int) -> bool:
-        """Forgetting such a producer would let one of its older epochs write into its open transaction."""
+        """Tell whether a producer must stay: otherwise one of its older epochs could write into its open transaction."""
         return self._transactions is not None and self._transactions.is_open(producer_id)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads of one log: whole batches by offset, one record by timestamp.
+"""Reads of one log: whole batches by offset, and one record by timestamp.
 
-A chunk is one pread of exactly the batches that it returns. Where it starts is known from the read before (or from
-the index and a few headers), where it ends from the index and the headers of the batches around the limit; the
-batches between are not parsed. Bytes that were on disk before this process opened the log are checked by CRC the
-first time they are read; what fails is quarantined and answered with `DataLossError` for exactly its range.
+A chunk is one pread of exactly the batches that it returns. Its start comes from the read before, or from the index and
+a few headers. Its end comes from the index and the headers of the batches around the limit. The batches between are not
+parsed. The first read of bytes that are older than this opening checks their CRC. A batch that fails is quarantined,
+and the reader raises `DataLossError` for exactly its range.
 
-Must not: write, except the list of damaged ranges. Source: architecture section 6; Kafka, UnifiedLog.read.
+The reader writes nothing but the list of damaged ranges. Source: architecture section 6; Kafka, UnifiedLog.read.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from storage.segment.segment_set import SegmentSet
 from storage.types import Boundary, DamagedRange, LogRead, LogSettings, TimestampAndOffset
 
 CURSORS = 64
-"""Positions remembered where readers (and the flushed offset) stand; the oldest goes first."""
+"""Positions that a log remembers for its readers and the flushed offset; the oldest is dropped first."""
 
 MAX_ATTEMPTS = 8
-"""Look-ups of one call; each failed one has put another damaged range, or a wrong index, out of the way."""
+"""Most look-ups of one call. Each one that fails has found another damaged range, or replaced a wrong index."""
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class _Cursor(NamedTuple):
 
 
 class LogReader:
-    """Read side of one log. Used by the owner of the log only."""
+    """The read side of one log; only the owner of the log calls it."""
 
     __slots__ = ("_cursors", "_damage", "_highest_ms", "_segments", "interval_bytes", "verify")
 
@@ -53,12 +53,12 @@ class LogReader:
         self._damage = damage
         self.interval_bytes = settings.index_interval_bytes
         self.verify = settings.verify_first_read
-        # Made at the first use: an idle log has neither.
+        # Both are made at first use, because an idle log needs neither.
         self._cursors: dict[int, _Cursor] | None = None
         self._highest_ms: list[int] | None = None
 
     def remember(self, offset: int, segment: Segment, position: int) -> None:
-        """Remember where the batch with this base offset starts."""
+        """Remember where the batch with this base offset starts in its segment."""
         cursors = self._cursors
         if cursors is None:
             cursors = self._cursors = {}
@@ -67,7 +67,7 @@ class LogReader:
             del cursors[next(iter(cursors))]
 
     def forget_all(self) -> None:
-        """Forget remembered positions and timestamps (truncation, new damage)."""
+        """Forget remembered positions and timestamps, after a truncation or new damage."""
         self._cursors = None
         self._highest_ms = None
 
@@ -77,12 +77,12 @@ class LogReader:
         Args:
             offset: where to start, inside the log.
             max_bytes: most bytes; the first batch is returned even if it is larger.
-            end_offset: no batch that reaches beyond it is returned (exclusive).
-            flushed_offset: sealed segments below it may be closed.
+            end_offset: no returned batch reaches beyond it (exclusive).
+            flushed_offset: the call may close sealed segments that end at or below it.
 
         Raises:
             DataLossError: `offset` is damaged.
-            CorruptLogError: the segment changes under the reader.
+            CorruptLogError: the segment keeps changing during the read.
         """
         if offset >= end_offset:
             return LogRead(b"", offset)
@@ -107,13 +107,13 @@ class LogReader:
             raise DataLossError(path, base_offset=damaged.base_offset, end_offset=damaged.end_offset)
 
     def _read_segment(self, segment: Segment, offset: int, max_bytes: int, end_offset: int) -> LogRead | None:
-        """Read one chunk; None if its first batch failed its CRC and is quarantined now."""
+        """Read one chunk; None if its first batch failed its CRC and was quarantined."""
         start = self._boundary(segment, offset)
         end = self._readable_end(segment, start, end_offset)
         if end.offset <= start.offset:
             return LogRead(b"", offset)
         if end.position <= start.position:
-            # An index from before the damage was known: an empty read inside the log would stop a reader for ever.
+            # The index is older than the damage. An empty read inside the log would stop a reader for ever.
             raise BadBatch(start, "the index does not fit the damage")
         limit_offset = end.offset
         if end.position - start.position > max_bytes:
@@ -142,7 +142,7 @@ class LogReader:
         return segment.locate(offset, self.interval_bytes)
 
     def _readable_end(self, segment: Segment, start: Boundary, end_offset: int) -> Boundary:
-        """Return where reading from `start` must end: at damage, at the end offset, or with the segment."""
+        """Return where a read from `start` must end: at damage, at the end offset, or at the end of the segment."""
         end = Boundary(segment.end_offset, segment.size_bytes)
         if self._damage:
             for damaged in segment.damages():
@@ -152,7 +152,7 @@ class LogReader:
         return end if end.offset <= end_offset else self._boundary(segment, end_offset)
 
     def _verify(self, segment: Segment, start: Boundary, data: bytes, end_offset: int) -> Boundary:
-        """Check the CRCs of a chunk up to an offset; quarantine the first bad batch and return where the good ones end."""
+        """Check the CRCs of a chunk up to an offset; quarantine the first bad batch, and return where the good ones end."""
         view = memoryview(data)
         at = 0
         offset = start.offset
@@ -168,7 +168,7 @@ class LogReader:
         return Boundary(offset, start.position + at)
 
     def _quarantine(self, segment: Segment, bad: Boundary) -> None:
-        """Take a batch that failed its CRC out of service: exactly its bytes, up to the next whole batch."""
+        """Quarantine a batch that failed its CRC: exactly its bytes, up to the next whole batch."""
         known = next((each for each in segment.damages() if each.base_offset >= bad.offset), None)
         limit = Boundary(segment.end_offset, segment.size_bytes)
         if known is not None:
@@ -176,7 +176,7 @@ class LogReader:
         following = find_valid_after(segment.file, bad=bad, end_position=limit.position, end_offset=limit.offset)
         end = following if following is not None else limit
         if bad.offset < end.offset:
-            # Else the segment is complete, and what follows are bytes of nobody's records.
+            # Otherwise the segment is complete, and the bytes that follow belong to no record.
             self._damage.add(
                 DamagedRange(
                     segment_base_offset=segment.base_offset,
@@ -189,14 +189,14 @@ class LogReader:
         self._reindex(segment, BadBatch(bad, "the CRC does not match"))
 
     def quarantine(self, segment: Segment, ranges: Sequence[DamagedRange], *, flushed_offset: int) -> None:
-        """Take ranges that a scrub found out of service: ascending, not overlapping, none known before."""
+        """Quarantine ranges that a scrub found damaged: ascending, not overlapping, none known before."""
         for damaged in ranges:
             self._damage.add(damaged)
         self._reindex(segment, BadBatch(Boundary(ranges[0].base_offset, ranges[0].position), "a scrub found damage"))
         self._segments.note_read(segment, flushed_offset)
 
     def _reindex(self, segment: Segment, bad: BadBatch) -> None:
-        """Walk the segment anew: either its index was wrong, or the damage is found and noted."""
+        """Index the segment again: either its index was wrong, or the walk finds and notes the damage."""
         rebuilt = segment.reindex(self.interval_bytes)
         self.forget_all()
         logger.error(
@@ -207,15 +207,15 @@ class LogReader:
         try:
             self._damage.save()
         except DiskError as error:
-            # Reading must not depend on writing: the range stays known in memory and is found again after a restart.
+            # Reads must not depend on writes: the range stays known in memory, and is found again after a restart.
             logger.error("segment=%s action=save-damage error=%r", segment.path, str(error))
 
     def find_timestamp(
         self, timestamp_ms: int, *, start_offset: int, end_offset: int, flushed_offset: int
     ) -> TimestampAndOffset | None:
-        """Return the first record (by offset) from `start_offset` on whose timestamp is `timestamp_ms` or later.
+        """Return the first record by offset, from `start_offset` on, whose timestamp is `timestamp_ms` or later.
 
-        Control records and damaged ranges are passed over. None if there is no such record below `end_offset`.
+        Skips control records and damaged ranges. None if there is no such record below `end_offset`.
         """
         for slot in range(self._first_slot_reaching(timestamp_ms, flushed_offset), len(self._segments)):
             segment = self._segments[slot]
@@ -228,7 +228,7 @@ class LogReader:
         return None
 
     def _first_slot_reaching(self, timestamp_ms: int, flushed_offset: int) -> int:
-        """Return the first segment that can hold a record so late; bisects the running maximum of sealed segments."""
+        """Return the index of the first segment that can hold such a late record; bisects the running maximum of sealed segments."""
         highest = self._highest_ms
         if highest is None:
             highest = self._highest_ms = []
@@ -289,7 +289,7 @@ class _CrcMismatch(Exception):
 def _first_record(
     segment: Segment, position: int, header: BatchHeader, timestamp_ms: int, start_offset: int
 ) -> TimestampAndOffset | None:
-    """Return the first record of one batch, from `start_offset` on, with this timestamp or a later one."""
+    """Return the first record of one batch, from `start_offset` on, with a timestamp of `timestamp_ms` or later."""
     data = segment.file.pread(header.size_bytes, position)
     try:
         batch = RecordBatch(data)
@@ -303,7 +303,7 @@ def _first_record(
 
 
 def _whole_header(data: memoryview, offset: int) -> BatchHeader | None:
-    """Return the header at the start of some bytes if it may stand there."""
+    """Return the header at the start of the bytes if a batch with this base offset may be there."""
     if len(data) < HEADER_BYTES:
         return None
     header = read_header(data)

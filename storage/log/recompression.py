@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A batch in another codec than its producer chose: what a topic with a `compression.type` stores. Pure.
+"""Stores a batch in another codec than its producer chose, for a topic with a `compression.type`. Pure.
 
-Laws: a batch that has the codec already stays byte for byte, whatever level it was compressed at. Otherwise only codec, length
-and CRC of the header change, and the payload once inflated is the same: producer, sequences, timestamps, headers and
-offsets are untouched.
+Laws: a batch that already has the codec stays as it is, byte for byte, whatever its compression level. Otherwise only
+codec, length and CRC in the header change. The inflated payload stays the same; producer, sequences, timestamps,
+headers and offsets are untouched.
 Source: Kafka, LogValidator (`testDifferentCodecCausesRecompression`, `testDifferentLevelDoesNotCauseRecompression`).
 """
 
@@ -20,17 +20,17 @@ from lograft.wire.limits import HEADER_BYTES, MAX_BATCH_BYTES
 def recompress(
     batch: BytesLike, header: BatchHeader, codec: Codec, *, zstd_level: int, max_bytes: int = MAX_BATCH_BYTES
 ) -> BytesLike:
-    """Return the bytes of a batch whose payload has the codec.
+    """Return a batch with its payload in the wanted codec.
 
     Args:
         batch: its bytes, which `check_batch` has accepted.
         header: its header.
-        codec: the codec wanted.
-        zstd_level: level of compression, if there is anything to compress.
-        max_bytes: most bytes of the result, header included; no more than that is ever inflated.
+        codec: the wanted codec.
+        zstd_level: compression level, used if the payload is compressed.
+        max_bytes: most bytes of the result, including the header; never more than this is inflated.
 
     Returns:
-        `batch` itself if it has the codec already.
+        `batch` itself if it already has the codec.
 
     Raises:
         BatchTooLargeError: the batch is larger than `max_bytes` in this codec.

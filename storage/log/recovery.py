@@ -1,27 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opens a log: after a clean stop by reading its caches, after any other by walking what may have been torn.
+"""Opens a log: from its caches after a clean stop, else by a walk over what may be torn.
 
-Order of an open (a crash between any two steps leaves a log that opens again):
+Order of an opening (a crash between any two steps leaves a log that opens again):
 
-1. make the directory; remove `*.tmp` and `*.deleted`; check `partition.metadata`; finish `*.restart`, `*.cleaned` and `*.swap`
-2. read and sync `log-start`; remove segments wholly below it; a gap above it is damage, or a torn tail if nothing above it
-   was flushed (`recovery_prefix`)
-   open `recovery-point`; a log without segments is new, or begins again at its log start (or, with a flushed offset above
-   that, has lost its files: refuse)
-3. clean (the last segment has exactly the recorded size): nothing is walked
-4. else walk every segment from the one that holds the recovery point: headers below it (for the indexes), CRCs from it
-   on, and judge each place where the next batch does not stand:
-     a. below the recovery point                            -> damage: quarantine, keep its offsets, go on
-     b. nothing whole follows                               -> torn tail: cut
-     c. something whole follows, bytes were never written   -> last flush group torn inside: cut, counted apart
-     d. something whole follows, every sector was written   -> damage: quarantine
-5. a log that ends below the recovery point keeps the lost offsets as damage and goes on in a new segment there
-   A log that ends below its log start begins again there, empty.
-6. cut files are truncated and synced, later segments and stale snapshots removed, damage saved, directory synced
-7. what was walked is synced, then the recovery point is written and synced: flushed offset = log end offset
-8. leader epochs: checkpoint below the first walked segment, headers above; producers: newest snapshot, then headers
+1. Make the directory; remove `*.tmp` and `*.deleted`; check `partition.metadata`; finish `*.restart`, `*.cleaned` and
+   `*.swap`.
+2. Read and sync `log-start`; remove the segments wholly below it. A gap above it is damage, or a torn tail if nothing
+   above it was flushed (`recovery_prefix`).
+   Open `recovery-point`. A log without segments is new, or restarts at its log start. If something above the log start
+   was flushed, its files were lost: refuse.
+3. Clean (the last segment has exactly the recorded size): walk nothing.
+4. Otherwise walk every segment from the one that holds the recovery point: headers below it (for the indexes), CRCs
+   from it on. Judge each place where the next batch is missing:
+     a. below the recovery point                            -> damage: quarantine it, keep its offsets, continue
+     b. no whole batch follows                              -> torn tail: truncate
+     c. a whole batch follows, bytes were never written     -> last flush group torn inside: truncate, counted apart
+     d. a whole batch follows, every sector was written     -> damage: quarantine it
+5. A log that ends below the recovery point keeps the lost offsets as damage, and continues in a new segment behind
+   them.
+   A log that ends below its log start restarts there, empty.
+6. Truncate and sync the torn file, remove later segments and stale snapshots, save the damage, sync the directory.
+7. Sync the walked files, then write and sync the recovery point: flushed offset = log end offset.
+8. Leader epochs: the checkpoint below the first walked segment, headers above. Producers: the newest snapshot, then
+   headers.
 
-A process crash keeps the page cache, so step 7 is what makes read bytes durable before anything is built on them.
+After the crash of a process the page cache survives. Step 7 makes the bytes that it read durable before anything builds on them.
 Source: Kafka, LogLoader; Alagappan et al. (FAST 2018); architecture section 6; docs/storage_format.md.
 """
 
@@ -67,7 +70,7 @@ _LEFTOVERS = (TEMPORARY_SUFFIX, DELETED_SUFFIX)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveredLog:
-    """What an open log consists of, and what opening it found; `PartitionLog` takes it over."""
+    """The parts of an opened log and the report of the opening, for `PartitionLog`."""
 
     segments: SegmentSet
     epochs: LeaderEpochs
@@ -83,7 +86,7 @@ class RecoveredLog:
 def open_log(
     disk: Disk, directory: str, *, settings: LogSettings, now_ms: int, identity: PartitionIdentity | None
 ) -> RecoveredLog:
-    """Open or create the log in a directory, and tell what was found; see the module for the order.
+    """Open or create the log in a directory; the module docstring gives the order.
 
     Raises:
         CorruptLogError, WrongPartitionError, DiskFullError, DiskFailedError, DiskAccessError, TooManyOpenFilesError.
@@ -103,7 +106,7 @@ def open_log(
 
 
 class _Opening:
-    """One open; the steps share the directory and what is open so far."""
+    """One opening: the state that its steps share."""
 
     def __init__(
         self, disk: Disk, directory: str, settings: LogSettings, now_ms: int, identity: PartitionIdentity | None
@@ -121,7 +124,7 @@ class _Opening:
         self._is_restarted = False
 
     def run(self, found_names: list[str]) -> RecoveredLog:
-        # What the listing does not show is not asked for: a clean open is most of what a start does.
+        # A start opens many logs cleanly: do not ask the disk for files that the listing does not show.
         names = self._tidy(found_names)
         self._check_identity()
         restarted = finish_restart(self._disk, self._directory, names)
@@ -147,7 +150,7 @@ class _Opening:
             self._damage = DamagedRanges.load(self._disk, self._directory)
         point = recovery_point.point
         if point is not None and point.flushed_offset <= self._log_start_offset < bases[0]:
-            # All was removed, and of the segments after that, none of which was flushed, the first has lost its name.
+            # Everything was removed. Then new segments lost the first of their names, and none of them was flushed.
             cut_bytes = drop_torn_tail(self._disk, self._directory, self._damage, files)
             return self._create(recovery_point, snapshots, cut_bytes=cut_bytes)
         self._list_segments(bases)
@@ -156,7 +159,7 @@ class _Opening:
         return self._recover(recovery_point, point, snapshots)
 
     def close(self) -> None:
-        """Close what is open, after a failure."""
+        """Close all open files, after a failure."""
         if self._recovery_point is not None:
             self._recovery_point.close()
         for segment in self._segments:
@@ -169,21 +172,21 @@ class _Opening:
         return f"{self._directory}/{name}"
 
     def _tidy(self, names: list[str]) -> list[str]:
-        """Remove what an interrupted replacement or removal left; return the other names."""
+        """Remove leftovers of interrupted replacements and removals; return the other names."""
         for name in names:
             if name.endswith(_LEFTOVERS):
-                # A thread of this process may still be removing it.
+                # A thread of this process may be removing it too.
                 remove_if_exists(self._disk, self._path(name))
         return [name for name in names if not name.endswith(_LEFTOVERS)]
 
     def _read_log_start(self) -> int:
-        """Return the log start, which is on stable storage before anything is removed because of it."""
+        """Return the log start, after a sync, because the opening removes segments because of it."""
         file = LogStartFile.read(self._disk, self._directory)
         file.sync()
         return file.offset
 
     def _check_identity(self) -> None:
-        """Check `partition.metadata`, or write it; a directory of another partition is never touched."""
+        """Check `partition.metadata`, or write it; nothing in the directory of another partition may change."""
         identity = self._identity
         if identity is None:
             return
@@ -197,19 +200,20 @@ class _Opening:
     def _create(
         self, recovery_point: RecoveryPointFile, snapshots: ProducerSnapshots, *, cut_bytes: int = 0
     ) -> RecoveredLog:
-        """Make a new log, or begin again at the log start. The recovery point is on disk before the first segment is."""
+        """Make a new log, or restart at the log start. The recovery point is on disk before the first segment."""
         start_offset = self._log_start_offset
         is_new = start_offset == 0 and not self._is_restarted
         point = recovery_point.point
         flushed_offset = point.flushed_offset if point is not None else None
-        # Nothing was flushed above the log start: a removal was interrupted before the new segment's name was synced.
+        # If nothing was flushed above the log start, a removal was interrupted before the new segment's name was
+        # synced.
         if start_offset < flushed_offset if flushed_offset is not None else start_offset > 0:
             raise CorruptLogError(
                 self._directory,
                 f"all segment files are missing, the log was flushed up to {flushed_offset}: restore them, or "
                 "remove the directory to let a replica send its records again",
             )
-        # A new log is as a clean stop would leave it: until something is appended, closing it has nothing to write.
+        # A new log is as a clean stop leaves it: until an append, a close has nothing to write.
         clean_end = CleanEnd(segment_base_offset=start_offset, segment_bytes=0) if is_new else None
         recovery_point.write_synced(RecoveryPoint(flushed_offset=start_offset, clean_end=clean_end))
         self._segments.append(
@@ -236,7 +240,7 @@ class _Opening:
         )
 
     def _list_segments(self, bases: list[int]) -> None:
-        """Make the segments; each but the last ends where the next begins, the last one's end is not known yet."""
+        """List the segments; each ends where the next begins. The end of the last one is unknown so far."""
         if self._log_start_offset < bases[0]:
             lost = note_lost_front(
                 self._disk,
@@ -262,7 +266,7 @@ class _Opening:
             self._segments.append(segment)
 
     def _is_clean(self, point: RecoveryPoint) -> bool:
-        """Tell whether nothing happened to the log since it was closed; sets the end of the last segment if so."""
+        """Tell whether nothing changed since the log was closed; if so, set the end of the last segment."""
         end = point.clean_end
         last = self._segments[-1]
         if end is None or (last.base_offset, last.size_bytes) != (end.segment_base_offset, end.segment_bytes):
@@ -271,17 +275,18 @@ class _Opening:
             return False
         last.end_offset = point.flushed_offset
         last.load_index(self._settings.index_interval_bytes)
-        # A damaged index leads to a walk, and that may find the file to be other than it was.
+        # A damaged index leads to a walk, and the walk may find another size.
         return last.size_bytes == end.segment_bytes
 
     def _open_clean(
         self, recovery_point: RecoveryPointFile, point: RecoveryPoint, snapshots: ProducerSnapshots
     ) -> RecoveredLog:
-        """Open after a clean stop; caches that are missing are built by walking headers."""
+        """Open after a clean stop; build missing caches from headers."""
         interval_bytes = self._settings.index_interval_bytes
         log_end_offset = point.flushed_offset
         if snapshots.remove_above(log_end_offset):
-            # Of a life whose batches were lost: before anything is appended, or it would come true later.
+            # These snapshots describe lost batches. Remove them before an append, because later batches could make them
+            # look valid.
             self._disk.sync_directory(self._directory)
         found = self._read_epochs(below=log_end_offset)
         if found is not None:
@@ -308,14 +313,14 @@ class _Opening:
     ) -> RecoveredLog:
         """Open after an unclean stop: steps 4 to 8."""
         interval_bytes = self._settings.index_interval_bytes
-        # A lost recovery point is damage, not a fresh log: it was durable before the first batch. Then everything
-        # is checked, and nothing below the last segment is cut.
+        # A lost recovery point is damage, not a new log, because it was durable before the first batch. Check
+        # everything then, and truncate nothing below the last segment.
         flushed_offset = point.flushed_offset if point is not None else self._segments[-1].base_offset
         verify_from = point.flushed_offset if point is not None else 0
         first = max(
             (slot for slot, segment in enumerate(self._segments) if segment.base_offset <= verify_from), default=0
         )
-        # Below the recovery point the checkpoint is complete and has a CRC, which the epoch in a header has not.
+        # Below the recovery point the checkpoint is complete. It has a CRC; the epoch in a header has none.
         found = self._read_epochs(below=verify_from)
         epochs = found[0] if found else walk_epochs(self._segments[:first], interval_bytes=interval_bytes)
         epochs_from = verify_from if found else 0
@@ -339,7 +344,7 @@ class _Opening:
             self._damage,
             self._segments,
             first=first,
-            # Below the log start nothing need be there: a removed segment may have come back alone.
+            # Below the log start no batch must exist: a crash may bring back a removed segment alone.
             flushed_offset=flushed_offset if flushed_offset > self._log_start_offset else 0,
             verify_from=verify_from,
             interval_bytes=interval_bytes,
@@ -352,12 +357,12 @@ class _Opening:
         if restarted:
             producers = self._restart(snapshots)
         epochs.truncate_prefix(start_offset)
-        # Before the recovery point passes them: below it the checkpoint is complete.
+        # Before the recovery point passes them, because below it the checkpoint is complete.
         if read_lines(self._disk, self._path(EPOCH_FILE)) != epochs.encode_entries():
             replace_file(self._disk, self._path(EPOCH_FILE), encode_lines(epochs.encode_entries()))
         log_end_offset = self._segments[-1].end_offset
         if snapshots.remove_above(log_end_offset):
-            # Before anything is appended: a snapshot of lost batches must not come back.
+            # Before any append: a snapshot of lost batches must not come back.
             self._disk.sync_directory(self._directory)
         snapshots.take(producers, log_end_offset)
         recovery_point.write_synced(RecoveryPoint(flushed_offset=log_end_offset))
@@ -371,7 +376,7 @@ class _Opening:
         )
 
     def _restart(self, snapshots: ProducerSnapshots) -> ProducerWindows:
-        """Begin again, empty, at the log start; return the idempotence windows there, as far as they are known."""
+        """Restart empty at the log start; return the producer state there, as far as it is known."""
         start_offset = self._log_start_offset
         restart_empty(
             self._disk,
@@ -418,7 +423,7 @@ class _Opening:
         last = self._segments[-1]
         first_ms = last.load_index(self._settings.index_interval_bytes).first_timestamp_ms
         if first_ms is not None and 0 <= first_ms < last.created_ms:
-            # Opening a log must not make its segment young again; nobody knows better how old it is.
+            # An opening must not make the segment look younger than it is; its first timestamp is the best known age.
             last.created_ms = first_ms
         last.rest()
         return RecoveredLog(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brings back what a log keeps beside its batches: leader epochs and idempotence windows.
+"""Restores what a log keeps beside its batches: leader epochs and producer state.
 
-Both are caches of batch headers. Their files hold the state up to some offset; headers from there on give the rest;
-without a file the headers of the whole log do.
+Both are caches of batch headers. Their files hold the state up to an offset, and later headers give the rest. Without a
+file, the headers of the whole log do.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from .producer_snapshots import ProducerSnapshots
 from .producers import ProducerWindows
 
 MAX_WALKS = 2
-"""Walks over one segment: the second one knows the damage that stopped the first."""
+"""Most walks over one segment; the second walk knows the damage that stopped the first."""
 
 
 def replay_headers(
     segments: Sequence[Segment], *, from_offset: int, visit: Callable[[BatchHeader], None], interval_bytes: int
 ) -> None:
-    """Visit the headers of all batches from an offset on; damaged ranges are passed over.
+    """Visit the headers of all batches from an offset on; skip damaged ranges.
 
     Args:
         segments: ascending; those before the offset are skipped.
-        from_offset: first offset wanted (inclusive); a batch boundary.
-        visit: called for each header, ascending; may be called again for batches before damage that was not known.
-        interval_bytes: index interval, if a segment has to be indexed anew.
+        from_offset: first wanted offset (inclusive), at a batch boundary.
+        visit: gets each header, ascending.
+        interval_bytes: index interval, for a segment that must be indexed again.
 
     Raises:
         CorruptLogError: a segment cannot be walked.
@@ -64,9 +64,9 @@ def _replay_segment(
 
 
 def note_epoch(epochs: LeaderEpochs, header: BatchHeader) -> None:
-    """Take up the leader epoch of a batch that stands in the log.
+    """Note the leader epoch of a batch in the log.
 
-    An epoch lower than the one before can only be damage (the CRC does not cover it) and is passed over.
+    Ignores an epoch below the one before: that is damage, because no CRC covers the epoch.
     """
     last_epoch = epochs.last_epoch
     if last_epoch is None or header.leader_epoch > last_epoch:
@@ -74,9 +74,9 @@ def note_epoch(epochs: LeaderEpochs, header: BatchHeader) -> None:
 
 
 def read_epochs(disk: Disk, path: str, *, below: int) -> tuple[LeaderEpochs, bool] | None:
-    """Return the leader epochs that begin below an offset, and whether the checkpoint says exactly that.
+    """Return the leader epochs that begin below an offset, and whether the checkpoint holds exactly those.
 
-    None if there is no whole checkpoint: then the headers of all batches tell (`note_epoch`).
+    None if the checkpoint is missing or damaged; then the headers of all batches tell (`note_epoch`).
     """
     lines = read_lines(disk, path)
     if lines is None:
@@ -89,7 +89,7 @@ def read_epochs(disk: Disk, path: str, *, below: int) -> tuple[LeaderEpochs, boo
 
 
 def walk_epochs(segments: Sequence[Segment], *, interval_bytes: int) -> LeaderEpochs:
-    """Return the leader epochs of some segments from their headers."""
+    """Return the leader epochs of the segments, read from their headers."""
     epochs = LeaderEpochs()
     replay_headers(
         segments, from_offset=0, visit=lambda header: note_epoch(epochs, header), interval_bytes=interval_bytes
@@ -100,16 +100,16 @@ def walk_epochs(segments: Sequence[Segment], *, interval_bytes: int) -> LeaderEp
 def restore_producers(
     snapshots: ProducerSnapshots, segments: Sequence[Segment], *, newest_at: int, interval_bytes: int
 ) -> tuple[ProducerWindows, int]:
-    """Return the idempotence windows at the end of some segments.
+    """Return the producer state at the end of the segments.
 
     Args:
         snapshots: the snapshot files.
-        segments: ascending from the log start; their headers after the snapshot are replayed.
-        newest_at: use a snapshot that reaches at most this offset (nothing beyond it is known to be true).
+        segments: ascending from the log start; the headers after the snapshot are replayed.
+        newest_at: largest offset of a usable snapshot; a later one may describe lost batches.
         interval_bytes: as in `replay_headers`.
 
     Returns:
-        The windows, and the offset that the snapshot reaches (0 without one): the caller replays batches of other
+        The state, and the offset that the snapshot reaches (0 without one). The caller replays the batches of other
         segments from there on.
     """
     newest = snapshots.newest(newest_at)

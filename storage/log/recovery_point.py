@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The durable lower bound of a log's flushed offset, and the mark of a clean stop.
+"""The durable lower bound of a log's flushed offset, and the mark of a clean stop: file `recovery-point`.
 
-File `recovery-point`: two slots of 512 bytes, written in turn; the valid one with the larger sequence counts. Each slot
-(big-endian, the rest of the 512 bytes is zero):
+Two slots of 512 bytes, written in turn; the valid one with the larger sequence counts. Each slot (big-endian; the rest
+of its 512 bytes is zero):
 
     0   4  bytes   "LGRP"
     4   2  uint16  version, 1
@@ -13,11 +13,11 @@ File `recovery-point`: two slots of 512 bytes, written in turn; the valid one wi
     32  8  int64   size of its .log file             (clean only, else 0)
     40  4  uint32  CRC-32C of bytes 0 to 39
 
-Law: a slot is written after the flush that it reports, without a sync of its own; whatever of it survives a crash is
-true. A process crash leaves it exact (the page cache survives), a power failure leaves it behind by at most
-`SYNC_INTERVAL_FLUSHES` flush groups. Before the log is truncated below the flushed offset both slots are lowered
-and synced. "Clean" holds only while the last segment has exactly the recorded size, so that appending needs no
-write here. Opening a log reads the file and holds no descriptor; the first write opens it.
+Law: a slot is written after the flush that it reports, without a sync of its own. Whatever survives a crash is true.
+After the crash of a process it is exact, because the page cache survives. After a power failure it lags by at most
+`SYNC_INTERVAL_FLUSHES` flush groups. Before the log is truncated below the flushed offset, both slots are lowered and
+synced. "Clean" holds only while the last segment has exactly the recorded size, so that an append writes nothing here.
+An opening reads the file and holds no descriptor; the first write opens it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from storage.files.names import RECOVERY_POINT_FILE
 from storage.files.two_slots import FILE_BYTES, SLOT_COUNT, TwoSlots, slot_position
 
 SYNC_INTERVAL_FLUSHES = 64
-"""Every so many flush groups the file itself is synced with the group."""
+"""Each flush group with a multiple of this number also syncs the recovery point."""
 
 _SLOTS = TwoSlots(b"LGRP", "qqq")
 _CLEAN = 1
@@ -40,14 +40,14 @@ _CLEAN = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanEnd:
-    """Where a log ended when it was closed: its last segment and the size of that segment's log file."""
+    """Where a log ended when it was closed: its last segment, and the size of that segment's log file."""
 
     segment_base_offset: int
     segment_bytes: int
 
 
 class RecoveryPoint(NamedTuple):
-    """Everything below `flushed_offset` is on stable storage; `clean_end` if nothing happened after it."""
+    """Everything below `flushed_offset` is on stable storage; `clean_end` is set if nothing was written since."""
 
     flushed_offset: int
     clean_end: CleanEnd | None = None
@@ -69,12 +69,12 @@ class RecoveryPointFile:
 
     @property
     def point(self) -> RecoveryPoint | None:
-        """The last point read or written; None if both slots are bad."""
+        """The last point that was read or written; None if both slots are bad."""
         return self._point
 
     @property
     def file(self) -> File:
-        """The open file, for a flush that syncs it too.
+        """The open file, for a flush group that syncs it.
 
         Raises:
             FileMissingError, DiskAccessError, TooManyOpenFilesError: it cannot be opened.
@@ -107,8 +107,8 @@ class RecoveryPointFile:
     def write(self, point: RecoveryPoint) -> None:
         """Write the next slot without a sync.
 
-        A disk that does not take it (full, on a copy-on-write file system; no descriptor left; the file is gone) only
-        leaves the old bound standing, which is still true.
+        If the disk does not accept it, the old bound stays, which is still true. That can be a full copy-on-write file
+        system, a lack of descriptors, or a missing file.
 
         Raises:
             DiskFailedError: the disk is failed for good.
@@ -117,7 +117,7 @@ class RecoveryPointFile:
         slot = encode_slot(point, self._sequence)
         try:
             file = self.file
-            # A slot that is lost is legal: it must not hold a descriptor until the next sync.
+            # A slot may be lost, so it holds no descriptor until the next sync.
             write_hint(file, slot, slot_position(self._sequence))
         except DiskFailedError:
             raise
@@ -128,7 +128,7 @@ class RecoveryPointFile:
         self._point = point
 
     def write_synced(self, point: RecoveryPoint) -> None:
-        """Write both slots and sync: afterwards no older point can come back.
+        """Write both slots and sync them; afterwards no older point can come back.
 
         Raises:
             DiskFullError, DiskFailedError, FileMissingError, DiskAccessError, TooManyOpenFilesError.
@@ -141,7 +141,7 @@ class RecoveryPointFile:
         self._point = point
 
     def close(self) -> None:
-        """Close the file; the next write would open it again."""
+        """Close the file; a later write opens it again."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -160,7 +160,7 @@ def encode_slot(point: RecoveryPoint, sequence: int) -> bytes:
 
 
 def decode_slots(content: bytes) -> tuple[int, RecoveryPoint | None]:
-    """Return the larger sequence of the valid slots and its point; (0, None) if no slot is valid."""
+    """Return the largest sequence of the valid slots, and its point; (0, None) if no slot is valid."""
     slot = _SLOTS.decode(content)
     if slot is None:
         return 0, None

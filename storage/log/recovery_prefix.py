@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The front of a log at its opening: finishes what a crash left of a removal, and calls missing what must be there.
+"""The head of a log at an opening: finishes an interrupted removal, and reports missing segments.
 
 Laws
-    A segment wholly below the log start goes. The last segment has no known end before it was walked: it stays, and if it
-    turns out to end below the log start, the log begins again, empty, there (its tail was removed before it was flushed).
-    A first segment that begins above the log start means that files were lost: an empty segment at the log start carries
-    exactly the missing offsets as damage. If nothing above the log start was flushed, it is a torn tail: a crash lost the name
-    of the first of several new segments, and the others go too.
-Nothing here needs a sync of its own: the log start is on stable storage, so that the next opening does the same again.
+    A segment wholly below the log start is removed. The end of the last segment is unknown before the walk, so it
+    stays. If the walk finds that it ends below the log start, the log restarts there, empty (its tail was removed
+    before it was flushed).
+    If the first segment begins above the log start, files were lost. An empty segment at the log start carries exactly
+    the missing offsets as damage. If nothing above the log start was flushed, it is a torn tail: a crash lost the name
+    of the first of several new segments, and the others are removed too.
+Nothing here needs a sync of its own. The log start is on stable storage, so the next opening repeats the same steps.
 Source: docs/storage.md section 3; Kafka, LogLoader.
 """
 
@@ -26,7 +27,7 @@ from storage.types import DamagedRange
 def drop_below(
     disk: Disk, directory: str, files: Sequence[OffsetFile], *, log_start_offset: int
 ) -> tuple[OffsetFile, ...]:
-    """Remove segments wholly below the log start, what belongs to no segment, and snapshots below the first segment.
+    """Remove segments wholly below the log start, files without a segment, and snapshots below the first segment.
 
     Args:
         disk: the disk.
@@ -44,7 +45,7 @@ def drop_below(
     kept_bases = {base for base in bases if base >= first}
     kept: list[OffsetFile] = []
     for file in files:
-        # The batches between an older snapshot and the first segment are gone: it would be out of date.
+        # The batches between an older snapshot and the first segment are gone, so the snapshot is out of date.
         stays = file.base_offset >= first if file.suffix == SNAPSHOT_SUFFIX else file.base_offset in kept_bases
         if stays:
             kept.append(file)
@@ -54,9 +55,9 @@ def drop_below(
 
 
 def drop_torn_tail(disk: Disk, directory: str, damage: DamagedRanges, files: Sequence[OffsetFile]) -> int:
-    """Remove all segments of a log without its first one, nothing of which was flushed; return how many bytes of log that cost.
+    """Remove all segments of a log that lost its first one before a flush; return the number of log bytes removed.
 
-    The caller makes the new first segment and syncs the directory; a crash before leaves less of the same tail.
+    The caller makes the new first segment and syncs the directory. A crash before that leaves a part of the same tail.
 
     Raises:
         DiskFullError, DiskFailedError, DiskAccessError: the disk.
@@ -76,7 +77,7 @@ def drop_torn_tail(disk: Disk, directory: str, damage: DamagedRanges, files: Seq
 def note_lost_front(
     disk: Disk, directory: str, damage: DamagedRanges, *, log_start_offset: int, first_base_offset: int, now_ms: int
 ) -> Segment:
-    """Make the empty segment that stands for the offsets from the log start to the first segment, and call them damaged.
+    """Make an empty segment for the offsets from the log start to the first segment, and mark them as damaged.
 
     The caller saves the damage and syncs the directory.
 
@@ -102,7 +103,7 @@ def note_lost_front(
 def restart_empty(
     disk: Disk, directory: str, damage: DamagedRanges, segments: list[Segment], *, log_start_offset: int, now_ms: int
 ) -> None:
-    """Put one empty segment at the log start in the place of all, which end below it.
+    """Replace all segments, which end below the log start, by an empty one at the log start.
 
     The caller syncs the directory before the recovery point moves.
 

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Walks the segments of a log that was not closed cleanly, and decides between torn tail and damage.
+"""Walks the segments of a log after an unclean stop, and tells torn tails from damage.
 
-The decisions (steps 4 and 5 of `recovery`) rest on what the log knows: below the recovery point everything was on
+The decisions (steps 4 and 5 of `recovery`) rest on what the log knows. Everything below the recovery point was on
 stable storage, so bad bytes there are damage. Above it a torn append is likely, and shows as bytes that were never
-written; bytes that were written and are bad in front of good ones are damage. Nothing on disk changes here except
-through `settle`.
+written. Bad bytes that were written, before good ones, are damage. Only `settle` changes anything on disk.
 Source: Alagappan et al. (FAST 2018), section 3.2; architecture section 6.
 """
 
@@ -29,7 +28,7 @@ from storage.types import Boundary
 
 @dataclass(slots=True, kw_only=True)
 class WalkFindings:
-    """What the walk found; see `RecoveryReport` for the fields."""
+    """What the walk found; the fields are those of `RecoveryReport`."""
 
     scanned_bytes: int = 0
     cut_offset: int | None = None
@@ -44,13 +43,13 @@ class UncleanWalk:
     Args:
         disk: the disk.
         directory: directory of the log.
-        damage: damaged ranges of the log; new ones are added.
-        segments: all segments; cut ones are taken out of this list.
-        first: place of the first segment to walk.
-        flushed_offset: everything below is known to have been on stable storage.
+        damage: damaged ranges of the log; the walk adds new ones.
+        segments: all segments; `settle` takes truncated ones out of this list.
+        first: index of the first segment to walk.
+        flushed_offset: everything below it is known to have been on stable storage.
         verify_from: check CRCs from this offset on.
         interval_bytes: index interval.
-        visit: sees each accepted header, ascending.
+        visit: gets each accepted header, ascending.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class UncleanWalk:
         self.findings = WalkFindings()
 
     def run(self, before_segment: Callable[[Segment], None]) -> None:
-        """Walk; `before_segment` is called before each segment is.
+        """Walk the segments; call `before_segment` before each one.
 
         Raises:
             CorruptLogError: a segment reaches into the next one.
@@ -119,7 +118,7 @@ class UncleanWalk:
             segment.unverified_bytes = segment.locate(self._verify_from, self._interval_bytes).position
 
     def _judge(self, slot: int, bad: Boundary, following: Boundary | None) -> bool:
-        """Return True for damage, False for a torn tail; see the table in `recovery`."""
+        """Return True for damage, False for a torn tail; the module `recovery` has the table."""
         if bad.offset < self._flushed_offset:
             return True
         segment = self._segments[slot]
@@ -136,7 +135,7 @@ class UncleanWalk:
         return not torn
 
     def _misses_bytes(self, segment: Segment, bad: Boundary) -> bool:
-        """Tell whether the file ends inside the batch that stands here."""
+        """Tell whether the file ends inside the batch at this place."""
         room_bytes = segment.size_bytes - bad.position
         if room_bytes < HEADER_BYTES:
             return True
@@ -152,12 +151,12 @@ class UncleanWalk:
             self.findings.undecidable_bytes = self.findings.cut_bytes
 
     def settle(self, *, now_ms: int) -> None:
-        """Carry the decisions out on disk: remove, truncate, sync; the caller then moves the recovery point.
+        """Carry out the decisions on disk: remove, truncate, sync. The caller then moves the recovery point.
 
-        Afterwards the last segment of the list can be appended to.
+        Afterwards the last segment of the list accepts appends.
         """
-        # What the walk read may be in the page cache only, unless it is all below what was flushed. Right at that point
-        # the cut may be in the page cache only: a process that was killed between truncating and syncing left it.
+        # What the walk read may be only in the page cache, unless all of it lies below the recovery point. At exactly
+        # that point, a truncation may be only in the page cache: the process was killed before it synced.
         changed = self._segments[-1].end_offset >= self._verify_from
         if self.findings.cut_offset is not None:
             changed = True
@@ -168,7 +167,7 @@ class UncleanWalk:
                 last.file.truncate(last.size_bytes)
         last = self._segments[-1]
         if any(damaged.end_offset == last.end_offset for damaged in last.damages()):
-            # Quarantined bytes end the file: what follows goes to a file of its own.
+            # Quarantined bytes end the file, so new batches go to a new file.
             changed = True
             self._segments.append(
                 Segment.create(

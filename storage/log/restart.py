@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Empties a log, which then begins anew at any offset, also below its old start; a crash leaves all of the old log, or nothing.
+"""Empties a log and restarts it at any offset, also below its old start. A crash leaves the whole old log, or an empty one.
 
 Order (law)
-1. the mark `%020d.restart`, an empty file named by the offset, is made, and the directory synced: from here on every opening goes
-   on with 2
-2. everything that speaks of records goes: segments, indexes, seals, snapshots, leader epochs, damage, cleaner checkpoint; the
-   directory is synced, so that nothing of it comes back once the mark is gone
-3. the recovery point and the log start are set to the offset, both slots of each, and synced
-4. an empty segment is made at the offset, the mark removed, the directory synced: before that nothing is appended, or a mark that
-   came back would empty the log again
-Steps 2 to 4 may be done again from the start as often as they are interrupted. The name is the whole mark: it has no bytes that
-could be torn.
+1. Make the mark `%020d.restart`, an empty file named by the offset, and sync the directory. From here on every opening
+   continues with step 2.
+2. Remove everything that describes records: segments, indexes, seals, snapshots, leader epochs, damage, cleaner
+   checkpoint. Sync the directory, so that nothing of it comes back after the mark is removed.
+3. Set the recovery point and the log start to the offset, both slots of each, and sync.
+4. Make an empty segment at the offset, remove the mark, sync the directory. Append nothing before that, because a mark
+   that came back would empty the log again.
+Steps 2 to 4 can be repeated from the start after any interruption. The name is the whole mark, so no bytes of it can be
+torn.
 
-Must not: know what is kept in memory (`PartitionLog.restart_at` does). Source: docs/storage.md section 3a.
+The module does not know what the log keeps in memory (`PartitionLog.restart_at` does). Source: docs/storage.md section
+3a.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ _TEXT_FILES = (EPOCH_FILE, DAMAGE_FILE, CLEANER_FILE)
 
 
 def restart_log(disk: Disk, directory: str, recovery_point: RecoveryPointFile, old: Segment, offset: int) -> Segment:
-    """Empty a log on the disk; return the new active segment.
+    """Empty a log on disk, and make its new active segment.
 
     Args:
         disk: the disk of the log.
         directory: its directory.
         recovery_point: its recovery point.
         old: its active segment.
-        offset: where it begins anew.
+        offset: where the log restarts.
 
     Raises:
         DiskFullError, DiskAccessError, TooManyOpenFilesError: nothing changed.
@@ -79,15 +80,16 @@ def finish_restart(disk: Disk, directory: str, names: Sequence[str]) -> list[str
         names: all names in the directory.
 
     Returns:
-        The names that are there now; None: no restart was interrupted, and nothing was touched.
+        The remaining names in the directory; None: no restart was interrupted, and nothing was touched.
 
     Raises:
-        DiskFullError, DiskFailedError, DiskAccessError, TooManyOpenFilesError: the next opening goes on.
+        DiskFullError, DiskFailedError, DiskAccessError, TooManyOpenFilesError: the next opening continues.
     """
     marked = [offset for offset in map(parse_restart_file_name, names) if offset is not None]
     if not marked:
         return None
-    # A process that ended before its sync left the name in the page cache only; what goes now must not go without it.
+    # A process that ended before its sync left the name only in the page cache. The records must not go without the
+    # mark.
     disk.sync_directory(directory)
     recovery_point = RecoveryPointFile.open_or_create(disk, directory)
     try:
@@ -108,5 +110,5 @@ def _clear(disk: Disk, directory: str, recovery_point: RecoveryPointFile, offset
     disk.sync_directory(directory)
     recovery_point.write_synced(RecoveryPoint(flushed_offset=offset))
     if offset > 0 or disk.exists(f"{directory}/{LOG_START_FILE}"):
-        # Also if it says so already: that may not be on stable storage.
+        # Also if the file already says so, because that may not be on stable storage.
         LogStartFile.read(disk, directory).write_synced(offset)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which segments of a log are old enough, or too many, and go. Pure.
+"""Decides which segments of a log retention removes, by age and size. Pure.
 
-Rules: docs/storage.md section 4. Segments are asked about from the oldest on, and the first one that is not due ends the search: a
-log never gets a hole. The active one comes last, and goes because of its age only.
-Source: Kafka, UnifiedLog.deleteOldSegments (which has no bound on records from the future).
+docs/storage.md section 4 has the rules. The search begins with the oldest segment and ends at the first one that is not
+due, so a log never gets a gap. The active segment comes last, and only its age makes it due.
+Source: Kafka, UnifiedLog.deleteOldSegments (which does not limit timestamps in the future).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class SegmentExtent(NamedTuple):
-    """What retention knows of a segment: where it ends (exclusive), and the bytes of its log file."""
+    """What retention needs of a segment: its end offset (exclusive), and the size of its log file."""
 
     end_offset: int
     size_bytes: int
@@ -22,15 +22,15 @@ class SegmentExtent(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionView:
-    """A log at one moment, and what is to be kept of it.
+    """A log at one moment, and its limits.
 
     Attributes:
         log_start_offset: first readable offset (inclusive).
-        high_watermark: end of what may go (exclusive).
-        log_bytes: bytes of all segments, the active one included.
+        high_watermark: retention removes nothing at or beyond it (exclusive).
+        log_bytes: bytes of all segments, including the active one.
         now_ms: the caller's clock in milliseconds.
-        retention_ms: what is older than this goes; None: nothing goes because of its age.
-        retention_bytes: the log keeps at least so many bytes; None: nothing goes because of the size.
+        retention_ms: segments with only older records are due; None: age is no reason.
+        retention_bytes: the log keeps at least this many bytes; None: size is no reason.
     """
 
     log_start_offset: int
@@ -42,11 +42,12 @@ class RetentionView:
 
 
 def count_due(segments: Sequence[SegmentExtent], newest_ms: Callable[[int], int], view: RetentionView) -> int:
-    """Return how many segments go, counted from the oldest.
+    """Return how many segments are due, counted from the oldest.
 
     Args:
         segments: all segments, ascending; the last one is active.
-        newest_ms: gives the age of a segment by its place, see `newest_record_ms`; asked only where it decides.
+        newest_ms: returns the time of the newest record of the segment with this index (`newest_record_ms`); called
+            only where it decides.
         view: the log and its limits.
     """
     left_bytes = view.log_bytes
@@ -69,11 +70,11 @@ def _is_old(newest_ms: Callable[[int], int], place: int, view: RetentionView) ->
 
 
 def newest_record_ms(max_timestamp_ms: int | None, written_ms: int) -> int:
-    """Return how new a segment's newest record is, by the clock.
+    """Return the time of a segment's newest record, at most the clock when it was written.
 
     Args:
         max_timestamp_ms: largest timestamp of its records; None or negative if they have none.
-        written_ms: the clock when the segment was last written, or a later moment.
+        written_ms: the clock when the segment was last written, or a later time.
     """
     if max_timestamp_ms is None or max_timestamp_ms < 0:
         return written_ms
@@ -82,12 +83,12 @@ def newest_record_ms(max_timestamp_ms: int | None, written_ms: int) -> int:
 
 
 def must_roll(active: SegmentExtent, *, created_ms: int, now_ms: int, retention_ms: int | None) -> bool:
-    """Tell whether the active segment is rolled so that its oldest records can go; later ones would keep them with it.
+    """Tell whether to roll the active segment, so that later records do not keep its oldest ones alive.
 
     Args:
         active: the active segment.
-        created_ms: the clock when it was created: no record in it is older by the clock.
+        created_ms: the clock when it was created; by the clock, no record in it is older.
         now_ms: the caller's clock in milliseconds.
-        retention_ms: what is older than this goes; None: nothing because of its age.
+        retention_ms: age from which records are due; None: age is no reason.
     """
     return retention_ms is not None and active.size_bytes > 0 and now_ms - created_ms > retention_ms

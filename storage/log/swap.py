@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts a compacted, or repaired, segment in the place of the segments that it replaces, so that a crash leaves one or the other.
+"""Replaces segments by a compacted or repaired one, so that a crash leaves either the old ones or the new one.
 
 Order (law)
-1. the `.cleaned` file, which is on stable storage, is renamed to `<base offset>-<end offset>.swap`; the directory is synced.
+1. Rename the `.cleaned` file, which is on stable storage, to `<base offset>-<end offset>.swap`; sync the directory.
    From here on an opening of the log completes the swap (`finish_swaps`).
-2. the files of the originals are renamed to `.deleted`; the directory is synced. Nothing orders two unsynced renames: without
-   this sync an original could come back beside the segment that replaces it.
-3. damage of the originals that the new segment repairs is forgotten, on stable storage.
-4. the `.swap` file takes its name; the directory is synced, so that the name it had can never come back.
-5. indexes are written, without a sync: they say which file they belong to.
+2. Rename the files of the originals to `.deleted`; sync the directory. Nothing orders two unsynced renames: without
+   this sync, an original could come back beside its replacement.
+3. Forget the damage of the originals that the new segment repairs, on stable storage.
+4. Give the `.swap` file its final name; sync the directory, so that the old name cannot come back.
+5. Write the indexes, without a sync, because they say which file they belong to.
 
-Law: a `.swap` file was on stable storage before it got its name, and the owner had found its sources unchanged: so it is the truth
-about its offsets, and what is left of the originals goes, and so does what is known of their damage: it has none. A `.cleaned` file is
-nothing yet. Done twice, it is done once.
+Law: a `.swap` file was on stable storage before it got its name, and the owner had found its sources unchanged. So it
+is the truth about its offsets. The rest of the originals is removed, and so is their recorded damage, because the new
+file has none. A `.cleaned` file has no meaning yet. Every step can be repeated.
 
-Must not: know what the log keeps in memory (`PartitionLog.swap` does).
+The module does not know what the log keeps in memory (`PartitionLog.swap` does).
 Source: docs/storage.md sections 6 and 7; Kafka, LocalLog.replaceSegments and LogLoader.completeSwapOperations.
 """
 
@@ -48,14 +48,14 @@ from .deleted import DeletedFiles
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanedGroup:
-    """A compacted segment that is on stable storage and waits to be put in the place of its sources.
+    """A compacted or repaired segment on stable storage, ready to replace its sources.
 
     Attributes:
         path: its `.cleaned` file.
-        sources: the segments that it replaces, as they were; ascending neighbours.
-        size_bytes: bytes of its file.
+        sources: the segments that it replaces, as they were when read; ascending neighbours.
+        size_bytes: size of its file.
         index: its indexes.
-        repaired: the damage of the sources, all of it, whose records it has; none after a compaction.
+        repaired: all damage of the sources, whose records the new segment has; empty after a compaction.
     """
 
     path: str
@@ -81,10 +81,10 @@ def put_in_place(
     Args:
         disk: the disk.
         directory: directory of the log.
-        cleaned: the compacted segment.
+        cleaned: the new segment on disk.
         old: its sources, ascending.
-        new: what takes their place.
-        deleted: takes their files.
+        new: the segment object that replaces them.
+        deleted: takes the files of the sources.
         damage: the damaged ranges of the log.
         now_ms: the owner's clock in milliseconds.
 
@@ -118,7 +118,7 @@ def put_in_place(
 
 
 def finish_swaps(disk: Disk, directory: str, names: Sequence[str]) -> list[str]:
-    """Finish, when a log is opened, what a crash interrupted: remove `.cleaned` files, complete `.swap` files.
+    """Finish interrupted swaps at an opening: remove `.cleaned` files, complete `.swap` files.
 
     Args:
         disk: the disk.
@@ -126,7 +126,7 @@ def finish_swaps(disk: Disk, directory: str, names: Sequence[str]) -> list[str]:
         names: all names in the directory.
 
     Returns:
-        The names that are there now, sorted.
+        The remaining names, sorted.
     """
     if not any(name.endswith((CLEANED_SUFFIX, SWAP_SUFFIX)) for name in names):
         return list(names)
@@ -146,7 +146,7 @@ def finish_swaps(disk: Disk, directory: str, names: Sequence[str]) -> list[str]:
             if swap.base_offset <= file.base_offset < swap.end_offset:
                 remove_if_exists(disk, f"{directory}/{replaced}")
                 left.discard(replaced)
-        # An original must not come back beside the segment that replaces it.
+        # An original must not come back beside its replacement.
         disk.sync_directory(directory)
         if DAMAGE_FILE in left:
             damage = DamagedRanges.load(disk, directory)

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads that run flush groups of many logs.
+"""Threads that run the flush groups of many logs.
 
-Group commit has two levels. Of one log: at most one group is in flight, and the next takes everything that was appended
-meanwhile. Of the logs of one disk: the groups that wait are synced in one round, with one sync of the file system
-(`Disk.sync_filesystem`) where they are several, and what comes meanwhile makes the next round. Where that turns out dear
-(`sync_choice`), files are synced apart, several at once. Why, and how each way reports a write error: ADR 6.
+Group commit has two levels. For one log, at most one group is in flight, and the next group takes everything appended
+since. For the logs of one disk, the waiting groups form a round. If there are several, one sync of the file system
+(`Disk.sync_filesystem`) covers them. Groups that arrive in the meantime form the next round. If that turns out
+expensive (`sync_choice`), files are synced separately, several at once. ADR 6 has the reasons, and says how each way
+reports a write error.
 
-Threads: each disk has its own, so that a slow one delays its own logs only. `submit` is called by the owner of the log;
-`on_done` runs in a flush thread and must hand over to the owner (for asyncio: `loop.call_soon_threadsafe`), who then calls
-`log.end_flush(work)`.
+Threads: each disk has its own, so that a slow disk delays only its own logs. The owner of the log calls `submit`.
+`on_done` runs in a flush thread and must pass the result to the owner (for asyncio: `loop.call_soon_threadsafe`). The
+owner then calls `log.end_flush(work)`.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ from storage.log.partition_log import PartitionLog
 logger = logging.getLogger(__name__)
 
 OnDone = Callable[[FlushWork, BaseException | None], None]
-"""(the group, why it failed or None); called once for each submitted group, in a flush thread."""
+"""(the group, its error or None); called once for each submitted group, in a flush thread."""
 
 DEFAULT_THREAD_COUNT: Final = 4
-"""fdatasync waits for the device without the interpreter lock, so that a few threads keep it busy."""
+"""Flush threads of a disk. fdatasync waits for the device without the interpreter lock, so a few threads keep the device busy."""
 
 FEW_GROUPS: Final = 4
-"""Up to so many groups of a round are reported by the thread that goes on with the next round; of more, another one."""
+"""Most groups of a round that its thread reports before it starts the next round; with more, another thread starts that."""
 
 _Item = tuple[FlushWork, OnDone]
 _Done = tuple[FlushWork, OnDone, BaseException | None]
 
 
 class GroupFlusher:
-    """Flush threads of some disks. Their queues are bounded by the number of logs: each has one group in flight at most.
+    """Flush threads of some disks. The number of logs bounds their queues, because a log has at most one group in flight.
 
     Args:
         thread_count: threads of each disk; they start with its first group.
@@ -59,10 +60,11 @@ class GroupFlusher:
         """Flush everything appended to a log so far, in a thread.
 
         Returns:
-            The group; None if nothing needs a flush or one is in flight (then submit again after its `end_flush`).
+            The group. None if nothing needs a flush, or if a group is in flight; then submit again after its
+            `end_flush`.
 
         Raises:
-            DiskFailedError, LogClosedError: see `PartitionLog.begin_flush`.
+            DiskFailedError, LogClosedError: as in `PartitionLog.begin_flush`.
         """
         assert not self._closed, "the flusher is closed"
         work = log.begin_flush()
@@ -77,7 +79,7 @@ class GroupFlusher:
             return self._lanes.setdefault(id(disk), _Lane(disk, self._thread_count, len(self._lanes)))
 
     def close(self) -> None:
-        """Finish all submitted groups and end the threads; blocks for as long as the disks take."""
+        """Finish all submitted groups and end the threads. Blocks for as long as the disks take."""
         if self._closed:
             return
         self._closed = True
@@ -92,18 +94,19 @@ class _Lane:
     """The queue and the threads of one disk.
 
     Attributes:
-        disk: the disk; held, so that no other gets its identity.
-        queue: groups that wait; None: one thread shall end.
+        disk: the disk; the reference keeps its `id` unique.
+        queue: waiting groups; None: one thread must end.
     """
 
     def __init__(self, disk: Disk, thread_count: int, number: int) -> None:
         self.disk = disk
         self.queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._choice = SyncChoice(thread_count)
-        # Held while groups are taken, and during a round, which is what makes the next one gather.
+        # Held while a thread takes groups and during a round, so that the next round gathers.
         self._turn = threading.Lock()
         self._threads = [
-            # Daemons: a process that ends without `close` must not hang; what is not flushed was not acknowledged.
+            # Daemon threads: a process that ends without `close` must not hang. What is not flushed was not
+            # acknowledged.
             threading.Thread(target=self._run, name=f"lograft-flush-{number}-{thread}", daemon=True)
             for thread in range(thread_count)
         ]
@@ -111,7 +114,7 @@ class _Lane:
             thread.start()
 
     def stop(self) -> None:
-        """Have the threads end after the groups that wait now."""
+        """Make the threads end after the groups that wait now."""
         for _ in self._threads:
             self.queue.put(None)
 
@@ -133,7 +136,7 @@ class _Lane:
                     done = self._sync([item, *self._take_waiting()])
                     if len(done) > FEW_GROUPS:
                         break
-                    # To pass the turn on costs the processor more than to report these.
+                    # Reporting these costs less processor time than passing the turn to another thread.
                     _report(done)
             _report(self._sync([item]) if done is None else done)
 
@@ -150,7 +153,7 @@ class _Lane:
         return done
 
     def _take_waiting(self) -> list[_Item]:
-        """Take everything that waits; a sign to end stays for its thread."""
+        """Take all waiting groups; a sign to end stays in the queue for its thread."""
         taken: list[_Item] = []
         while True:
             try:
@@ -168,16 +171,16 @@ def _report(done: Sequence[_Done]) -> None:
         try:
             on_done(work, error)
         except Exception:
-            # The owner is gone (its event loop is closed, say); the other logs still need this thread.
+            # The owner is gone (for example, its event loop is closed); the other logs still need this thread.
             logger.exception("thread=%s action=report-flush", threading.current_thread().name)
 
 
 class Round(NamedTuple):
-    """What became of some groups.
+    """The result of running some groups.
 
     Attributes:
-        done: each group with its listener and its error.
-        was_shared: one sync of the file system was for all of them; False where the system has no such call.
+        done: each group with its callback and its error.
+        was_shared: True if one sync of the file system covered all of them; False if the system has no such call.
     """
 
     done: list[tuple[FlushWork, OnDone, BaseException | None]]
@@ -185,9 +188,9 @@ class Round(NamedTuple):
 
 
 def run_groups(items: Sequence[_Item]) -> Round:
-    """Run flush groups of one disk, several of them with one sync.
+    """Run flush groups of one disk; one sync covers several of them.
 
-    A broken law too goes to the owner as an error: `end_flush` refuses a group that was not done.
+    A failed assertion goes to the owner as an error too, and `end_flush` refuses a group that was not run.
     """
     was_shared, error = _sync_together([work for work, _ in items]) if len(items) > 1 else (False, None)
     done = [(work, on_done, error if error is not None else _run_one(work)) for work, on_done in items]
@@ -195,13 +198,13 @@ def run_groups(items: Sequence[_Item]) -> Round:
 
 
 def _sync_together(works: Sequence[FlushWork]) -> tuple[bool, BaseException | None]:
-    """Sync the file system of some groups once, or twice where leader-epoch checkpoints are to be replaced.
+    """Sync the file system of some groups once, or twice if leader-epoch checkpoints must be replaced.
 
-    The second sync takes the place of one sync of each directory: a failover begins an epoch in thousands of logs at once.
+    The second sync replaces one sync of each directory: a failover begins an epoch in thousands of logs at once.
 
     Returns:
-        False if the system has no such call, and nothing was synced; why the sync failed, which is the error of all groups. A
-        group whose checkpoint found no space has an error of its own.
+        False if the system has no such call and nothing was synced; and the error of the sync, which is that of all
+        groups. A group without space for its checkpoint has its own error.
     """
     disk, directory = works[0].disk, works[0].directory
     try:
@@ -223,7 +226,7 @@ def _sync_together(works: Sequence[FlushWork]) -> tuple[bool, BaseException | No
 
 
 def _tried(work: FlushWork, step: Callable[[], None]) -> bool:
-    """Take a step of one group; note its error, unless the whole disk failed."""
+    """Run a step of one group; note its error, unless the whole disk failed."""
     try:
         step()
     except DiskFailedError:

@@ -1,24 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a segment anew with the damaged ranges replaced by the batches that another replica has.
+"""Rewrites a segment, with the damaged ranges replaced by batches of another replica.
 
-Theory
-    All damage of one segment is repaired at once. `start` copies what stands before the first damaged range; then `wanted` says
-    which offsets are missing, `put` takes batches for them, and goes on copying behind each range that is whole; `finish` puts the
-    file on stable storage. The owner then swaps it in (`LogRepair.end`), as a compacted segment, so that a crash leaves the damaged
-    segment or the whole one. Every step of `SegmentRepair` blocks; any thread may take it, one at a time.
+Design
+    A repair covers all damage of one segment. `start` copies everything before the first damaged range. `wanted` then
+    names the missing offsets, and `put` takes batches for them. When a range is complete, `put` continues the copy
+    behind it. `finish` puts the file on stable storage. The owner swaps it in (`LogRepair.end`) like a compacted
+    segment, so that a crash leaves either the damaged segment or the repaired one. Every step of `SegmentRepair`
+    blocks; any thread may call it, one at a time.
 
 Laws
-    Nothing gets into the file but batches whose CRC matches, which continue the one before, and whose leader epoch is the one that
-    this log knows for their offsets: a batch of the same offsets and epoch is the same batch on every replica (KIP-101).
-    Damage that ends where an epoch begins may hide its beginning, if the epochs were read from the headers of the batches that
-    are left. There an epoch above the one before the damage and not above the one behind it is taken, and tells where it begins
-    (`found_epochs`). Only committed batches are asked for and given, and those are the same on every replica whatever their epoch.
-    What `put` refuses has changed nothing: batches of another replica can be tried.
-    Only what is committed is repaired, and only where no replica can have compacted it: below `PartitionLog.dirty_offset` a
-    batch of another replica may lack a tombstone whose record this log still has.
-    A segment in which anything changed while it was written anew stays as it is.
+    The file gets only batches with a matching CRC that continue the batch before and have the leader epoch that this
+    log knows for their offsets. A batch of the same offsets and epoch is the same batch on every replica (KIP-101).
+    Damage that ends where an epoch begins may hide the beginning of that epoch, if the epochs were read from the
+    remaining batch headers. There, `put` accepts an epoch above the one before the damage and not above the one behind
+    it. Such a batch shows where its epoch begins (`found_epochs`). Replicas request and send only committed batches,
+    and those are the same on every replica, whatever their epoch.
+    A batch that `put` refuses changes nothing, so that the caller can try batches of another replica.
+    Only committed records are repaired, and only where no replica can have compacted them. Below
+    `PartitionLog.dirty_offset`, a batch of another replica may lack a tombstone whose record this log still has.
+    A segment that changed during the repair stays as it is.
 
-`LogRepair` belongs to the owner of the log; only `SegmentRepair` works elsewhere.
+State: the owner of the log calls `LogRepair`; only `SegmentRepair` runs elsewhere.
 
 Source: docs/storage.md section 6a; Alagappan et al., "Protocol-aware recovery" (FAST 2018).
 """
@@ -50,9 +52,9 @@ class RepairTask:
 
     Attributes:
         directory: directory of the log.
-        segment: the segment, which is sealed and flushed.
-        damaged: all of its damaged ranges, ascending; at least one.
-        damage_ends: for each of them where it ends with all damage that touches it, also in the next segments (exclusive).
+        segment: the segment, sealed and flushed.
+        damaged: all its damaged ranges, ascending; at least one.
+        damage_ends: for each range, the end of the damage that touches it, also in later segments (exclusive).
         epochs: leader epochs of the log.
         interval_bytes: index interval.
     """
@@ -71,7 +73,7 @@ class SegmentRepair:
     Args:
         disk: the disk of the log.
         task: the segment.
-        pace: waits as long as a rate limit asks for.
+        pace: waits as long as the rate limit requires.
     """
 
     def __init__(self, disk: Disk, task: RepairTask, pace: Pace) -> None:
@@ -81,7 +83,7 @@ class SegmentRepair:
         self._damage_ends = list(task.damage_ends)
         self._epochs = LeaderEpochs(task.epochs.entries())
         self._found: tuple[EpochStart, ...] = ()
-        # Where what was written ends in the damaged file, and the offset there.
+        # End of the copied part in the damaged file, and the next offset to write.
         self._copied = Boundary(task.segment.base_offset, 0)
         self._offset = task.segment.base_offset
         self.task = task
@@ -96,31 +98,31 @@ class SegmentRepair:
 
     @property
     def wanted(self) -> range | None:
-        """The offsets that must come next; None: all are there."""
+        """The next missing offsets; None: the segment is complete."""
         return range(self._offset, self._left[0].end_offset) if self._left else None
 
     @property
     def found_epochs(self) -> tuple[EpochStart, ...]:
-        """Leader epochs that the batches show to begin earlier than was known, ascending."""
+        """Leader epochs that, as the batches show, begin earlier than was known, ascending."""
         return self._found
 
     def start(self) -> None:
-        """Copy what stands before the first damaged range.
+        """Copy everything before the first damaged range.
 
         Raises:
-            CorruptLogError: more is damaged than was known.
-            FileMissingError: the segment was removed meanwhile.
+            CorruptLogError: the copy finds more damage than was known.
+            FileMissingError: the segment was removed in the meantime.
             DiskFullError, DiskFailedError, DiskReadError, DiskAccessError, TooManyOpenFilesError: the disk.
         """
         self._copy()
 
     def put(self, batches: Buffer) -> None:
-        """Take whole batches that begin at the first offset of `wanted` and do not reach beyond it.
+        """Take whole batches that begin at the first offset of `wanted` and end within it.
 
         Raises:
             BatchError: damaged bytes, or batches of another range; nothing changed.
-            OutOfOrderOffsetError: they do not begin there, or are of another history than this log; nothing changed.
-            Others as `start`: `discard` then.
+            OutOfOrderOffsetError: they begin elsewhere, or belong to another history than this log; nothing changed.
+            Others as in `start`; the caller must then call `discard`.
         """
         wanted = self.wanted
         assert wanted is not None, f"{self.task.directory}: batches for a segment that is whole"
@@ -132,7 +134,7 @@ class SegmentRepair:
         for _, header in placed:
             if header.next_offset > wanted.stop:
                 raise InvalidBatchError(f"a batch ends at {header.next_offset}, the damage at {wanted.stop}")
-            # Below the first known epoch every one up to it fits, and is news.
+            # Below the first known epoch every epoch up to it fits, so the batch shows a new epoch start.
             is_known = epochs.last_epoch is None or epochs.epoch_at(header.base_offset) is not None
             if is_known and epoch_fits(epochs, header):
                 continue
@@ -158,7 +160,7 @@ class SegmentRepair:
         """Put the file on stable storage.
 
         Raises:
-            DiskFullError, DiskFailedError, TooManyOpenFilesError: the disk; `discard` then.
+            DiskFullError, DiskFailedError, TooManyOpenFilesError: the disk; the caller must then call `discard`.
         """
         assert self.wanted is None, f"{self.task.directory}: {self.wanted} is missing"
         cleaned = self._writer.finish(repaired=self.task.damaged)
@@ -166,7 +168,7 @@ class SegmentRepair:
         return cleaned
 
     def discard(self) -> None:
-        """Give up: remove what was written, if the disk lets us; else the next opening of the log does."""
+        """End the repair and remove its file. If the disk has failed, the next opening of the log removes it."""
         self._writer.discard()
 
     def _copy(self) -> None:
@@ -176,7 +178,7 @@ class SegmentRepair:
         if self._left:
             end = Boundary(self._left[0].base_offset, self._left[0].position)
         if end.offset == self._copied.offset:
-            # Between two ranges that touch stands no batch, whatever the bytes are.
+            # There is no batch between two ranges that touch, whatever the bytes are.
             return
         file = disk_under(self._disk).open_file(log_path(self.task.directory, segment.base_offset))
         try:
@@ -188,7 +190,7 @@ class SegmentRepair:
 
 
 class LogRepair:
-    """Owner side of the repair of one log: which damaged segment is next, and the swap.
+    """The owner's side of the repair of one log: chooses the next damaged segment, and swaps.
 
     Args:
         log: the log.
@@ -200,18 +202,18 @@ class LogRepair:
         self._log = log
 
     def begin(self, *, high_watermark: int, now_ms: int, passed_over: Collection[int] = ()) -> RepairTask | None:
-        """Describe the first damaged segment that can be repaired; None if there is none.
+        """Make the task for the first damaged segment that can be repaired; None if there is none.
 
-        A damaged segment that is still appended to is rolled; it is due once it is flushed.
+        Rolls a damaged active segment, which becomes due once it is flushed.
 
         Args:
             high_watermark: only damage below it is repaired (exclusive).
             now_ms: the owner's clock in milliseconds.
-            passed_over: base offsets of segments that are not to be looked at now.
+            passed_over: base offsets of segments to skip.
 
         Raises:
-            DiskFullError, DiskFailedError, LogClosedError: a new segment cannot be begun.
-            DiskReadError: it cannot be read how far the log was compacted.
+            DiskFullError, DiskFailedError, LogClosedError: the active segment cannot be rolled.
+            DiskReadError: the cleaner checkpoint cannot be read.
         """
         log = self._log
         if not log.damage:
@@ -230,7 +232,7 @@ class LogRepair:
         return None
 
     def _is_committed(self, damaged: tuple[DamagedRange, ...], high_watermark: int) -> bool:
-        """Tell whether others must have all of it: below the high watermark, and not below the log start."""
+        """Tell whether all of the damage is committed and served: below the high watermark, not below the log start."""
         return damaged[0].base_offset >= self._log.log_start_offset and damaged[-1].end_offset <= high_watermark
 
     def _task(self, segment: Segment, damaged: tuple[DamagedRange, ...]) -> RepairTask:
@@ -248,22 +250,22 @@ class LogRepair:
             ),
             damaged=damaged,
             damage_ends=tuple(log.damage.run_end(each.end_offset) for each in damaged),
-            # A copy: the owner's one goes on.
+            # A copy, because the owner's epochs change.
             epochs=LeaderEpochs(log.epochs.entries()),
             interval_bytes=log.settings.index_interval_bytes,
         )
 
     def end(self, repaired: CleanedGroup, *, found_epochs: Sequence[EpochStart] = (), now_ms: int) -> bool:
-        """Put a repaired segment in the place of the damaged one; waits for the device.
+        """Replace the damaged segment by the repaired one. Waits for the device.
 
         Args:
-            repaired: what `SegmentRepair.finish` gave.
+            repaired: the result of `SegmentRepair.finish`.
             found_epochs: `SegmentRepair.found_epochs`.
             now_ms: the owner's clock in milliseconds.
 
         Returns:
-            False if the segment changed meanwhile, or a flush is in flight that could save older epochs than those found: nothing
-            was done.
+            False if the segment has changed, or a flush is in flight that could save older epochs than those found; the
+            damaged segment stays.
 
         Raises:
             DiskFullError, DiskAccessError: the damaged segment stays.

@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verifies sealed segments, beside the owner of their log and at a limited rate.
 
-Theory
-    The owner describes a segment in a `ScrubWork` (`LogScrub.begin`). Its `run` happens in any thread: it opens the file a
-    second time and reads it in steps of at most 1 MiB, each of which waits for the `RateLimit`. Without a fitting seal
-    every batch is verified and a seal is proposed. With one, chunks are compared; if one differs, the batches are
-    verified, and leader epochs too, which no CRC covers: the seal proves that these bytes changed. The owner carries out what was
-    found (`LogScrub.end`).
+Design
+    The owner describes a segment in a `ScrubWork` (`LogScrub.begin`). Any thread calls its `run`, which opens the file
+    a second time. It reads in steps of at most 1 MiB, and each step waits for the `RateLimit`. Without a matching seal,
+    it verifies every batch and proposes a seal. With one, it compares chunks. If a chunk differs, it verifies the
+    batches and also their leader epochs, which no CRC covers: the seal proves that these bytes changed. The owner
+    applies the result (`LogScrub.end`).
 
 Laws
-    `run` changes nothing. A seal is proposed only over a segment without new damage, and only from the very bytes that
-    were verified.
-    What a scrub found is carried out only if the segment, and the bytes that it judged, are still the same: nothing that
-    was truncated, compacted or written anew meanwhile is put out of service for what stood there before. Damage is noted
-    before anything is sealed over it. Remembers in memory only when each segment was checked: after a start all are due.
+    `run` changes nothing. It proposes a seal only for a segment without new damage, and only from the bytes that it
+    verified.
+    The owner applies a result only if the segment and the judged bytes are unchanged. So it never quarantines bytes
+    that were truncated, compacted or rewritten in the meantime.
+    The owner records damage before it seals anything.
+    Only memory knows when each segment was checked: after a start all are due.
 
-`LogScrub` belongs to the owner of the log; only `ScrubWork.run` happens elsewhere.
+State: the owner of the log calls `LogScrub`; only `ScrubWork.run` runs elsewhere.
 Source: docs/storage.md, section 5; Bairavasundaram et al., "An Analysis of Latent Sector Errors" (SIGMETRICS 2007).
 """
 
@@ -52,15 +53,15 @@ from storage.segment.segment_check import BadBytes, CheckedBatch, check_segment
 from storage.types import DamagedRange
 
 CHUNKS_KEPT = MAX_BATCH_BYTES // SEAL_CHUNK_BYTES + 2
-"""Chunks of 1 MiB that a scrub holds in memory: the largest batch touches one more than its size says, and so does a
-read ahead. So each chunk is read once."""
+"""Chunks of 1 MiB that a scrub holds in memory, so that it reads each chunk once. The largest batch may touch one more chunk than
+its size needs, and so may a read ahead."""
 
 JUDGED_BYTES = 64 * 1024
-"""First bytes of a bad place that the owner compares with what the scrub saw before it believes it."""
+"""The owner compares this many first bytes of a damaged range with what the scrub saw."""
 
 
 class _ChunkReader(ReadOnlyFile):
-    """Serves reads from whole chunks and keeps the CRC of each chunk as it was when it was first read."""
+    """Serves reads from whole chunks, and keeps the CRC of each chunk from its first read."""
 
     def __init__(self, file: File, size_bytes: int, rate: RateLimit) -> None:
         super().__init__(file.path, min(file.size, size_bytes))
@@ -84,7 +85,7 @@ class _ChunkReader(ReadOnlyFile):
         return b"".join(pieces)
 
     def crcs(self) -> tuple[int, ...]:
-        """Return the CRCs of all chunks, ascending; reads those that were not read yet."""
+        """Return the CRCs of all chunks, ascending; read the chunks that were not read yet."""
         for number in range(chunk_count(self.size)):
             if number not in self._crcs:
                 self._chunk(number)
@@ -110,12 +111,12 @@ class ScrubTask:
     """A sealed segment as it was when the scrub began; a value, so that the thread shares nothing with the owner.
 
     Attributes:
-        path: its log file.
-        seal_path: its seal.
+        path: path of its log file.
+        seal_path: path of its seal.
         base_offset: its first offset, inclusive.
         end_offset: its end, exclusive.
-        size_bytes: bytes of its log file.
-        known: its damaged ranges that are known, ascending.
+        size_bytes: size of its log file.
+        known: its known damaged ranges, ascending.
         epochs: the leader epochs of the log.
     """
 
@@ -130,7 +131,7 @@ class ScrubTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundDamage:
-    """A damaged range, and the CRC-32C of its first `JUDGED_BYTES` as the scrub saw them."""
+    """A damaged range, and the CRC-32C of its first `JUDGED_BYTES` as the scrub read them."""
 
     damaged: DamagedRange
     head_crc: int
@@ -138,13 +139,13 @@ class FoundDamage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScrubResult:
-    """What one scrub of one segment found.
+    """The result of one scrub of one segment.
 
     Attributes:
-        compared: True if a fitting seal was compared, False if every batch was verified for want of one.
+        compared: True if a matching seal was compared; False if every batch was verified because there was none.
         read_bytes: bytes read from the log file.
         found: new damage, ascending.
-        seal: the seal to write; None if the present one holds, or there is damage.
+        seal: the seal to write; None if the present one is valid, or there is damage.
     """
 
     compared: bool
@@ -154,14 +155,14 @@ class ScrubResult:
 
 
 def scrub_segment(disk: Disk, task: ScrubTask, rate: RateLimit) -> ScrubResult:
-    """Check one segment; changes nothing.
+    """Check one segment without changing anything.
 
     Raises:
-        WorkStopped: it was told to end.
-        FileMissingError: the segment was removed meanwhile.
+        WorkStopped: the work must end.
+        FileMissingError: the segment was removed in the meantime.
         DiskReadError, DiskAccessError, TooManyOpenFilesError: it cannot be read.
     """
-    # A descriptor that stays: opened again by its path, the file could be another one by then.
+    # This descriptor stays open: the path could name another file later.
     file = disk_under(disk).open_file(task.path)
     try:
         seal = _read_seal(disk, task)
@@ -191,7 +192,7 @@ def scrub_segment(disk: Disk, task: ScrubTask, rate: RateLimit) -> ScrubResult:
 
 
 def _read_seal(disk: Disk, task: ScrubTask) -> Seal | None:
-    """Return the seal if there is one that fits."""
+    """Return the matching seal, or None."""
     try:
         seal = decode_seal(disk.read_file(task.seal_path))
     except (FileMissingError, MalformedSealError):
@@ -243,19 +244,19 @@ def _found(
 
 
 def head_crc_of(file: File, damaged: DamagedRange) -> int:
-    """Return the CRC of the first bytes of a damaged range; of what follows, if its bytes are missing."""
+    """Return the CRC of the first bytes of a damaged range; if its bytes are missing, of the bytes that follow."""
     size_bytes = min(damaged.end_position - damaged.position, JUDGED_BYTES) or JUDGED_BYTES
     return crc32c(file.pread(size_bytes, damaged.position))
 
 
 class ScrubWork:
-    """One scrub of one segment: made by the owner, `run` once in any thread, given back to the owner.
+    """One scrub of one segment: the owner makes it, any thread runs it once, and the owner takes it back.
 
     Attributes:
         task: the segment.
         segment: the owner's object; the thread does not touch it.
-        result: what was found; None before `run`, after an error, and if it was stopped.
-        error: why it could not be read, if so.
+        result: the result; None before `run`, after an error, and if the scrub was stopped.
+        error: why the segment could not be read; None otherwise.
     """
 
     __slots__ = ("_disk", "error", "result", "segment", "task")
@@ -268,7 +269,7 @@ class ScrubWork:
         self.error: StorageError | None = None
 
     def run(self, rate: RateLimit) -> None:
-        """Check the segment; returns early if `rate` says so. Errors of the disk go to `error`."""
+        """Check the segment, or return early if `rate` says so. Errors of the disk go to `error`."""
         try:
             self.result = scrub_segment(self._disk, self.task, rate)
         except WorkStopped:
@@ -279,12 +280,12 @@ class ScrubWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScrubOutcome:
-    """What became of a scrub that was given back.
+    """What the owner did with the result of a scrub.
 
     Attributes:
-        damaged: ranges that were put out of service now.
-        sealed: a seal was written.
-        stale: the segment changed or went meanwhile, or the scrub did not end: nothing was done.
+        damaged: ranges that were quarantined now.
+        sealed: True if a seal was written.
+        stale: True if nothing was done, because the segment changed or was removed, or the scrub did not end.
     """
 
     damaged: tuple[DamagedRange, ...] = ()
@@ -293,10 +294,10 @@ class ScrubOutcome:
 
 
 class LogScrub:
-    """Owner side of the scrub of one log: which segment is next, and what is done about what was found.
+    """The owner's side of the scrub of one log: chooses the next segment, and applies results.
 
     Args:
-        log: the log; it quarantines what is damaged.
+        log: the log, which quarantines damage.
     """
 
     def __init__(self, log: PartitionLog) -> None:
@@ -304,12 +305,13 @@ class LogScrub:
         self._checked_ms: dict[int, int] = {}
 
     def begin(self, *, flushed_offset: int, now_ms: int, interval_ms: int) -> ScrubWork | None:
-        """Describe the sealed segment that was checked longest ago; None if none is due.
+        """Make the work for the sealed segment with the oldest check; None if none is due.
 
         Args:
-            flushed_offset: segments that reach beyond it are left alone: a crash may still change them.
-            now_ms: the owner's clock.
-            interval_ms: a segment is due so long after its last check; one that this process never checked is due now.
+            flushed_offset: segments that end beyond it are skipped, because a crash may still change them.
+            now_ms: the owner's clock in milliseconds.
+            interval_ms: time from the last check until a segment is due; a segment that this process never checked is
+                due now.
         """
         log = self._log
         sealed = log.segments.sealed()
@@ -336,9 +338,10 @@ class LogScrub:
         return ScrubWork(log.disk, task, segment)
 
     def end(self, work: ScrubWork, *, flushed_offset: int, now_ms: int) -> ScrubOutcome:
-        """Carry out what a scrub found: quarantine, or the seal.
+        """Apply the result of a scrub: quarantine damage, write the seal.
 
-        An error of the scrub counts as a check, so that one bad file does not hold up the others: look at `work.error`.
+        A read error of the scrub counts as a check, so that one bad file does not delay the others; the caller must
+        look at `work.error`.
 
         Raises:
             DiskFailedError: the disk is failed for good.
@@ -361,7 +364,7 @@ class LogScrub:
         return ScrubOutcome(damaged=found, sealed=sealed)
 
     def _is_same(self, segment: Segment, task: ScrubTask) -> bool:
-        """Tell whether the segment is still there, sealed, and as long as it was."""
+        """Tell whether the segment still exists, is sealed, and has the same size and end."""
         return (
             segment is self._log.segments.holding(task.base_offset)
             and segment is not self._log.segments.active
@@ -369,7 +372,7 @@ class LogScrub:
         )
 
     def _write_seal(self, path: str, seal: Seal) -> bool:
-        """Write the seal without a sync: it has a CRC and can be made again; a full disk leaves it out."""
+        """Write the seal without a sync; it has a CRC and can be made again. False if the disk is full."""
         try:
             replace_file(self._log.disk, path, encode_seal(seal), durable=False)
         except DiskFullError:
@@ -378,7 +381,7 @@ class LogScrub:
 
 
 def _overlaps(damage: DamagedRanges, damaged: DamagedRange) -> bool:
-    """Tell whether a range, or a part of it, was put out of service meanwhile."""
+    """Tell whether a range, or a part of it, is quarantined already."""
     return any(
         known.base_offset < damaged.end_offset and damaged.base_offset < known.end_offset
         for known in damage.of_segment(damaged.segment_base_offset)

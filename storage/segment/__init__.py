@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One segment of a log: its batches, what finds them (indexes), what proves them (seal), and which of its bytes are damaged.
+"""One segment of a log: its batches, its indexes, its seal, and its damaged bytes.
 
 Start at `segment`. Nothing here knows leader epochs, producers, or where a log begins and ends.
 """

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The damaged ranges of one log: quarantined bytes that are never served and never cut.
+"""The damaged ranges of one log: quarantined bytes that are never served and never truncated by recovery.
 
-File `damaged-ranges`: a text checkpoint with one line a range:
-`<segment base offset> <base offset> <end offset> <position> <end position>`. No file: no damage.
-The bytes stay where they are until a repair from a replica (`repair`) replaces the segment. If the file itself is lost, the damage
-is found again when it is read the first time.
+File `damaged-ranges` is a text checkpoint with one line for each range: `<segment base offset> <base offset> <end
+offset> <position> <end position>`. Without the file there is no known damage.
+The bytes stay in place until a repair from a replica (`repair`) replaces the segment. If the file is lost, the first
+read finds the damage again.
 Source: architecture section 6; Alagappan et al. (FAST 2018), "faulty" entries.
 """
 
@@ -29,10 +29,10 @@ _FIELDS = 5
 
 
 class DamagedRanges:
-    """All damaged ranges of one log, ascending, not overlapping.
+    """All damaged ranges of one log, ascending, without overlaps.
 
-    Whoever walks a segment (`Segment.rebuild`, `LogReader`, recovery) adds what it finds; `PartitionLog` forgets what was cut, removed
-    or repaired.
+    A walk over a segment (`Segment.rebuild`, `LogReader`, recovery) adds what it finds. `PartitionLog` forgets ranges
+    that were truncated, removed or repaired.
     """
 
     __slots__ = ("_directory", "_disk", "_ranges", "_saved")
@@ -40,7 +40,7 @@ class DamagedRanges:
     def __init__(self, disk: Disk, directory: str) -> None:
         self._disk = disk
         self._directory = directory
-        # A tuple: the empty one is shared by all logs.
+        # A tuple: all logs share the empty one.
         self._ranges: tuple[DamagedRange, ...] = ()
         self._saved = True
 
@@ -60,16 +60,17 @@ class DamagedRanges:
         return [damaged for damaged in self._ranges if damaged.segment_base_offset == segment_base_offset]
 
     def covering(self, offset: int) -> DamagedRange | None:
-        """Return the range that holds an offset, or None."""
+        """Return the range that contains an offset, or None."""
         for damaged in self._ranges:
             if damaged.base_offset <= offset < damaged.end_offset:
                 return damaged
         return None
 
     def run_base(self, end_offset: int) -> int | None:
-        """Return where the damage begins that ends at an offset, with all ranges that touch; None: no damage ends there.
+        """Return the start of the run of touching ranges that ends at an offset; None: no damage ends there.
 
-        Where a leader epoch begins at that offset, its first records may have been in the damage, and others before it.
+        If a leader epoch begins at that offset, its first records may have been in the damage, and whole epochs before
+        it too.
         """
         base_offset = None
         for damaged in reversed(self._ranges):
@@ -78,7 +79,7 @@ class DamagedRanges:
         return base_offset
 
     def run_end(self, end_offset: int) -> int:
-        """Return where the damage ends that goes on at an offset, with all ranges that touch; the offset itself if none does."""
+        """Return the end of the run of touching ranges that begins at an offset; the offset itself if no damage begins there."""
         for damaged in self._ranges:
             if damaged.base_offset == end_offset:
                 end_offset = damaged.end_offset
@@ -92,7 +93,7 @@ class DamagedRanges:
             self._saved = False
 
     def widen(self, known: DamagedRange, position: int) -> None:
-        """Let a known range begin at an earlier byte (inclusive), in memory; its offsets stay."""
+        """Let a known range begin at an earlier byte (inclusive), in memory; its offsets stay the same."""
         assert position <= known.position, f"{known} from {position}"
         self._ranges = tuple(replace(each, position=position) if each == known else each for each in self._ranges)
         self._saved = False
@@ -105,14 +106,14 @@ class DamagedRanges:
             self._saved = False
 
     def truncate_prefix(self, first_base_offset: int) -> None:
-        """Forget the ranges of segments below the one with this base offset: their bytes are gone."""
+        """Forget the ranges of segments below the one with this base offset, because their bytes were removed."""
         kept = tuple(damaged for damaged in self._ranges if damaged.segment_base_offset >= first_base_offset)
         if len(kept) != len(self._ranges):
             self._ranges = kept
             self._saved = False
 
     def forget_between(self, first_base_offset: int, end_offset: int) -> None:
-        """Forget the ranges of segments with a base offset between two (inclusive, exclusive), in memory: others take their place."""
+        """Forget, in memory, the ranges of replaced segments: those based at `first_base_offset` or above, and below `end_offset`."""
         kept = tuple(each for each in self._ranges if not first_base_offset <= each.segment_base_offset < end_offset)
         if len(kept) != len(self._ranges):
             self._ranges = kept
@@ -134,7 +135,7 @@ class DamagedRanges:
 
     @classmethod
     def load(cls, disk: Disk, directory: str) -> DamagedRanges:
-        """Read the file; without a whole one there is no known damage."""
+        """Read the file; if it is missing or damaged, there is no known damage."""
         ranges = cls(disk, directory)
         for line in read_lines(disk, ranges._path) or []:
             with suppress(MalformedTextError):
@@ -155,10 +156,10 @@ def _encode(damaged: DamagedRange) -> str:
 
 
 def decode_damage(line: str) -> DamagedRange:
-    """Read one line of the file.
+    """Decode one line of the file.
 
     Raises:
-        MalformedTextError: it is none.
+        MalformedTextError: it is not such a line.
     """
     segment_base_offset, base_offset, end_offset, position, end_position = numbers_of(line, _FIELDS)
     return DamagedRange(

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sparse index of one segment: batch base offset <-> byte position.
+"""The sparse offset index of one segment: maps base offsets of batches to byte positions, and back.
 
-Two parallel arrays of uint32 with bisect: 8 bytes an entry, no memory map. The index is only a hint: the log is the
-truth, a missing or odd file is rebuilt, and every look-up ends with the header of the batch that it found.
+Two parallel arrays of uint32, searched by bisection: 8 bytes for each entry, no memory map. The index is only a hint,
+and the log is the truth. A missing or damaged file is rebuilt, and every look-up ends at the header of the batch that
+it found.
 
 File `%020d.index` (big-endian): entries, then a footer.
 
@@ -16,8 +17,8 @@ File `%020d.index` (big-endian): entries, then a footer.
             20 8  int64   end offset of these bytes (exclusive)
             28 4  uint32  CRC-32C of everything before it
 
-Source: Kafka, OffsetIndex (which stores the *last* offset of a batch; the base offset makes each entry an exact batch
-boundary both ways, so that a read of n bytes ends on one without walking).
+Source: Kafka, OffsetIndex (which stores the *last* offset of a batch). With the base offset each entry is an exact
+batch boundary in both directions, so a read of n bytes ends at one without a walk.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class OffsetIndex:
         return len(self._offsets) * ENTRY_BYTES
 
     def add(self, offset: int, position: int) -> None:
-        """Note that a batch with this base offset starts at this position; both must be above the last entry's."""
+        """Add a batch with this base offset at this position; both must be above those of the last entry."""
         relative = offset - self.base_offset
         assert 0 <= relative <= INT32_MAX, f"offset {offset} in a segment that starts at {self.base_offset}"
         assert not self._offsets or (relative > self._offsets[-1] and position > self._positions[-1]), (
@@ -67,12 +68,12 @@ class OffsetIndex:
         self._positions.append(position)
 
     def floor_offset(self, offset: int) -> Boundary:
-        """Return the last known batch start at or below an offset; the segment's start if there is none."""
+        """Return the last indexed batch start at or below an offset; the segment's start if there is none."""
         slot = bisect_right(self._offsets, max(0, offset - self.base_offset)) - 1
         return self._boundary(slot)
 
     def floor_position(self, position: int) -> Boundary:
-        """Return the last known batch start at or below a byte position; the segment's start if there is none."""
+        """Return the last indexed batch start at or below a byte position; the segment's start if there is none."""
         slot = bisect_right(self._positions, position) - 1
         return self._boundary(slot)
 
@@ -100,7 +101,7 @@ class OffsetIndex:
 
     @classmethod
     def decode(cls, data: bytes, *, base_offset: int, log_bytes: int, end_offset: int) -> OffsetIndex | None:
-        """Read an index file; None unless it is whole and covers exactly this log.
+        """Decode an index file; None unless it is undamaged and covers exactly this log.
 
         Args:
             data: content of the file.
@@ -125,6 +126,6 @@ class OffsetIndex:
 
 
 def to_big_endian(values: array[int]) -> None:
-    """Swap between this machine's byte order and big-endian, in place; the same call converts back."""
+    """Swap between this machine's byte order and big-endian, in place; a second call converts back."""
     if sys.byteorder == "little":
         values.byteswap()

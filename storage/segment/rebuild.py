@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Walks one segment from its start, builds its indexes and finds its damage.
 
-Used by recovery, and at any later moment when a segment turns out not to be what its index or its batches promised.
-What to do with a bad batch is the caller's decision (`Judge`): recovery may end the log there, a log in use never
-cuts.
+Recovery uses it, and so does a log in use when a segment does not match its index or its batches. The caller decides on
+a bad batch (`Judge`): recovery may end the log there; a log in use never truncates.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from .scan import BadBatch, Walk, find_valid_after
 from .segment_index import SegmentIndex
 
 Judge = Callable[[Boundary, Boundary | None], bool]
-"""(bad batch, next whole batch if any) -> True: damage, go on after it; False: torn tail, end the segment."""
+"""(bad batch, next whole batch if any) -> True: damage, continue after it; False: torn tail, end the segment."""
 
 Visit = Callable[[BatchHeader], None]
 """Called with the header of each accepted batch, ascending."""
@@ -28,15 +27,15 @@ Visit = Callable[[BatchHeader], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildPlan:
-    """How to walk.
+    """Parameters of a walk.
 
     Attributes:
         interval_bytes: index interval.
-        verify_from_offset: check CRCs from this offset on (inclusive); None checks none.
-        end_offset: offset at which the segment must end, exclusive; None if only the walk can tell.
-        flushed_offset: if nothing whole follows damage in a segment without `end_offset`, the damage ends here.
-        judge: decides about a bad batch.
-        visit: sees each accepted header.
+        verify_from_offset: check CRCs from this offset on (inclusive); None: check none.
+        end_offset: offset where the segment must end, exclusive; None if only the walk can tell.
+        flushed_offset: end of trailing damage in a segment without `end_offset`, if no whole batch follows it.
+        judge: decides on a bad batch.
+        visit: gets each accepted header.
     """
 
     interval_bytes: int
@@ -49,14 +48,15 @@ class RebuildPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebuilt:
-    """What a walk found.
+    """The result of a walk.
 
     Attributes:
         index: the new indexes.
-        end: where the batches end.
+        end: end of the batches.
         cut: True if the judge ended the segment there.
-        damaged: damaged ranges that were not known before.
-        widened: known ranges, and where each begins now: the batches before it end earlier than they did (first byte, inclusive).
+        damaged: damaged ranges that were unknown before.
+        widened: known ranges with their new first byte (inclusive), because the batches before them end earlier than
+            before.
         read_bytes: bytes read.
     """
 
@@ -87,26 +87,26 @@ class SegmentRebuild:
         self._required_end = plan.end_offset if plan.end_offset is not None else plan.flushed_offset
 
     def run(self) -> Rebuilt:
-        """Walk to the end, or to where the judge ends the segment."""
+        """Walk to the end, or to the place where the judge ends the segment."""
         cut = False
         while not cut:
             known = next((d for d in self._damaged if d.base_offset >= self._at.offset), None)
             if known is not None and known.base_offset == self._at.offset:
                 if self._at.position < known.position:
-                    # The bytes between are nobody's: no reader shall walk into them.
+                    # The bytes between belong to no record; no reader may walk into them.
                     self._widened.append((known, self._at.position))
                 self._at = Boundary(known.end_offset, min(known.end_position, self._size_bytes))
                 continue
             end = self._end_of_span(known)
             bad = self._walk_to(end)
             if bad is not None and known is None and self._is_complete():
-                # What follows are bytes of nobody's records.
+                # The bytes that follow belong to no record.
                 break
             if known is not None and self._at.offset == known.base_offset:
                 continue
             if bad is None and self._at.offset >= end.offset:
                 break
-            # If nothing is bad, the bytes end too early: the rest was lost, or never written.
+            # Without a bad batch, the bytes end too early: the rest was lost, or never written.
             cut = not self._pass_over(bad or Boundary(self._at.offset, min(self._at.position, end.position)), known)
         return Rebuilt(
             index=self._index,
@@ -118,19 +118,19 @@ class SegmentRebuild:
         )
 
     def _is_complete(self) -> bool:
-        """Tell whether the segment has all its offsets; or more, which only the caller can judge."""
+        """Tell whether the segment has all its offsets. It may have more, which only the caller can judge."""
         return self._plan.end_offset is not None and self._at.offset >= self._plan.end_offset
 
     def _end_of_span(self, known: DamagedRange | None) -> Boundary:
-        """Return where the batches from here on must end: at known damage, or with the segment."""
+        """Return where the batches from here on must end: at known damage, or at the end of the segment."""
         if known is not None:
             return Boundary(known.base_offset, min(known.position, self._size_bytes))
         return Boundary(self._required_end, self._size_bytes)
 
     def _walk_to(self, end: Boundary) -> Boundary | None:
-        """Take up batches until a position; return where a bad one stands, if any."""
+        """Accept batches up to a position; return where a bad one is, or None."""
         plan = self._plan
-        # A walk of recovery tells its caller that a segment reaches into the next one; one in use keeps its end.
+        # A walk of recovery shows its caller that a segment reaches into the next one; a segment in use keeps its end.
         keeps_end = plan.verify_from_offset is None and plan.end_offset is not None
         end_offset = end.offset if keeps_end or end.position < self._size_bytes else None
         walk = Walk(
@@ -145,11 +145,12 @@ class SegmentRebuild:
         try:
             for position, header in walk:
                 if end_offset is not None and header.next_offset > end_offset:
-                    # It reaches into the next segment, or known damage: no batch here does, whatever its CRC says.
+                    # It reaches into the next segment or known damage. No batch of this segment does, whatever its CRC
+                    # says.
                     bad = self._at
                     break
                 if first and position > 0:
-                    # Every span after damage begins with an entry, so that no look-up walks across damage.
+                    # Every run after damage begins with an entry, so that no look-up walks across damage.
                     self._index.add_entry(header.base_offset, position)
                 first = False
                 self._index.note_batch(
@@ -167,7 +168,7 @@ class SegmentRebuild:
         return bad
 
     def _pass_over(self, bad: Boundary, known: DamagedRange | None) -> bool:
-        """Ask the judge; note the damage and go on after it, or return False."""
+        """Ask the judge; note the damage and continue after it, or return False."""
         plan = self._plan
         end = self._end_of_span(known)
         following = find_valid_after(
@@ -181,7 +182,7 @@ class SegmentRebuild:
         if not plan.judge(bad, following):
             return False
         if following is None:
-            # Trailing damage keeps its offsets: they may have been acknowledged.
+            # Trailing damage keeps its offsets, because they may have been acknowledged.
             following = end
         damaged = DamagedRange(
             segment_base_offset=self._base_offset,

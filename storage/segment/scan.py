@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Walks the batches of a segment file, and judges what stands where a batch should.
+"""Walks the batches of a segment file, and judges bytes that should be a batch.
 
-`find_batch` looks an offset up. `Walk` gives (position, header) of contiguous batches; with `verify_from_offset` it
-checks CRCs from that offset on. Where the next batch is not what must stand there it raises `BadBatch`. Then
-`find_valid_after` looks for the next batch that is whole, and `shows_unwritten_sector` tells whether bytes were never
-written (a torn append) or changed afterwards (damage).
+`find_batch` looks up an offset. `Walk` yields (position, header) of contiguous batches; with `verify_from_offset` it
+checks CRCs from that offset on. It raises `BadBatch` where the next batch is not the expected one. Then
+`find_valid_after` looks for the next whole batch. `shows_unwritten_sector` tells whether bytes were never written (a
+torn append) or changed afterwards (damage).
 
-Law: a batch is accepted only at exactly the expected offset; what lies between two accepted batches is never guessed.
+Law: a batch is accepted only at exactly the expected offset; nothing between two accepted batches is ever guessed.
 Source: Alagappan et al., "Protocol-Aware Recovery" (FAST 2018), section 3; architecture section 6.
 """
 
@@ -24,13 +24,13 @@ from storage.files.disk import SECTOR_BYTES, File
 from storage.types import Boundary
 
 HEADER_CHUNK_BYTES = 16 * 1024
-"""Bytes read at once when only headers are wanted: few enough to be cheap for large batches, many for small ones."""
+"""Bytes of one read when only headers are needed: cheap for large batches, and enough for many small ones."""
 
 VERIFY_CHUNK_BYTES = 1024 * 1024
-"""Bytes read at once when whole batches are wanted."""
+"""Bytes of one read when whole batches are needed."""
 
 TRUSTED_RUN_BYTES = 64 * 1024
-"""Bytes of whole batches behind damage after which no more is asked: misplaced sectors hold fewer."""
+"""A run of this many bytes of whole batches behind damage is trusted; misplaced sectors hold less."""
 
 _BASE_OFFSET_BYTES = 8
 
@@ -41,11 +41,11 @@ assert _PLACE.size == HEADER_BYTES, _PLACE.size
 
 
 class BadBatch(Exception):
-    """The bytes at a position are not the batch that must stand there.
+    """The bytes at a position are not the expected batch.
 
     Attributes:
-        start: where it must stand.
-        reason: what is wrong, for the log.
+        start: where the batch must be.
+        reason: what is wrong, for log lines.
     """
 
     def __init__(self, start: Boundary, reason: str) -> None:
@@ -85,9 +85,9 @@ class Walk:
         file: the segment's log file.
         start: first batch to visit.
         end_position: end of the bytes to visit, exclusive.
-        verify_from_offset: check the CRC of batches from this offset on (inclusive); None checks none.
-        look_ahead: check the CRC too of a batch that the next header does not fit to: the one whose length or count is
-            damaged is then the one that is found bad, not its neighbour.
+        verify_from_offset: check the CRC of batches from this offset on (inclusive); None: check none.
+        look_ahead: True: also check the CRC of a batch that the next header does not continue. Then the batch with the
+            damaged length or count is found bad, not its neighbour.
     """
 
     __slots__ = ("_end_position", "_look_ahead", "_start", "_verify_from_offset", "_window")
@@ -116,7 +116,7 @@ class Walk:
         """Yield (position, header) of each batch.
 
         Raises:
-            BadBatch: what stands there is not the next batch.
+            BadBatch: the bytes are not the next batch.
         """
         expected_offset, position = self._start
         while position < self._end_position:
@@ -143,9 +143,9 @@ class Walk:
         return header
 
     def _is_plausible(self, position: int, header: BatchHeader) -> bool:
-        """Tell whether a header agrees with itself and with the one after it, so that the walk may trust it."""
+        """Tell whether a header agrees with itself and with the next one, so that the walk may trust it."""
         if header.record_count != header.last_offset_delta + 1:
-            # From compaction, or from damage.
+            # Caused by compaction or by damage.
             return False
         if not self._look_ahead:
             return True
@@ -160,18 +160,18 @@ class Walk:
 
 
 def find_batch(file: File, *, floor: Boundary, end_position: int, offset: int) -> Boundary:
-    """Return the start of the batch that holds an offset, by the headers from a batch start at or below it.
+    """Return the start of the batch that contains an offset, by the headers from an earlier batch start on.
 
-    Looks at the fields that tell where batches stand, and no others, as long as they agree; else a `Walk` judges.
+    Reads only the fields that locate batches, as long as they agree; otherwise a `Walk` decides.
 
     Args:
         file: the segment's log file.
-        floor: where the search begins.
-        end_position: end of the bytes that may be looked at, exclusive.
+        floor: start of the search.
+        end_position: end of the readable bytes, exclusive.
         offset: the offset.
 
     Raises:
-        BadBatch: what stands on the way is not the next batch, or the bytes end before the offset.
+        BadBatch: a batch on the way is not the expected one, or the bytes end before the offset.
     """
     expected_offset, position = floor
     data = file.pread(max(0, min(HEADER_CHUNK_BYTES, end_position - position)), position)
@@ -194,7 +194,7 @@ def find_batch(file: File, *, floor: Boundary, end_position: int, offset: int) -
 
 
 def header_fault(header: BatchHeader, *, expected_offset: int, room_bytes: int) -> str | None:
-    """Tell what makes a header impossible at this place; None if it may stand here."""
+    """Return why a header is impossible at this place; None if it is possible."""
     if header.magic != MAGIC:
         return f"magic {header.magic}"
     if header.base_offset != expected_offset:
@@ -211,19 +211,19 @@ def header_fault(header: BatchHeader, *, expected_offset: int, room_bytes: int) 
 def find_valid_after(file: File, *, bad: Boundary, end_position: int, end_offset: int | None) -> Boundary | None:
     """Find the first whole batch after a bad one.
 
-    A candidate must have a matching CRC, offsets above the bad one's and end where the segment ends or where the
-    header of the batch that follows it stands; so a batch that a user stored as a *value* is not mistaken for one
-    of the log. A run of whole batches before more of them with lower offsets stands in a wrong place (a misdirected
-    write, a sector read from elsewhere): offsets only grow, and the run would hide what lies between.
+    A candidate must have a matching CRC and offsets above the bad one's. It must end at the end of the segment, or
+    where the header of the following batch is. So a batch that a user stored as a *value* does not count. If a run of
+    whole batches is followed by more batches with lower offsets, the run is in the wrong place (a misdirected write, or
+    a sector read from elsewhere). Offsets only grow, and the run would hide what lies between.
 
     Args:
         file: the segment's log file.
-        bad: where the bad batch should stand.
+        bad: where the bad batch should be.
         end_position: end of the file.
-        end_offset: end of the segment (exclusive) if a later segment tells it.
+        end_offset: end of the segment (exclusive), if a later segment gives it.
 
     Returns:
-        Where a whole batch starts again, or None.
+        Start of the next whole batch, or None.
     """
     following = _after_intact_header(file, bad, end_position, end_offset)
     if following is not None:
@@ -234,7 +234,7 @@ def find_valid_after(file: File, *, bad: Boundary, end_position: int, end_offset
         run_bytes = run_end.position - candidate.position
         if run_end.position == end_position or run_bytes >= TRUSTED_RUN_BYTES:
             return candidate
-        # What stands behind it with lower offsets, and would be hidden if the run were taken.
+        # Batches behind it with lower offsets, which the run would hide.
         hidden_bytes = 0
         first_hidden = hidden = _first_valid(file, bad, run_end.position, end_position, end_offset)
         while hidden is not None and hidden.offset < run_end.offset and hidden_bytes <= run_bytes:
@@ -248,7 +248,7 @@ def find_valid_after(file: File, *, bad: Boundary, end_position: int, end_offset
 
 
 def _end_of_run(file: File, start: Boundary, end_position: int) -> Boundary:
-    """Return where the whole batches end that begin at a boundary; looks no farther than `TRUSTED_RUN_BYTES`."""
+    """Return the end of the run of whole batches at a boundary; looks no further than `TRUSTED_RUN_BYTES`."""
     end = start
     limit = start.position + TRUSTED_RUN_BYTES
     try:
@@ -265,7 +265,7 @@ def _first_valid(
     file: File, bad: Boundary, position: int, end_position: int, end_offset: int | None
 ) -> Boundary | None:
     """Return the first whole batch at or after a position that can belong to this log behind the bad one."""
-    # Only the last four bytes of the base offset, the length and the epoch vary within a segment.
+    # In a segment only the last four bytes of the base offset, the length and the epoch vary.
     high = (
         re.escape((bad.offset >> 32).to_bytes(4, "big")) + b"|" + re.escape(((bad.offset >> 32) + 1).to_bytes(4, "big"))
     )
@@ -285,7 +285,7 @@ def _first_valid(
 
 
 def _after_intact_header(file: File, bad: Boundary, end_position: int, end_offset: int | None) -> Boundary | None:
-    """Return the next batch if the bad one's header still says truly where that is (damage inside the payload)."""
+    """Return the next batch if the bad one's header still locates it correctly (damage inside the payload)."""
     header = _header_at(file, bad.position)
     if header is None:
         return None
@@ -296,7 +296,7 @@ def _after_intact_header(file: File, bad: Boundary, end_position: int, end_offse
 
 
 def _valid_at(file: File, position: int, bad: Boundary, end_position: int, end_offset: int | None) -> Boundary | None:
-    """Return the boundary at `position` if a whole batch that belongs to this log stands there."""
+    """Return the boundary at `position` if a whole batch of this log is there."""
     header = _header_at(file, position)
     if header is None or header.base_offset <= bad.offset:
         return None
@@ -319,11 +319,11 @@ def _header_at(file: File, position: int) -> BatchHeader | None:
 
 
 def shows_unwritten_sector(file: File, *, bad: Boundary, end_position: int) -> bool:
-    """Tell whether bytes of a bad batch were never written, as an append leaves behind that a power failure tore.
+    """Tell whether bytes of a bad batch were never written, as after an append that a power failure tore.
 
-    A device writes whole sectors, and a sector of an append-only file holds some prefix of what was appended to it,
-    then zeros. So a torn append shows in some sector as zeros from the batch's start (or the sector's start) to the
-    sector's end. Damage of another kind leaves something else there.
+    A device writes whole sectors. A sector of an append-only file holds a prefix of what was appended to it, then
+    zeros. So after a torn append, some sector is zero from the batch's start (or the sector's start) to the sector's
+    end. Other damage looks different.
 
     Args:
         file: the segment's log file.
@@ -341,7 +341,7 @@ def shows_unwritten_sector(file: File, *, bad: Boundary, end_position: int) -> b
 
 
 def _proves_loss(zeros: bytes, expected_offset: int) -> bool:
-    """Tell whether zeros at the very start of a batch are not what the batch begins with anyway."""
+    """Tell whether zeros at the start of a batch differ from the bytes that the batch must begin with."""
     if len(zeros) >= LENGTH_END:
         # A batch length is never zero.
         return True

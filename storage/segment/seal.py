@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seal of a segment: what its log file was when every batch of it had been verified.
+"""The seal of a segment: checksums of its log file from the time when every batch had been verified.
 
 File `%020d.seal` (big-endian), named by the segment's base offset:
 
@@ -9,12 +9,13 @@ File `%020d.seal` (big-endian), named by the segment's base offset:
     8   4  uint32  n, the number of chunks
     12  8  uint64  bytes of the .log file that the seal covers
     20  8  int64   end offset of the segment (exclusive)
-    28  8  int64   largest timestamp of the segment in milliseconds; -1 if it holds no readable batch
+    28  8  int64   largest timestamp of the segment in milliseconds; -1 if it has no readable batch
     36  4n uint32  CRC-32C of each MiB of the .log file; the last chunk may be shorter
     ..  4  uint32  CRC-32C of everything before it
 
-Law: a cache of what was verified, never the truth. A seal whose size or end differs from its segment's is stale. Pure:
-reads and writes no file (`scrub` does).
+Law: the seal is a cache of what was verified, never the truth. A seal with another size or end than its segment is
+stale.
+Pure: the module reads and writes no file (`scrub` does).
 Source: docs/storage.md, section 5.
 """
 
@@ -30,7 +31,7 @@ from lograft.wire.checksum import crc32c
 from .offset_index import to_big_endian
 
 SEAL_CHUNK_BYTES = 1024 * 1024
-"""Bytes of the log file that one CRC of the seal covers; also what a scrub reads at once."""
+"""Bytes of the log file that one CRC of the seal covers; also the size of one read of a scrub."""
 
 NO_TIMESTAMP_MS = -1
 """Largest timestamp of a segment without a readable batch."""
@@ -42,17 +43,17 @@ _CRC_BYTES = 4
 
 
 class MalformedSealError(Exception):
-    """The bytes are no seal; the message says why. Never leaves the storage package: a bad seal is made anew."""
+    """The bytes are not a seal; the message says why. Never leaves the storage package, because a bad seal is made again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seal:
-    """What a sealed segment was.
+    """The facts about a sealed segment when it was verified.
 
     Attributes:
         log_bytes: size of its log file.
         end_offset: its end, exclusive.
-        max_timestamp_ms: largest timestamp of its batches; `NO_TIMESTAMP_MS` if none can be read.
+        max_timestamp_ms: largest timestamp of its batches; `NO_TIMESTAMP_MS` if none is readable.
         chunk_crcs: CRC-32C of each `SEAL_CHUNK_BYTES` of the log file, ascending.
     """
 
@@ -62,17 +63,17 @@ class Seal:
     chunk_crcs: tuple[int, ...]
 
     def fits(self, *, log_bytes: int, end_offset: int) -> bool:
-        """Tell whether it is the seal of a segment of this size and end; else it is stale."""
+        """Tell whether the seal is for a segment of this size and end; otherwise it is stale."""
         return (self.log_bytes, self.end_offset) == (log_bytes, end_offset)
 
 
 def chunk_count(log_bytes: int) -> int:
-    """Return how many chunks a log file of this size has."""
+    """Return the number of chunks of a log file of this size."""
     return -(-log_bytes // SEAL_CHUNK_BYTES)
 
 
 def differing_chunks(seal: Seal, chunk_crcs: Sequence[int]) -> list[int]:
-    """Return the numbers of the chunks, from 0, whose CRC is not the one of the seal; a missing chunk differs."""
+    """Return the numbers of the chunks, from 0, whose CRC differs from the seal's; a missing chunk differs."""
     found = dict(enumerate(chunk_crcs))
     return [number for number, crc in enumerate(seal.chunk_crcs) if found.get(number) != crc]
 
@@ -89,10 +90,10 @@ def encode_seal(seal: Seal) -> bytes:
 
 
 def decode_seal(content: bytes) -> Seal:
-    """Read a seal file.
+    """Decode a seal file.
 
     Raises:
-        MalformedSealError: it is not what `encode_seal` writes.
+        MalformedSealError: the content is not a seal.
     """
     if len(content) < _HEAD.size + _CRC_BYTES:
         raise MalformedSealError(f"{len(content)} bytes, a seal has {_HEAD.size + _CRC_BYTES} at least")

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """One segment: the batches from one base offset on, in one `.log` file, with its indexes.
 
-A sealed segment opens its file and loads its indexes at the first use and can drop both (`close`). All look-ups
-give batch boundaries that were seen in the log itself. Where the log is not what it must be, the segment raises
-`BadBatch`; `rebuild` then finds the damaged range, so that everything around it is served.
+A sealed segment opens its file and loads its indexes at first use, and can drop both (`close`). All look-ups return
+batch boundaries that were seen in the log itself. Where the log is not what it must be, the segment raises `BadBatch`.
+`rebuild` then finds the damaged range, so that everything around it is served.
 
-Must not: decide when to roll, flush or cut. Source: Kafka, LogSegment.
+The owner, not the segment, decides when to roll, flush or truncate. Source: Kafka, LogSegment.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ class Segment:
         base_offset: offset of its first record, inclusive; names its files.
         end_offset: offset after its last record.
         size_bytes: bytes of its log file that hold batches.
+        unverified_bytes: below this position, the file was written before this opening and its CRCs may be unchecked.
         created_ms: the caller's clock when it was created or opened.
-        cut_count: how often it was cut: bytes below its size may be others than before.
-        written_ms: the caller's clock at the last append, or when it was created or opened.
+        cut_count: number of truncations; after one, bytes below its size may have changed.
+        written_ms: the caller's clock at the last append, or at its creation or opening.
     """
 
     __slots__ = (
@@ -111,14 +112,14 @@ class Segment:
 
     @property
     def file(self) -> File:
-        """The log file, opened at the first use."""
+        """The log file, opened at first use."""
         if self._file is None:
             self._file = self._disk.open_file(self.path)
         return self._file
 
     @property
     def is_open(self) -> bool:
-        """True from the first use of the file to `close`; a file budget may close the descriptor meanwhile."""
+        """True from the first use of the file to `close`; the file budget may still close the descriptor in between."""
         return self._file is not None
 
     def load_index(self, interval_bytes: int) -> SegmentIndex:
@@ -140,7 +141,7 @@ class Segment:
         return self._index
 
     def load_offsets(self, interval_bytes: int) -> OffsetIndex:
-        """Return the offset index alone, as `load_index` does: a look-up by offset reads no other file."""
+        """Return the offset index alone, like `load_index`; a look-up by offset reads no other index file."""
         if self._index is not None:
             return self._index.offsets
         if self._offsets is None:
@@ -156,30 +157,30 @@ class Segment:
         return self._offsets
 
     def rest(self) -> None:
-        """Let go of indexes that were read from their files, until the next use; to be called before anything is appended.
+        """Drop indexes that were read from their files, until the next use; to be called before any append.
 
-        They would be a sixth of what an idle log takes. Indexes that had to be built stay: no file has them.
+        They would be a sixth of the memory of an idle log. Rebuilt indexes stay, because no file has them.
         """
         if self._may_rest:
             self._index = None
 
     @property
     def is_index_saved(self) -> bool:
-        """True when the index files are as the indexes in memory, or there is nothing to index; valid until something is appended."""
+        """True if the index files match the indexes in memory, or nothing is indexed; valid until the next append."""
         return self._index is None or self._may_rest or self._index.first_timestamp_ms is None
 
     def save_index(self) -> None:
-        """Write the index files (roll, clean close); without a sync."""
+        """Write the index files without a sync, at a roll or a clean close."""
         if self._index is not None:
             self._index.save(self._disk, self._directory, log_bytes=self.size_bytes, end_offset=self.end_offset)
 
     def must_roll(
         self, *, last_offset: int, size_bytes: int, max_timestamp_ms: int, now_ms: int, settings: LogSettings
     ) -> bool:
-        """Tell whether a batch must begin a new segment. An empty segment never rolls.
+        """Tell whether a batch must start a new segment. An empty segment never rolls.
 
-        By size; by age: the batch's largest timestamp against that of the segment's first batch, or the clock since
-        creation if that batch has no timestamp; by index fullness; by an offset that no index entry can hold.
+        Reasons: size; age; a full index; an offset that no index entry can hold. The age is the batch's largest
+        timestamp minus that of the segment's first batch, or the time since creation if that batch has no timestamp.
 
         Source: Kafka, LogSegment.shouldRoll.
         """
@@ -197,7 +198,7 @@ class Segment:
         return age_ms > settings.segment_ms or index.is_full(settings.index_bytes)
 
     def count_fitting(self, placed: Sequence[PlacedBatch], settings: LogSettings) -> int:
-        """Return how many batches of a run can be appended here; the first one can (`must_roll` said so)."""
+        """Return how many batches of a run fit into this segment; the first one fits (`must_roll` has said so)."""
         index = self._index or self.load_index(settings.index_interval_bytes)
         first_ms = (
             index.first_timestamp_ms if index.first_timestamp_ms is not None else placed[0].header.max_timestamp_ms
@@ -223,7 +224,7 @@ class Segment:
         max_timestamp_ms: int,
         interval_bytes: int,
     ) -> None:
-        """Append one batch given in parts.
+        """Append one batch, given in parts.
 
         Raises:
             DiskFullError: nothing changed.
@@ -239,14 +240,14 @@ class Segment:
         )
 
     def append_bytes(self, parts: Sequence[Buffer]) -> None:
-        """Write bytes at the end of the file; `note_batch` then takes up the batches in them.
+        """Write bytes at the end of the file; `note_batch` then adds their batches.
 
         Raises:
-            CorruptLogError: the file does not end where the segment does: somebody else wrote to it.
+            CorruptLogError: the file does not end where the segment does, because another process wrote to it.
         """
         file = self.file
         if file.size > self.size_bytes and self._has_stray_bytes:
-            # The segment was walked to its end: what lies behind belongs to no record.
+            # The segment was walked to its end; the bytes behind it belong to no record.
             file.truncate(self.size_bytes)
             file.sync()
             self._has_stray_bytes = False
@@ -257,8 +258,8 @@ class Segment:
     def note_batch(
         self, *, base_offset: int, next_offset: int, size_bytes: int, max_timestamp_ms: int, interval_bytes: int
     ) -> None:
-        """Take up a batch whose bytes were appended to the file at `size_bytes` of this segment."""
-        # `must_roll` has loaded indexes that rested; those of an empty segment are made without the disk.
+        """Add a batch whose bytes were appended to the file at `size_bytes` of this segment."""
+        # `must_roll` has loaded dropped indexes; those of an empty segment are made without the disk.
         index = self._index or self.load_index(interval_bytes)
         position = self.size_bytes
         index.note_batch(
@@ -272,10 +273,10 @@ class Segment:
         self.end_offset = next_offset
 
     def locate(self, offset: int, interval_bytes: int) -> Boundary:
-        """Return the start of the batch that holds an offset which is not damaged; the segment's end at or beyond it.
+        """Return the start of the batch that contains an undamaged offset; at or beyond the segment's end, that end.
 
         Raises:
-            BadBatch: the log is not what it must be on the way; `rebuild` and try again.
+            BadBatch: a batch on the way is not the expected one; `rebuild` and try again.
         """
         if offset >= self.end_offset:
             return Boundary(self.end_offset, self.size_bytes)
@@ -285,10 +286,10 @@ class Segment:
     def boundary_within(self, start: Boundary, limit_position: int, interval_bytes: int) -> Boundary:
         """Return the last batch boundary at or below a position, at least the end of the batch at `start`.
 
-        No damage may lie between.
+        There must be no damage in between.
 
         Raises:
-            BadBatch: as `locate`.
+            BadBatch: as in `locate`.
         """
         end = self.load_offsets(interval_bytes).floor_position(limit_position)
         if end.position < start.position:
@@ -307,24 +308,25 @@ class Segment:
         return self._damage.of_segment(self.base_offset)
 
     def spans(self, start: Boundary) -> Iterator[tuple[Boundary, int]]:
-        """Yield (first batch, end position) of each run of batches from `start` on that no damage interrupts."""
+        """Yield (first batch, end position) of each run of batches without damage, from `start` on."""
         for damaged in self.damages():
             if damaged.base_offset >= start.offset:
                 if damaged.base_offset > start.offset:
-                    # Between two ranges that touch stands no batch, whatever the bytes are: the file may have been cut.
+                    # There is no batch between two ranges that touch, whatever the bytes are; the file may have been
+                    # truncated.
                     yield start, damaged.position
                 start = Boundary(damaged.end_offset, damaged.end_position)
         yield start, self.size_bytes
 
     def is_verified(self, position: int, end_position: int) -> bool:
-        """Tell whether the CRCs of these bytes were checked, or computed, by this process."""
+        """Tell whether this process has checked or computed the CRCs of these bytes."""
         if position >= self.unverified_bytes:
             return True
         verified = self._verified
         return verified.start <= position and min(end_position, self.unverified_bytes) <= verified.stop
 
     def mark_verified(self, position: int, end_position: int) -> None:
-        """Note that CRCs were checked; only one interval is remembered, the one that grows."""
+        """Note that CRCs were checked; only one growing interval is remembered."""
         verified = self._verified
         if verified.start <= position <= verified.stop:
             self._verified = range(verified.start, max(verified.stop, end_position))
@@ -332,9 +334,9 @@ class Segment:
             self._verified = range(position, end_position)
 
     def rebuild(self, plan: RebuildPlan) -> Rebuilt:
-        """Walk all batches: new indexes, new damage, and for a segment in recovery a new end.
+        """Walk all batches; replace the indexes, add new damage, and in recovery set a new end.
 
-        New damage goes to the log's damaged ranges in memory; the caller saves them.
+        New damage is added to the log's damaged ranges in memory; the caller saves them.
         """
         size_bytes = min(self.size_bytes, self.file.size)
         walk = SegmentRebuild(
@@ -354,7 +356,7 @@ class Segment:
         return rebuilt
 
     def reindex(self, interval_bytes: int) -> Rebuilt:
-        """Rebuild the indexes of a segment in use: its end stands, and what is bad in it is damage."""
+        """Rebuild the indexes of a segment in use: its end stays, and bad bytes become damage."""
         plan = RebuildPlan(
             interval_bytes=interval_bytes,
             end_offset=self.end_offset,
@@ -364,9 +366,9 @@ class Segment:
         return self.rebuild(plan)
 
     def truncate(self, end: Boundary, interval_bytes: int) -> None:
-        """Cut the file after a batch boundary, put that on stable storage and rebuild the indexes.
+        """Truncate the file at a batch boundary, sync it, and rebuild the indexes.
 
-        The sync comes before anything is appended again, else old bytes could re-appear behind new ones.
+        The sync comes before the next append; otherwise old bytes could reappear behind new ones.
 
         Raises:
             DiskFailedError: the disk is failed for good.

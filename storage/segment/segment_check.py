@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verifies a whole segment, batch by batch with CRCs, and says where the bytes are not what they must be.
+"""Verifies a whole segment, batch by batch with CRCs, and reports where the bytes are not what they must be.
 
-Used by the scrub of a log in use and by the tools that judge a copy. What to do with a bad place is the caller's
-decision; the pieces come in the order of the file and cover every offset that the segment must hold.
+The scrub of a log in use and the tools that judge a copy use it. The caller decides what to do with bad bytes. The
+pieces come in the order of the file, and cover every offset that the segment must hold.
 Source: docs/storage_format.md, sections 2.1 and 6.
 """
 
@@ -20,26 +20,26 @@ from .scan import BadBatch, Walk, find_valid_after
 
 
 class CheckedBatch(NamedTuple):
-    """A whole batch at a position: its CRC matches and it continues the one before."""
+    """A whole batch at a position: its CRC matches, and it continues the batch before."""
 
     position: int
     header: BatchHeader
 
 
 class PassedDamage(NamedTuple):
-    """A damaged range that was known before; its bytes were not looked at."""
+    """A damaged range that was known before; its bytes were not read."""
 
     damaged: DamagedRange
 
 
 class BadBytes(NamedTuple):
-    """Bytes that are not the batches which must stand there.
+    """Bytes that are not the expected batches.
 
     Attributes:
-        start: the first offset that is not there, and its position (inclusive).
-        end: where the segment is whole again (exclusive). Equal positions: the bytes are missing.
+        start: the first missing offset, and its position (inclusive).
+        end: where whole batches continue (exclusive). Equal positions: the bytes are missing.
         reason: what is wrong with the first batch.
-        has_following: True if something of the segment stands behind it.
+        has_following: True if batches or known damage of the segment follow.
     """
 
     start: Boundary
@@ -68,16 +68,17 @@ def check_segment(
     known: Sequence[DamagedRange],
     keeps_end: bool = False,
 ) -> Iterator[Piece]:
-    """Yield what stands in a segment, ascending.
+    """Yield the pieces of a segment, ascending.
 
     Args:
         file: its log file.
         base_offset: its first offset.
-        end_offset: offset at which it must end, exclusive; None if only the walk can tell.
-        required_end: offset up to which records must stand in it (`end_offset`, if that is known).
+        end_offset: offset where it must end, exclusive; None if only the walk can tell.
+        required_end: offset up to which it must have records (`end_offset`, if that is known).
         size_bytes: bytes of the file to judge.
-        known: damaged ranges of the segment, ascending; they are passed over.
-        keeps_end: the segment is in use: a batch that reaches beyond its end is none of it. Else the caller judges that.
+        known: damaged ranges of the segment, ascending; they are skipped.
+        keeps_end: True if the segment is in use: a batch that reaches beyond its end does not belong to it. False: the
+            caller judges that.
 
     Raises:
         DiskReadError: the device failed to return the bytes.
@@ -107,7 +108,7 @@ def check_segment(
             yield PassedDamage(damaged)
             at = Boundary(damaged.end_offset, damaged.end_position)
             continue
-        # The file may have been cut before damage that was known.
+        # The file may have been truncated before known damage.
         limit = stop if stop is not None else Boundary(max(required_end, at.offset), max(size_bytes, at.position))
         if reason is not None:
             following = find_valid_after(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Offset index and time index of one segment, kept together: filled batch by batch, written at roll, read back lazily.
+"""The offset index and the time index of one segment: filled batch by batch, written at a roll, loaded at first use.
 
-Law: derived from the log only. Whatever is missing, cut, stale or of another log size is not used: `load` answers
-None, and the segment walks its batches instead.
+Law: both come from the log only. A missing, damaged or stale file, or one for another log size, is not used. Then
+`load` returns None, and the segment walks its batches.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .time_index import TimeIndex
 
 
 class SegmentIndex:
-    """Both indexes of one segment, and the timestamps that rolling and look-ups need.
+    """Both indexes of one segment, and the timestamps for rolling and look-ups.
 
     Attributes:
         offsets: offset index.
@@ -50,7 +50,7 @@ class SegmentIndex:
     def note_batch(
         self, *, base_offset: int, position: int, size_bytes: int, max_timestamp_ms: int, interval_bytes: int
     ) -> None:
-        """Take up the batch that was just appended (or walked over) at a position."""
+        """Add the batch that was just appended, or walked over, at a position."""
         if self._bytes_since_entry > interval_bytes:
             self.add_entry(base_offset, position)
         self._bytes_since_entry += size_bytes
@@ -62,7 +62,7 @@ class SegmentIndex:
         self._last_batch_offset = base_offset
 
     def add_entry(self, base_offset: int, position: int) -> None:
-        """Add an index entry for a batch: at each interval, and after a damaged range so that no walk crosses it."""
+        """Add an entry for a batch: at each interval, and after a damaged range, so that no walk crosses it."""
         self.offsets.add(base_offset, position)
         self._note_time()
         self._bytes_since_entry = 0
@@ -74,7 +74,7 @@ class SegmentIndex:
     def is_full(self, index_bytes: int) -> bool:
         """Tell whether another entry would make an index file larger than `index_bytes`.
 
-        One slot of the time index is kept for the entry that `save` adds.
+        The time index keeps one slot for the entry that `save` adds.
         """
         return (
             self.offsets.entry_bytes + OFFSET_ENTRY_BYTES > index_bytes
@@ -82,7 +82,7 @@ class SegmentIndex:
         )
 
     def save(self, disk: Disk, directory: str, *, log_bytes: int, end_offset: int) -> None:
-        """Write both files without a sync; on a full disk they are left out.
+        """Write both files without a sync; a full disk is ignored.
 
         Raises:
             DiskFailedError: the disk is failed for good.
@@ -112,7 +112,7 @@ class SegmentIndex:
         end_offset: int,
         offsets: OffsetIndex | None = None,
     ) -> SegmentIndex | None:
-        """Read both files, or only the second if `offsets` was read before; None unless both cover exactly this log."""
+        """Load both files, or only the time index if `offsets` is given; None unless both cover exactly this log."""
         index = cls(base_offset)
         if log_bytes == 0:
             return index
@@ -140,7 +140,7 @@ class SegmentIndex:
     def load_offsets(
         disk: Disk, directory: str, *, base_offset: int, log_bytes: int, end_offset: int
     ) -> OffsetIndex | None:
-        """Read the offset index alone; None unless it is whole and covers exactly this log."""
+        """Load the offset index alone; None unless it is undamaged and covers exactly this log."""
         if log_bytes == 0:
             return OffsetIndex(base_offset)
         try:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The segments of one log, ascending: floor look-up, the active one, and a bound on open files.
+"""The segments of one log, ascending: look-up by offset, the active segment, and a limit on open files.
 
-Law: base offsets strictly increase; each segment ends where the next begins; only the last (active) one is appended to.
+Law: base offsets increase strictly, each segment ends where the next begins, and only the last (active) one accepts
+appends.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from collections.abc import Iterator
 from .segment import Segment
 
 MAX_OPEN_SEALED_SEGMENTS = 4
-"""Sealed segments of one log whose file and indexes stay open after a read."""
+"""Most sealed segments of one log whose files and indexes stay open after a read."""
 
 
 class SegmentSet:
-    """At least one segment. `PartitionLog` changes it; the reader only notes what was read."""
+    """The segments of a log, at least one. `PartitionLog` changes the set; the reader only notes reads."""
 
     __slots__ = ("_bases", "_recently_read", "_segments", "active")
 
@@ -24,7 +25,7 @@ class SegmentSet:
         assert segments, "a log has at least one segment"
         self._segments = segments
         self._bases = [segment.base_offset for segment in segments]
-        # Made at the first read of a sealed segment: an idle log has none.
+        # Made at the first read of a sealed segment, because an idle log needs none.
         self._recently_read: dict[int, Segment] | None = None
         self.active = segments[-1]
 
@@ -43,15 +44,15 @@ class SegmentSet:
         return self._bases[0]
 
     def sealed(self) -> list[Segment]:
-        """Return all segments but the active one, ascending."""
+        """Return all segments except the active one, ascending."""
         return self._segments[:-1]
 
     def slot_of(self, offset: int) -> int:
-        """Return the place of the segment that holds an offset; the last one at and beyond the log end."""
+        """Return the index of the segment that contains an offset; that of the last one at and beyond the log end."""
         return max(0, bisect_right(self._bases, offset) - 1)
 
     def holding(self, offset: int) -> Segment:
-        """Return the segment that holds an offset; the last one at and beyond the log end."""
+        """Return the segment that contains an offset; the last one at and beyond the log end."""
         return self._segments[self.slot_of(offset)]
 
     def add(self, segment: Segment) -> None:
@@ -62,7 +63,7 @@ class SegmentSet:
         self.active = segment
 
     def pop(self) -> Segment:
-        """Take the last segment out; the one before becomes active."""
+        """Remove and return the last segment; the one before becomes active."""
         segment = self._segments.pop()
         self._bases.pop()
         self._forget_read([segment])
@@ -70,7 +71,7 @@ class SegmentSet:
         return segment
 
     def take_first(self, count: int) -> list[Segment]:
-        """Take the first segments out, never the active one."""
+        """Remove and return the first segments, never the active one."""
         assert count < len(self._segments), f"{count} of {len(self._segments)} segments: the active one stays"
         taken = self._segments[:count]
         del self._segments[:count]
@@ -79,11 +80,11 @@ class SegmentSet:
         return taken
 
     def replace(self, slot: int, count: int, segment: Segment) -> list[Segment]:
-        """Put one segment in the place of neighbouring sealed ones; return these.
+        """Replace neighbouring sealed segments by one; return the replaced ones.
 
         Args:
-            slot: place of the first one.
-            count: how many; never the active one.
+            slot: index of the first one.
+            count: number of segments; never the active one.
             segment: covers exactly their offsets.
         """
         taken = self._segments[slot : slot + count]
@@ -95,7 +96,7 @@ class SegmentSet:
         return taken
 
     def restart(self, active: Segment) -> list[Segment]:
-        """Put one empty segment in the place of all; return the others."""
+        """Replace all segments by an empty one; return the others."""
         taken = self._segments[:]
         self._segments[:] = [active]
         self._bases[:] = [active.base_offset]
@@ -109,9 +110,9 @@ class SegmentSet:
                 self._recently_read.pop(segment.base_offset, None)
 
     def note_read(self, segment: Segment, flushed_offset: int) -> None:
-        """Note that a segment was read; close the sealed one read longest ago when too many are open.
+        """Note that a segment was read; if too many are open, close the least recently read one that is sealed and flushed.
 
-        A segment with unflushed data stays open: its descriptor is the one that will report a write error.
+        A segment with unflushed data stays open, because its descriptor is the one that will report a write error.
         """
         if segment is self.active:
             return

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sparse time index of one segment: below which offset no record is later than a timestamp.
+"""The sparse time index of one segment: up to which offset no record is later than a timestamp.
 
-An entry (timestamp, offset) says: no batch of the segment whose base offset is at or below `offset` holds a record
-with a larger timestamp. Timestamps increase strictly, although record timestamps need not. A hint like the offset
-index.
+An entry (timestamp, offset) says that no batch of the segment with a base offset at or below `offset` has a record with
+a larger timestamp. Timestamps increase strictly, although record timestamps need not. Like the offset index, it is only
+a hint.
 
 File `%020d.timeindex` (big-endian): n timestamps, n offsets (two columns, read as arrays), then a footer.
 
@@ -44,7 +44,7 @@ _TIMESTAMP_BYTES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodedTimeIndex:
-    """A time index file that was read back; the two timestamps are of a segment that is not empty."""
+    """A decoded time index file; the two timestamps belong to a segment that is not empty."""
 
     index: TimeIndex
     first_timestamp_ms: int
@@ -70,32 +70,32 @@ class TimeIndex:
         return len(self._timestamps) * ENTRY_BYTES
 
     def note(self, timestamp_ms: int, offset: int) -> None:
-        """Note that no batch up to the one with this base offset holds a record later than this timestamp.
+        """Note that no batch up to the one with this base offset has a record later than this timestamp.
 
         Args:
             timestamp_ms: largest timestamp so far; never below that of the last entry.
-            offset: base offset of the last batch that it counts (inclusive).
+            offset: base offset of the last batch that it covers (inclusive).
         """
         relative = offset - self.base_offset
         assert 0 <= relative <= INT32_MAX, f"offset {offset} in a segment that starts at {self.base_offset}"
         if self._timestamps and timestamp_ms <= self._timestamps[-1]:
             assert timestamp_ms == self._timestamps[-1], f"timestamp {timestamp_ms} after {self._timestamps[-1]}"
-            # The same timestamp reaches further: the look-up then skips more, and no entry is spent.
+            # The same timestamp covers more batches now: the look-up skips more, without another entry.
             self._offsets[-1] = relative
             return
         self._timestamps.append(timestamp_ms)
         self._offsets.append(relative)
 
     def skip_to(self, timestamp_ms: int) -> int | None:
-        """Return the base offset of the last batch known to lie, with all before it, earlier than a timestamp.
+        """Return the base offset of the last batch that, with all before it, is known to be earlier than a timestamp.
 
-        None if nothing is known: then the search begins at the segment's start.
+        None if nothing is known; then the search begins at the segment's start.
         """
         slot = bisect_left(self._timestamps, timestamp_ms) - 1
         return None if slot < 0 else self.base_offset + self._offsets[slot]
 
     def truncate(self, offset: int) -> None:
-        """Drop the entries that count batches at `offset` or beyond."""
+        """Drop the entries that cover batches at `offset` or beyond."""
         slot = bisect_left(self._offsets, max(0, offset - self.base_offset))
         del self._offsets[slot:]
         del self._timestamps[slot:]
@@ -113,7 +113,7 @@ class TimeIndex:
 
     @classmethod
     def decode(cls, data: bytes, *, base_offset: int, log_bytes: int) -> DecodedTimeIndex | None:
-        """Read a time index file; None unless it is whole and covers exactly this log."""
+        """Decode a time index file; None unless it is undamaged and covers exactly this log."""
         entries_end = len(data) - _FOOTER.size
         if entries_end < 0:
             return None

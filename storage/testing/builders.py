@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches and logs in one line, for tests."""
+"""Builders of batches and logs, for tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from storage.log.partition_log import OpenedLog, PartitionLog
 from storage.types import Appended, LogSettings
 
 SMALL = LogSettings(segment_bytes=1_000, index_interval_bytes=100, segment_ms=10**15)
-"""Settings under which a handful of batches fills a segment and an index."""
+"""Settings with which a few batches fill a segment and an index."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class ProducerStamp:
 def make_batch(
     values: Sequence[bytes], *, timestamp_ms: int = 1_000, producer: ProducerStamp | None = None, control: bool = False
 ) -> bytearray:
-    """Encode a batch of values that all have one timestamp."""
+    """Encode a batch of values with one timestamp."""
     return encode_batch(
         values,
         timestamps_ms=timestamp_ms,
@@ -64,7 +64,7 @@ def open_log(disk: Disk, directory: str, settings: LogSettings = SMALL, *, now_m
 def read_all(
     log: PartitionLog, *, offset: int | None = None, max_bytes: int = 200, end_offset: int | None = None
 ) -> list[RecordBatch]:
-    """Read all batches from an offset (default: log start), chunk by chunk, checking that chunks join."""
+    """Read all batches from an offset (default: log start) chunk by chunk; check that the chunks join."""
     position = log.log_start_offset if offset is None else offset
     batches: list[RecordBatch] = []
     while True:
@@ -79,5 +79,5 @@ def read_all(
 
 
 def read_values(log: PartitionLog, *, offset: int | None = None, max_bytes: int = 200) -> list[bytes | None]:
-    """Read the values of all records from an offset on."""
+    """Return the values of all records from an offset on."""
     return [value for batch in read_all(log, offset=offset, max_bytes=max_bytes) for value in batch.values()]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The suite that every `Disk` must pass: subclass `DiskConformance` and give it a fixture `disk` and a fixture `root`.
+"""The suite that every `Disk` must pass: subclass `DiskConformance` and give it the fixtures `disk` and `root`.
 
-`root` is an existing empty directory on that disk. Only what `storage.files.disk` promises is asked.
+`root` is an existing empty directory on that disk. The suite tests only the guarantees of `storage.files.disk`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from storage.files.disk import Disk
 
 
 class DiskConformance:
-    """One behaviour of `Disk` or `File` a test."""
+    """Each test covers one behaviour of `Disk` or `File`."""
 
     def test_append_parts_then_read(self, disk: Disk, root: str) -> None:
-        """Parts are written one after the other and every range can be read back."""
+        """Parts are written one after the other, and every range can be read back."""
         file = disk.create_file(f"{root}/a")
         file.append([b"one", bytearray(b"two"), memoryview(b"-three")[1:]])
         file.append([b"four"])
@@ -29,7 +29,7 @@ class DiskConformance:
         file.close()
 
     def test_reopened_file_continues_at_its_end(self, disk: Disk, root: str) -> None:
-        """A file opened again has its size and is appended to at its end."""
+        """A file that is opened again has its size, and appends go to its end."""
         file = disk.create_file(f"{root}/a")
         file.append([b"first"])
         file.close()
@@ -42,7 +42,7 @@ class DiskConformance:
         again.close()
 
     def test_write_in_place(self, disk: Disk, root: str) -> None:
-        """Overwriting changes the bytes and not the size."""
+        """Overwriting changes the bytes but not the size."""
         file = disk.create_file(f"{root}/a")
         file.append([b"0123456789"])
         file.write(b"abc", 4)
@@ -52,7 +52,7 @@ class DiskConformance:
         file.close()
 
     def test_truncate_then_append(self, disk: Disk, root: str) -> None:
-        """What was cut does not come back behind what is appended."""
+        """Truncated bytes do not come back behind appended ones."""
         file = disk.create_file(f"{root}/a")
         file.append([b"0123456789"])
         file.truncate(4)
@@ -64,26 +64,26 @@ class DiskConformance:
         file.close()
 
     def test_create_existing_is_refused(self, disk: Disk, root: str) -> None:
-        """Creating never opens a file that is there."""
+        """Creating never opens an existing file."""
         disk.create_file(f"{root}/a").close()
         with pytest.raises(FileExistsInDiskError, match="exists"):
             disk.create_file(f"{root}/a")
 
     @pytest.mark.parametrize("call", ["open_file", "read_file", "remove", "list_directory", "size_bytes", "free_bytes"])
     def test_missing_path_is_typed(self, disk: Disk, root: str, call: str) -> None:
-        """Every call on a missing path says so, with the path."""
+        """Every call on a missing path raises a typed error with the path."""
         with pytest.raises(FileMissingError, match="no such") as caught:
             getattr(disk, call)(f"{root}/nothing")
         assert caught.value.path == f"{root}/nothing"
 
     def test_missing_parent_is_typed(self, disk: Disk, root: str) -> None:
-        """Nothing is created under a directory that is not there."""
+        """Nothing is created under a missing directory."""
         for call in (disk.create_file, disk.make_directory, disk.lock):
             with pytest.raises(FileMissingError):
                 call(f"{root}/nothing/a")
 
     def test_rename_replaces(self, disk: Disk, root: str) -> None:
-        """A rename takes the place of the target at once; an open file of the old target keeps its content."""
+        """A rename replaces the target at once; an open file of the old target keeps its content."""
         old = disk.create_file(f"{root}/target")
         old.append([b"old"])
         new = disk.create_file(f"{root}/source")
@@ -99,7 +99,7 @@ class DiskConformance:
             disk.rename(f"{root}/source", f"{root}/target")
 
     def test_removed_file_can_still_be_read_through_its_handle(self, disk: Disk, root: str) -> None:
-        """Removing takes the name away, not the content under an open handle."""
+        """Removing takes away the name, not the content under an open handle."""
         file = disk.create_file(f"{root}/a")
         file.append([b"kept"])
         disk.remove(f"{root}/a")
@@ -139,7 +139,7 @@ class DiskConformance:
         file.close()
 
     def test_file_in_place_of_a_directory_is_typed(self, disk: Disk, root: str) -> None:
-        """A file is no directory and says so."""
+        """A file is not a directory, and the error says so."""
         disk.create_file(f"{root}/a").close()
         with pytest.raises(DiskAccessError):
             disk.make_directory(f"{root}/a")
@@ -153,7 +153,7 @@ class DiskConformance:
             disk.sync_directory(f"{root}/a")
 
     def test_lock_is_exclusive_until_released(self, disk: Disk, root: str) -> None:
-        """The second holder is refused at once; after a release the lock is free; releasing twice is allowed."""
+        """A second holder is refused at once; after a release the lock is free; a second release is allowed."""
         lock = disk.lock(f"{root}/lock")
         with pytest.raises(LockHeldError, match="another process"):
             disk.lock(f"{root}/lock")

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Crashes before every recorded call of the disk of a scenario, in every way that the simulated disk offers.
+"""Crashes a scenario before every recorded disk call, in every way that the simulated disk offers.
 
-The points come from the calls that the simulated disk recorded, not from a list: a new step of the engine is a new point by
-itself. After each crash the log must be a legal one (`World.recover`), must stay what it is when the power fails again at once,
-and must go on: other batches at the lost offsets, a flush, a kill, a clean restart. Recoveries are crashed in the same way.
+The points come from the calls that the simulated disk recorded, not from a list, so a new step of the engine is a new
+point. After each crash the log must be legal (`World.recover`), and must not change when the power fails again at once.
+It must also continue: with other batches at the lost offsets, a flush, a kill, a clean restart. Recoveries are crashed
+in the same way.
 
 A new operation of the log is proven by a scenario here: a function that performs operations on a `World`.
-Source: docs/storage.md section 9; Pillai et al. (OSDI 2014).
+Source: docs/storage.md section 10; Pillai et al. (OSDI 2014).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from storage.testing.sim_tree import Crash
 from storage.types import LogSettings
 
 RANDOM_KINDS = (Crash.TEAR, Crash.PREFIX)
-"""Kinds of crash that leave something else for each seed."""
+"""Kinds of crash whose result depends on the seed."""
 SECOND_LIFE_APPENDS = 3
 END = "the end of the scenario"
 LARGE = replace(SMALL, segment_bytes=10_000)
@@ -42,7 +43,7 @@ class CrashPoint:
     """The disk and the model right before one call.
 
     Attributes:
-        operation: what the log was doing.
+        operation: name of the log's operation.
         call: the call that does not happen.
         disk: a copy.
         model: a copy.
@@ -55,11 +56,11 @@ class CrashPoint:
 
 
 class IllegalLogError(AssertionError):
-    """A log breaks a law, most likely after a crash; says after which call, and how to see it again."""
+    """A log breaks a law, most likely after a crash; the message names the call and how to reproduce it."""
 
 
 def append(world: World, count: int, *, size_bytes: int = 10, epoch: int = 0) -> None:
-    """Append a batch of producer 1, continuing its sequence, as a client that resends does."""
+    """Append a batch of producer 1 that continues its sequence, like a client that resends."""
     window = world.model.windows().get(1)
     stamp = ProducerStamp(producer_id=1, base_sequence=window.next_sequence if window is not None else 0)
     batch = plain_batch(count, size_bytes=size_bytes, timestamp_ms=1_000 + world.model.end_offset, producer=stamp)
@@ -100,7 +101,7 @@ def large_batches(world: World) -> None:
 
 
 def rolls_without_flush(world: World) -> None:
-    """Several segments are dirty at once when they are flushed, or when the crash comes."""
+    """Several segments are dirty at once at the flush, or at the crash."""
     for number in range(14):
         append(world, 2, epoch=number // 6)
     flush(world)
@@ -109,7 +110,7 @@ def rolls_without_flush(world: World) -> None:
 
 
 def truncations(world: World) -> None:
-    """Cut inside a segment, across segments, below the flushed offset and under a flush; others follow at these offsets."""
+    """Truncate inside a segment, across segments, below the flushed offset and under a flush; then append at these offsets."""
     for _ in range(16):
         append(world, 2)
     flush(world)
@@ -158,12 +159,12 @@ def follower(world: World) -> None:
 
 
 def restart(world: World, offset: int) -> None:
-    """Drop everything and begin anew."""
+    """Drop everything and restart at an offset."""
     world.perform(RestartAt(offset=offset), _RNG)
 
 
 def restarts_anew(world: World) -> None:
-    """Begin anew above the log, below its start, inside it again and again; other records follow at these offsets."""
+    """Restart above the log, below its start and inside it, again and again; then append at these offsets."""
     for _ in range(9):
         append(world, 2)
     flush(world)
@@ -200,16 +201,16 @@ SCENARIOS: dict[Callable[[World], None], LogSettings] = {
 
 
 def record(scenario: Callable[[World], None], settings: LogSettings) -> list[CrashPoint]:
-    """Run a scenario; return the points before each of its calls, and the one after its end.
+    """Run a scenario; return the points before each of its calls, and one after its end.
 
     Raises:
-        IllegalLogError: the log broke a law before anything crashed.
+        IllegalLogError: the log broke a law before any crash.
     """
     points: list[CrashPoint] = []
 
     def observe(world: World, call: SimCall) -> None:
         if call.path == "/" or (call.operation, call.path) == ("make_directory", "/data"):
-            # The place of the log is no part of it.
+            # The parent directory of the log is not part of it.
             return
         is_roll = world.doing.startswith("Append") and (call.operation, call.path[-4:]) != ("append", ".log")
         is_end = call.operation == END
@@ -232,10 +233,10 @@ def record(scenario: Callable[[World], None], settings: LogSettings) -> list[Cra
 
 
 def crash_and_check(point: CrashPoint, how: Crash, settings: LogSettings, *, seed: str) -> World:
-    """Crash a copy of a point, open it, and let it live on.
+    """Crash a copy of a point, open it, and continue to use it.
 
     Raises:
-        IllegalLogError: a law is broken.
+        IllegalLogError: the log breaks a law.
     """
     rng = random.Random(f"{seed}/{how.name}")
     disk = point.disk.fork()
@@ -243,7 +244,7 @@ def crash_and_check(point: CrashPoint, how: Crash, settings: LogSettings, *, see
     world = World.of_crashed(settings, disk, point.model.copy())
     try:
         world.recover(everything_kept=how is Crash.KEEP_ALL)
-        # What an open has shown is on stable storage.
+        # What an opening has shown is on stable storage.
         world.perform(CrashNow(how=Crash.LOSE_ALL), rng)
         for _ in range(SECOND_LIFE_APPENDS):
             append(world, 3, size_bytes=5, epoch=99)
@@ -274,11 +275,11 @@ def recovery_points(point: CrashPoint, how: Crash, settings: LogSettings, *, see
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Enumerated:
-    """How much was crashed.
+    """Counts of an enumeration.
 
     Attributes:
-        points: calls of the disk, for each operation.
-        crashes: crashes, each opened and checked.
+        points: number of disk calls for each operation.
+        crashes: number of crashes, each opened and checked.
     """
 
     points: Counter[str]
@@ -296,11 +297,11 @@ def crash_everywhere(
     """Run a scenario and crash it before every call and after its end, in every way.
 
     Args:
-        scenario: what to do.
+        scenario: the scenario.
         settings: settings of the log.
         seeds: crashes of each random kind at each point.
-        recovery_every: at every so many points crash the recovery too, before each of its calls; None: nowhere.
-        point_every: only every so many points are crashed, and counted: for quick tests.
+        recovery_every: at every n-th point, also crash the recovery before each of its calls; None: never.
+        point_every: crash and count only every n-th point, for quick tests.
 
     Raises:
         IllegalLogError: a crash left an illegal log.
@@ -320,7 +321,7 @@ def crash_everywhere(
                     continue
                 for again in recovery_points(point, how, settings, seed=name):
                     points[again.operation] += 1
-                    # As a power failure and as the end of a process: what differs between them was tried above.
+                    # As a power failure and as the end of a process; the kinds in between were tried above.
                     for how_again in (Crash.TEAR, Crash.KEEP_ALL):
                         crash_and_check(_of_second_crash(again, how, how_again), how_again, settings, seed=name)
                         crashes += 1
@@ -328,7 +329,7 @@ def crash_everywhere(
 
 
 def _of_second_crash(point: CrashPoint, how: Crash, how_again: Crash) -> CrashPoint:
-    """Return a point whose model promises only what both crashes left."""
+    """Return a point whose model guarantees only what both crashes left."""
     if how is Crash.KEEP_ALL or how_again is not Crash.KEEP_ALL:
         return point
     model = point.model.copy()

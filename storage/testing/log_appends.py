@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Appends as operations of the model test: by a leader, by a follower, to a full disk; and the batches that they send."""
+"""Appends as operations of the model test: by a leader, by a follower, to a full disk; and the batches for them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from storage.types import Appended
 PRODUCER_IDS = (1, 2, 3)
 KEYS = (b"", b"a", b"b", b"c", b"d", b"long" * 20)
 VALUE_BYTES = (0, 3, 10, 10, 40, 450, 1_300)
-"""Sizes of values: many in one sector, one over several."""
+"""Sizes of values: many in one sector, one over several sectors."""
 REFUSALS = {Refused.FENCED: ProducerFencedError, Refused.OUT_OF_ORDER: OutOfOrderSequenceError}
 FULL_PLACES = (("append", ".log"), ("create_file", ".log"), ("append", ".tmp"), ("create_file", ".index.tmp"))
-"""Calls of the disk that find no space."""
+"""Disk calls that find no space."""
 
 
 class SentBatch(bytes):
-    """A client's batch that shows itself in few words."""
+    """A client's batch with a short `repr`."""
 
     def __repr__(self) -> str:
         header = read_header(self)
@@ -36,7 +36,7 @@ class SentBatch(bytes):
 
 
 def draw_batch(model: LogModel, rng: random.Random) -> bytes:
-    """Return a client's batch: any producer, its next sequence, an old one again, or a wrong one."""
+    """Return a client's batch with any producer, and its next sequence, an old one or a wrong one."""
     count = rng.choice((1, 1, 2, 3))
     values: list[bytes | None] = [rng.randbytes(1) * rng.choice(VALUE_BYTES) for _ in range(count)]
     keys = draw_keys(values, rng)
@@ -72,7 +72,7 @@ def draw_batch(model: LogModel, rng: random.Random) -> bytes:
 
 
 def draw_keys(values: list[bytes | None], rng: random.Random) -> list[bytes | None] | None:
-    """Return a key for each record, now and then none for one, or for none; some values become tombstones."""
+    """Return a key for each record, sometimes None for one of them or for all; some values become tombstones."""
     if rng.randrange(4) == 0:
         return None
     for at in range(len(values)):
@@ -82,7 +82,7 @@ def draw_keys(values: list[bytes | None], rng: random.Random) -> list[bytes | No
 
 
 def draw_epoch(model: LogModel, rng: random.Random) -> int:
-    """Return the log's leader epoch, most of the time; an empty log may have forgotten it, but a cluster never does."""
+    """Return the log's leader epoch, most of the time. An empty log may have forgotten it, but a cluster never does."""
     known = (
         [batch.header.leader_epoch for batch in model.history[-1:]] if model.last_epoch is None else [model.last_epoch]
     )
@@ -112,14 +112,14 @@ class Append(Operation):
 
     @classmethod
     def draw(cls, world: World, rng: random.Random) -> Append:
-        """See `Operation`; now and then the leader epoch goes back."""
+        """See `Operation`; sometimes the leader epoch goes back."""
         epoch = draw_epoch(world.model, rng)
         if epoch > 0 and rng.randrange(20) == 0 and world.model.last_epoch is not None:
             epoch -= 1
         return cls(batch=draw_batch(world.model, rng), leader_epoch=epoch)
 
     def expected(self, model: LogModel) -> tuple[object, list[ModelBatch]]:
-        """Return the answer that the log must give, and what it appends."""
+        """Return the required answer of the log, and the batches that it must append."""
         if model.last_epoch is not None and self.leader_epoch < model.last_epoch:
             return OutOfOrderOffsetError, []
         header = read_header(self.batch)
@@ -153,7 +153,7 @@ class Append(Operation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppendToFullDisk(Operation):
-    """An append whose first call of one kind finds no space: it is taken whole, or refused and nothing changed."""
+    """An append whose first call of one kind finds no space: it is accepted as a whole, or refused without a change."""
 
     weight = 2
     append: Append
@@ -185,7 +185,7 @@ class AppendToFullDisk(Operation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppendAsFollower(Operation):
-    """A follower appends a region of batches, byte for byte; one that does not continue the log is refused as a whole."""
+    """A follower appends a region of batches byte for byte; a region that does not continue the log is refused as a whole."""
 
     weight = 6
     batches: tuple[bytes, ...]
@@ -194,7 +194,7 @@ class AppendAsFollower(Operation):
 
     @classmethod
     def draw(cls, world: World, rng: random.Random) -> AppendAsFollower:
-        """See `Operation`; only what a leader appends can reach a follower."""
+        """See `Operation`; only batches that a leader appends can reach a follower."""
         leader = world.model.copy()
         batches: list[bytes] = []
         epochs: list[int] = []

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compaction as operations of the model test: a whole pass at once, or step by step with everything else in between.
+"""Compaction as operations of the model test: a whole pass at once, or step by step with other operations in between.
 
-What a reader sees after each swap is judged by `model_compaction`; a power failure may come at any call of a pass. A pass gets a
-high watermark, and from then on nothing below its end is truncated: that is what a high watermark promises.
+`model_compaction` judges what a reader sees after each swap. A power failure may come at any call of a pass. A pass
+gets a high watermark, and from then on nothing below its end is truncated, as a high watermark guarantees.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FULL_PLACES = (
 
 
 class Passed(NamedTuple):
-    """What a step of a pass did: where the pass ends (None: nothing is due), all bytes of the log, and an error."""
+    """The result of a step of a pass: the end of the pass (None: nothing is due), all bytes of the log, and an error."""
 
     end_offset: int | None
     found: bytes
@@ -46,7 +46,7 @@ def _no_pace(size_bytes: int) -> None:
 
 
 def draw_rule(world: World, rng: random.Random) -> CompactionRule:
-    """Return what a pass that begins now may do."""
+    """Return the rule for a pass that begins now."""
     model = world.model
     high_watermark = model.flushed_offset
     if rng.randrange(3) == 0:
@@ -69,7 +69,7 @@ def draw_rule(world: World, rng: random.Random) -> CompactionRule:
 
 
 def begin_pass(world: World, rule: CompactionRule) -> tuple[CompactionPass, int] | None:
-    """Begin a pass if the log is due; return it and where it ends."""
+    """Begin a pass if the log is due; return it and its end."""
     compaction = LogCompaction(world.log)
     rules = compaction.rules
     assert rules is not None, "the log is not compacted"
@@ -81,7 +81,7 @@ def begin_pass(world: World, rule: CompactionRule) -> tuple[CompactionPass, int]
 
 
 def steps_of(world: World, work: CompactionPass) -> Iterator[CompactionPass]:
-    """Make a pass, with a break after each step that other calls may come between."""
+    """Run a pass, with a break after each step between which other calls may come."""
     work.build()
     yield work
     for group in work.groups():
@@ -96,10 +96,10 @@ def steps_of(world: World, work: CompactionPass) -> Iterator[CompactionPass]:
 
 
 def follow_swaps(model: LogModel, outcome: object, rule: CompactionRule) -> None:
-    """Judge what stands in the log after swaps, and take it up.
+    """Judge the content of the log after swaps, and adopt it.
 
     Raises:
-        AssertionError: a law is broken.
+        AssertionError: the log breaks a law.
     """
     assert isinstance(outcome, Passed), f"{outcome}"
     model.compacting = None
@@ -111,7 +111,7 @@ def follow_swaps(model: LogModel, outcome: object, rule: CompactionRule) -> None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compact(Operation):
-    """A whole pass, if one is due; now and then the disk is full."""
+    """A whole pass, if one is due; sometimes the disk is full."""
 
     weight = 5
     crash_weight = 5
@@ -156,13 +156,13 @@ class Compact(Operation):
         assert outcome.error in (None, expected), f"the pass fails with {outcome.error}"
 
     def after(self, world: World, rng: random.Random) -> None:
-        """Look-ups by time and windows fit what stands there now."""
+        """Check that look-ups by time and the producer state match the present content."""
         world.check_in_depth()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactStep(Operation):
-    """One step of a pass: it begins, builds its map, writes a group, or puts it in its place."""
+    """One step of a pass: begin, build the map, write a group, or swap it in."""
 
     weight = 8
     crash_weight = 4
@@ -175,7 +175,7 @@ class CompactStep(Operation):
 
     @classmethod
     def draw(cls, world: World, rng: random.Random) -> CompactStep:
-        """See `Operation`: a pass under way goes on with what it was told when it began."""
+        """See `Operation`; a pass under way keeps the rule from its beginning."""
         return cls(rule=draw_rule(world, rng) if world.pass_rule is None else world.pass_rule)
 
     def announce(self, model: LogModel) -> None:
@@ -190,14 +190,14 @@ class CompactStep(Operation):
             begun = begin_pass(world, self.rule)
             if begun is not None:
                 work, end_offset = begun
-                # Beyond the end that it chose the log may be cut and grow anew while it goes on.
+                # Beyond the chosen end the log may be truncated and grow again during the pass.
                 world.pass_steps = steps_of(world, work)
                 world.pass_rule = replace(self.rule, end_offset=end_offset)
         else:
             try:
                 is_over = next(world.pass_steps, None) is None
             except StorageError as raised:
-                # What it read went meanwhile: the cleaner reports that and tries again later.
+                # The segment that it read was removed; the cleaner reports that and tries again later.
                 error, is_over = type(raised), True
             if is_over:
                 world.pass_steps = world.pass_rule = None
@@ -208,10 +208,10 @@ class CompactStep(Operation):
         follow_swaps(model, outcome, self.rule)
 
     def after(self, world: World, rng: random.Random) -> None:
-        """Look-ups by time and windows fit what stands there now."""
+        """Check that look-ups by time and the producer state match the present content."""
         assert world.is_writable, "no fault was injected"
         world.check_in_depth()
 
 
 COMPACTION_OPERATIONS: tuple[type[Operation], ...] = (Compact, CompactStep)
-"""What a cleaner does."""
+"""The operations of a cleaner."""

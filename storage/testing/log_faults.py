@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ends of a log's life as operations: clean close, unclean close, crash of every kind, power failure inside a call."""
+"""Ends of a log's life as operations: clean close, unclean close, crashes of every kind, power failure inside a call."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from storage.testing.log_world import Operation, World, attempt
 from storage.testing.sim_tree import Crash
 
 CALLS_MAX = 20
-"""A power failure inside an operation comes before one of so many calls of the disk."""
+"""A power failure inside an operation comes before one of this many disk calls."""
 
 
 def draw_recovery_crashes(rng: random.Random) -> tuple[Crash, ...]:
-    """Return crashes for inside the recovery: none, most of the time."""
+    """Return crashes for inside the recovery; most of the time none."""
     return tuple(rng.choice(list(Crash)) for _ in range(rng.choice((0, 0, 0, 1, 2))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloseAndOpen(Operation):
-    """The log is closed, cleanly or not, and opened again by the same process."""
+    """The same process closes the log, cleanly or not, and opens it again."""
 
     weight = 3
     clean: bool
 
     @classmethod
     def is_possible(cls, world: World) -> bool:
-        """See `Operation`: a clean close needs the flush group back, and the removal."""
+        """See `Operation`; a clean close needs the flush group and the removal back."""
         return world.is_writable and world.work is None and world.prefix is None
 
     @classmethod
@@ -52,7 +52,7 @@ class CloseAndOpen(Operation):
             model.flushed_offset = model.end_offset
 
     def after(self, world: World, rng: random.Random) -> None:
-        """Open it."""
+        """Open the log."""
         world.recover(everything_kept=True, clean=self.clean)
 
 
@@ -75,19 +75,19 @@ class CrashNow(Operation):
         return cls(how=rng.choice(list(Crash)), inside_recovery=draw_recovery_crashes(rng))
 
     def apply_to_log(self, world: World) -> object:
-        """See `Operation`: nothing is called."""
+        """See `Operation`; calls nothing."""
 
     def apply_to_model(self, model: LogModel, outcome: object) -> None:
-        """See `Operation`: what is left is known after the open."""
+        """See `Operation`; the opening shows what is left."""
 
     def after(self, world: World, rng: random.Random) -> None:
-        """Crash, and open."""
+        """Crash, and open the log."""
         world.crash(self.how, rng, inside_recovery=self.inside_recovery)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrashInside(Operation):
-    """The power fails inside another operation, before one of its calls of the disk."""
+    """The power fails inside another operation, before one of its disk calls."""
 
     weight = 5
     operation: Operation
@@ -108,15 +108,15 @@ class CrashInside(Operation):
         return cls(operation=kind.draw(world, rng), before_call=before_call, how=rng.choice(list(Crash)))
 
     def apply_to_log(self, world: World) -> object:
-        """See `Operation`: nothing is called before `after`."""
+        """See `Operation`; calls nothing before `after`."""
 
     def apply_to_model(self, model: LogModel, outcome: object) -> None:
         """See `Operation`."""
 
     def after(self, world: World, rng: random.Random) -> None:
-        """Do the operation, and crash in it."""
+        """Perform the operation, and crash inside it."""
         world.perform_with_power_failure(self.operation, rng, before_call=self.before_call, how=self.how)
 
 
 EVERYTHING: tuple[type[Operation], ...] = (*OPERATIONS, CloseAndOpen, CrashNow, CrashInside)
-"""All operations and all faults: what the model test draws from."""
+"""All operations and all faults; the model test draws from them."""

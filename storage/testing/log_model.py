@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A partition log as a plain list of batches: what `PartitionLog` must be equal to, whatever happened to it.
+"""A partition log as a plain list of batches: `PartitionLog` must equal it, whatever happened.
 
-Owns what the outside may know of a log: its batches byte for byte, where it begins, what was acknowledged as flushed, leader
-epochs and idempotence windows (both told again from the batches, by rules of its own), and what a crash may leave.
+The model holds what is visible from outside: the batches byte for byte, the log start, and what was acknowledged as
+flushed. It derives leader epochs and producer state from the batches by its own rules, and knows what a crash may
+leave.
 
 Laws
-    After a crash the log is a run of whole batches from the log start on, at least as long as what was flushed.
-    With every unsynced byte kept (`kill -9`) nothing is lost. A truncation that has returned is never undone.
-    The log start never goes back below the durable one, and never above what was asked for.
-    A restart at an offset leaves the whole old log, as any crash may, or an empty one at that offset; once it has returned, this.
+    After a crash the log is a run of whole batches from the log start on, which contains at least everything that was
+    flushed.
+    If every unsynced byte survives (`kill -9`), nothing is lost. A truncation that has returned is never undone.
+    The log start never goes below the durable one, and never above the requested one.
+    A restart at an offset leaves the whole old log, as any crash may, or an empty log at that offset. Once it has
+    returned, a crash leaves the empty log.
     Inside a compaction pass each batch is the old one, or what compaction may make of it (`model_compaction`).
-    There is never damage: a crash is no damage.
+    There is never damage, because a crash is not damage.
 
 Pure: no disk, clock or randomness. Source: docs/storage.md sections 2, 3 and 10; KIP-98, KIP-101, KIP-279.
 """
@@ -41,33 +44,33 @@ __all__ = ["SEQUENCE_COUNT", "LogModel", "ModelBatch", "ModelWindow", "Refused"]
 
 
 class Refused(Enum):
-    """Why a log must refuse a batch of a producer."""
+    """Why a log must refuse a producer's batch."""
 
     FENCED = "a newer producer epoch is known"
     OUT_OF_ORDER = "the sequence does not continue"
 
 
 class LogModel:
-    """The list.
+    """The model of one log.
 
     Attributes:
-        now_ms: the clock that the log is given.
+        now_ms: the clock that the log gets.
         start_offset: first readable offset, inclusive.
-        legal_starts: other log starts that a crash may leave: those of a removal under way.
-        failed_starts: those of removals that failed: a crash may leave them too, or not.
-        durable_start: where the removal in flight has put the log start on the device; None: nowhere yet.
+        legal_starts: other log starts that a crash may leave, from a removal under way.
+        failed_starts: log starts of failed removals, which a crash may leave too.
+        durable_start: the log start that the removal in flight has written to the device; None: none yet.
         batches: the log from the batch that holds the log start on, ascending.
-        history: all batches as they were appended, also those that were removed or compacted since.
-        announced: batches of an append under way: a crash may leave them, or the first of them, too.
-        truncating_to: where a truncation under way cuts; a crash may leave anything from there on.
-        restarting_to: where a restart under way lets the log begin anew; None: none is.
-        flushed_offset: everything below was acknowledged as flushed, exclusive.
-        flush_target: what the flush group in flight may claim when it is taken back, exclusive; None: none in flight.
-        prefix_target: where the removal in flight puts the log start; None: none is in flight.
-        compacting: a swap under way.
-        compacted_to: below it records were replaced by others: no legal truncation goes there (exclusive).
-        producers: idempotence windows.
-        forgotten_at: producer id -> log end when it was forgotten: for being idle, or with its batches.
+        history: all batches as they were appended, including those that were removed or compacted since.
+        announced: batches of an append under way; a crash may leave all of them, or only the first ones.
+        truncating_to: new end of a truncation under way; a crash may leave anything from there on.
+        restarting_to: offset of a restart under way; None: there is none.
+        flushed_offset: everything below it was acknowledged as flushed, exclusive.
+        flush_target: what the flush group in flight may claim as flushed, exclusive; None: none is in flight.
+        prefix_target: log start of the removal in flight; None: none is in flight.
+        compacting: the rule of a swap under way.
+        compacted_to: below it compaction replaced records, so no legal truncation goes there (exclusive).
+        producers: producer state.
+        forgotten_at: producer id -> log end when the log forgot it, because it was idle or its batches were removed.
     """
 
     def __init__(self) -> None:
@@ -91,7 +94,7 @@ class LogModel:
         self._epochs: list[tuple[int, int]] = []
 
     def copy(self) -> LogModel:
-        """Return a copy that shares nothing that changes."""
+        """Return a copy that shares no mutable state."""
         copied = LogModel()
         for name, value in vars(self).items():
             setattr(copied, name, value.copy() if isinstance(value, list | dict) else value)
@@ -100,12 +103,12 @@ class LogModel:
 
     @property
     def end_offset(self) -> int:
-        """Offset that the next record gets, exclusive end."""
+        """Offset of the next record, exclusive end."""
         return self.batches[-1].header.next_offset if self.batches else self.start_offset
 
     @property
     def floor_offset(self) -> int:
-        """Nothing may be cut below (inclusive): the log start, or where the removal in flight puts it."""
+        """The lowest legal end of a truncation (inclusive): the log start, or that of the removal in flight."""
         return self.start_offset if self.prefix_target is None else self.prefix_target
 
     def epochs(self) -> list[tuple[int, int]]:
@@ -118,7 +121,7 @@ class LogModel:
         return self._epochs[-1][0] if self._epochs else None
 
     def assign_epoch(self, leader_epoch: int, offset: int) -> None:
-        """A leader epoch begins at an offset; does nothing for the last one. One without a record there is forgotten."""
+        """Note that a leader epoch begins at an offset; does nothing for the last epoch. Forget epochs without a record there."""
         if leader_epoch != self.last_epoch:
             self._epochs = [each for each in self._epochs if each[1] < offset]
             self._epochs.append((leader_epoch, offset))
@@ -133,7 +136,7 @@ class LogModel:
         return found[-1] if found else None
 
     def end_offset_for_epoch(self, epoch: int) -> EpochEnd | None:
-        """Return the largest known epoch at or below `epoch`, and where it ends; see `PartitionLog`."""
+        """Return the largest known epoch at or below `epoch`, and its end; see `PartitionLog`."""
         epochs = self._epochs
         if not epochs or epoch > epochs[-1][0]:
             return None
@@ -141,7 +144,7 @@ class LogModel:
         return EpochEnd(known, min((start for each, start in epochs if each > epoch), default=self.end_offset))
 
     def windows(self) -> dict[int, ModelWindow]:
-        """Return the idempotence windows of all producers."""
+        """Return the state of all producers."""
         return {producer_id: window.copy() for producer_id, window in self.producers.items()}
 
     def transactions(self) -> ModelTransactions:
@@ -149,7 +152,7 @@ class LogModel:
         return transactions_of(batch.header for batch in self.history)
 
     def judge(self, header: BatchHeader) -> Appended | Refused | None:
-        """Tell what must become of a client's batch: a duplicate's original, a refusal, or None: it is appended."""
+        """Return the required result of a client's batch: the original of a duplicate, a refusal, or None: append it."""
         window = self.producers.get(header.producer_id) if header.producer_id >= 0 else None
         if window is None:
             return None
@@ -169,7 +172,7 @@ class LogModel:
         return Refused.OUT_OF_ORDER
 
     def readable_from(self, offset: int, *, end_offset: int) -> list[ModelBatch]:
-        """Return the batches from the one that holds `offset` to the last one that does not reach beyond a limit."""
+        """Return the batches from the one that holds `offset` to the last one that ends within the limit."""
         reached = [batch for batch in self.batches if batch.header.next_offset > offset]
         return [batch for batch in reached if batch.header.next_offset <= end_offset]
 
@@ -183,14 +186,14 @@ class LogModel:
         return None
 
     def cut_at(self, to_offset: int) -> int:
-        """Return where the log is cut by a truncation to `to_offset`: whole batches are dropped."""
+        """Return the log end after a truncation to `to_offset`, which drops whole batches."""
         return next(
             (batch.header.base_offset for batch in self.batches if batch.header.next_offset > to_offset),
             self.end_offset,
         )
 
     def append(self, batches: list[ModelBatch]) -> None:
-        """Take up batches that stand in the log."""
+        """Add batches that the log appended."""
         self.batches += batches
         self.history += batches
         for batch in batches:
@@ -199,12 +202,12 @@ class LogModel:
         self.announced = []
 
     def announce_truncation(self, to_offset: int) -> None:
-        """A truncation inside the log begins: from now on what lies beyond the cut is not promised."""
+        """Note the start of a truncation inside the log; nothing beyond its end is guaranteed from now on."""
         self.truncating_to = self.cut_at(to_offset)
         self.flushed_offset = min(self.flushed_offset, max(self.truncating_to, self.start_offset))
 
     def truncate(self) -> None:
-        """The announced truncation has returned."""
+        """Note that the announced truncation has returned."""
         to_offset = self.truncating_to
         assert to_offset is not None, "no truncation was announced"
         self.truncating_to = None
@@ -216,16 +219,16 @@ class LogModel:
             self.flush_target = min(self.flush_target, max(to_offset, self.start_offset))
 
     def restart(self, offset: int) -> None:
-        """Everything is gone, and the log begins anew, empty, at an offset."""
+        """Note a restart: everything is dropped, and the log is empty at an offset."""
         kept = self.now_ms
         vars(self).update(vars(LogModel()))
         self.now_ms = kept
         self.start_offset = self.flushed_offset = offset
 
     def begin_at(self, offset: int) -> None:
-        """The log begins at an offset now (not below the old one), and nothing below it is served."""
+        """Move the log start to an offset (not below the old one)."""
         if offset > self.end_offset:
-            # The batch that it lies in was cut meanwhile: the log begins again there, empty.
+            # A truncation dropped the batch of the new log start, so the log restarts there, empty.
             self.flush_target = None if self.flush_target is None else min(self.flush_target, offset)
         self.start_offset = offset
         self.legal_starts = frozenset()
@@ -238,13 +241,13 @@ class LogModel:
             self._epochs = [(begun[-1][0], offset), *(each for each in self._epochs if each[1] > offset)]
 
     def least_after_crash(self, *, everything_kept: bool) -> int:
-        """Return the log end offset that a crash must leave at least, unless it leaves a log that was restarted."""
+        """Return the smallest log end offset that a crash may leave, unless the log was restarted."""
         if not everything_kept:
             return self.flushed_offset
         return self.end_offset if self.truncating_to is None else self.truncating_to
 
     def settle_restart(self, start_offset: int, end_offset: int, *, everything_kept: bool) -> None:
-        """Take up that an open found the log that a restart under way leaves, if it did."""
+        """Adopt a restart under way, if the opening found the restarted log."""
         to_offset, self.restarting_to = self.restarting_to, None
         least = self.least_after_crash(everything_kept=everything_kept)
         is_old = start_offset == self.start_offset and end_offset >= least
@@ -252,14 +255,14 @@ class LogModel:
             self.restart(to_offset)
 
     def settle(self, found: bytes, *, start_offset: int) -> None:
-        """Take up what an open found: the bytes of all its batches.
+        """Adopt what an opening found: the bytes of all its batches.
 
         Args:
             found: the batches.
             start_offset: the log start.
 
         Raises:
-            AssertionError: it is no such run of the history as a crash may leave.
+            AssertionError: no crash may leave this.
         """
         certain = self.start_offset if self.durable_start is None else self.durable_start
         legal = {certain, *(each for each in self.legal_starts | self.failed_starts if each > certain)}
@@ -286,16 +289,16 @@ class LogModel:
                 self.assign_epoch(batch.header.leader_epoch, max(batch.header.base_offset, self.start_offset))
 
     def note_opening(self, now_ms: int) -> None:
-        """What stands in an opened log was written at the opening at the latest, by a clock that may have been set back."""
+        """Note that batches of an opened log were written at its opening at the latest; the clock may have been set back."""
         self.batches = [
             batch if batch.appended_ms <= now_ms else replace(batch, appended_ms=now_ms) for batch in self.batches
         ]
 
     def settle_epoch(self, last_epoch: int | None) -> None:
-        """Take up the leader epoch of an opened log without batches: that of a batch that was removed, or none.
+        """Adopt the leader epoch of an opened log without batches: that of a removed batch, or none.
 
         Raises:
-            AssertionError: no such batch ever was.
+            AssertionError: there never was such a batch.
         """
         if self.batches or last_epoch is None or last_epoch == self.last_epoch:
             return
@@ -304,17 +307,18 @@ class LogModel:
         self._epochs = [(last_epoch, self.start_offset)]
 
     def compacted(self, before: list[ModelBatch], found: bytes, rule: CompactionRule) -> list[ModelBatch]:
-        """Return what bytes of the log show in the place of some batches after swaps; see `adopt_compacted`."""
+        """Return the batches that the log shows after swaps; see `adopt_compacted`."""
         return adopt_compacted(Before(batches=before, start_offset=self.start_offset), found, rule)
 
     def settle_producers(self, seen: Mapping[int, SeenWindow]) -> None:
-        """Take up what an opened, or truncated, log knows of producers.
+        """Adopt the producer state of an opened or truncated log.
 
         Raises:
             AssertionError: see `judge_windows`.
         """
         for producer_id in self.producers.keys() - seen.keys():
-            # Its batches are gone, and the snapshot that knew it was lost: it may begin anew, and an older snapshot may come back.
+            # Its batches are gone, and the snapshot with it was lost. The producer may start over, and an older
+            # snapshot may come back.
             self.forgotten_at[producer_id] = self.end_offset
         self.producers = judge_windows(
             seen,
@@ -325,10 +329,10 @@ class LogModel:
 
 
 def take_run(history: list[ModelBatch], found: bytes) -> list[ModelBatch]:
-    """Return the first batches of a history, which some bytes are.
+    """Return the first batches of a history, whose bytes must equal the given ones.
 
     Raises:
-        AssertionError: they are not.
+        AssertionError: the bytes differ.
     """
     kept: list[ModelBatch] = []
     size_bytes = 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a mutant is: an engine with one decision wrong; `mutants` has them all."""
+"""A mutant: an engine with one wrong decision; `mutants` lists all of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from storage.testing.log_world import Operation, World
 
 
 class Finder(Enum):
-    """What finds a mutant."""
+    """The proof that finds a mutant."""
 
     MODEL = "model"
     CRASH_POINTS = "crash points"
@@ -23,12 +23,12 @@ class Mutant:
     """One wrong decision.
 
     Attributes:
-        name: where: what.
+        name: where, and what is wrong.
         finder: the proof that finds it.
-        patches: (owner, attribute, replacement) of each.
+        patches: (owner, attribute, replacement) of each patch.
         scenario: the scenario that finds it, for crash points.
-        focus: operations that the model draws several times as often (`model_run.FOCUS`): it finds it sooner.
-        compact: whether the log of the model is a compacted one; None: as drawn.
+        focus: operations that the model draws several times as often (`model_run.FOCUS`), to find it sooner.
+        compact: True or False: the model's log is compacted or not; None: drawn at random.
     """
 
     name: str

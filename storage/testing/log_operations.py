@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the model test does to a log, apart from crashes (`log_faults`): one small object each.
+"""Operations of the model test on a log, except crashes (`log_faults`): one small class for each.
 
-A new feature of the log is proven by one more class here, or in a module beside this one (`log_prefix`, `log_compaction`,
-`log_scrub`, `log_transactions`): `draw` its arguments, `announce` to the model what a power failure inside it may leave,
-`apply_to_log`, `apply_to_model`, and a place in `OPERATIONS`.
+A new feature of the log is proven by one more class here, or in a module beside this one (`log_prefix`,
+`log_compaction`, `log_scrub`, `log_transactions`). It needs `draw` for its arguments, `announce` for what a power
+failure inside it may leave, `apply_to_log`, `apply_to_model`, and an entry in `OPERATIONS`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from storage.types import LogRead
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginFlush(Operation):
-    """The first half of a flush: collect what is dirty."""
+    """The first half of a flush: collect everything dirty."""
 
     weight = 6
     crash_weight = 0
@@ -56,7 +56,7 @@ class BeginFlush(Operation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFlush(Operation):
-    """What another thread does for a flush; now and then the device fails, or has no space for the checkpoint."""
+    """The part of a flush for another thread; sometimes the device fails, or has no space for the checkpoint."""
 
     weight = 6
     refused: tuple[str, str, Refusal] | None = None
@@ -89,7 +89,7 @@ class RunFlush(Operation):
         return outcome
 
     def apply_to_model(self, model: LogModel, outcome: object) -> None:
-        """See `Operation`; nothing is claimed yet."""
+        """See `Operation`; nothing counts as flushed yet."""
         if self.refused is None:
             assert outcome is None, f"the group fails with {outcome}"
         else:
@@ -98,7 +98,7 @@ class RunFlush(Operation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndFlush(Operation):
-    """The second half of a flush: what the group covers is flushed now, unless it failed or was cut meanwhile."""
+    """The second half of a flush: the group's records count as flushed, unless it failed or the log was truncated since."""
 
     weight = 8
 
@@ -134,7 +134,7 @@ class EndFlush(Operation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlushAll(Operation):
-    """A flush at once, as at a close: everything is on stable storage when it returns."""
+    """A flush at once, as at a close; when it returns, everything is on stable storage."""
 
     weight = 8
 
@@ -160,7 +160,7 @@ class FlushAll(Operation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TruncateSuffix(Operation):
-    """The tail is dropped, also with a flush in flight, also below what was flushed."""
+    """The tail is dropped, even with a flush in flight, and even below the flushed offset."""
 
     weight = 3
     crash_weight = 3
@@ -168,7 +168,7 @@ class TruncateSuffix(Operation):
 
     @classmethod
     def draw(cls, world: World, rng: random.Random) -> TruncateSuffix:
-        """See `Operation`; most cuts are near the end, none in what was compacted, some below the log start."""
+        """See `Operation`; most truncations are near the end, none in the compacted part, some below the log start."""
         model = world.model
         if rng.randrange(6) == 0:
             return cls(to_offset=model.end_offset)
@@ -198,19 +198,19 @@ class TruncateSuffix(Operation):
         if model.truncating_to is not None:
             model.truncate()
         else:
-            # A leader epoch that was assigned at the log end and has no record.
+            # Only a leader epoch that was assigned at the log end and has no record.
             model.forget_epochs(self.to_offset)
         assert outcome == model.end_offset, f"the log ends at {outcome}, not at {model.end_offset}"
 
     def after(self, world: World, rng: random.Random) -> None:
-        """Nothing of the tail is left in any look-up."""
+        """Check that no look-up finds anything of the tail."""
         world.model.settle_producers(world.seen_producers())
         world.check_in_depth()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read(Operation):
-    """A read by offset: whole batches, from the one asked for, byte for byte."""
+    """A read by offset: whole batches byte for byte, from the one that holds the offset on."""
 
     weight = 6
     crash_weight = 0
@@ -220,7 +220,7 @@ class Read(Operation):
 
     @classmethod
     def is_possible(cls, world: World) -> bool:
-        """See `Operation`: a failed disk is still read."""
+        """See `Operation`; a failed disk can still be read."""
         return True
 
     @classmethod
@@ -238,7 +238,7 @@ class Read(Operation):
         return attempt(partial(world.log.read, self.offset, self.max_bytes, end_offset=self.end_offset))
 
     def apply_to_model(self, model: LogModel, outcome: object) -> None:
-        """See `Operation`; where a segment ends is the log's business."""
+        """See `Operation`; the model does not know where a segment ends."""
         if self.offset < model.start_offset:
             assert outcome is OffsetOutOfRangeError, f"a read below the log start is answered with {outcome}"
             return
@@ -264,7 +264,7 @@ class FindTimestamp(Operation):
 
     @classmethod
     def is_possible(cls, world: World) -> bool:
-        """See `Operation`: a failed disk is still read."""
+        """See `Operation`; a failed disk can still be read."""
         return True
 
     @classmethod
@@ -289,7 +289,7 @@ class FindTimestamp(Operation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssignEpoch(Operation):
-    """A leader epoch begins at the log end, before it has a record."""
+    """A leader epoch begins at the log end, without a record."""
 
     weight = 1
     crash_weight = 0
@@ -311,14 +311,14 @@ class AssignEpoch(Operation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeadInVain(Operation):
-    """A leader appends nothing in its epoch, which a flush saves, and becomes a follower: the epoch is forgotten."""
+    """A leader appends nothing in its epoch, a flush saves the epoch, and as a follower the log forgets it."""
 
     weight = 2
     leader_epoch: int
 
     @classmethod
     def is_possible(cls, world: World) -> bool:
-        """See `Operation`: no group may be in flight, nor a removal, which may go beyond the log end."""
+        """See `Operation`; no group may be in flight, and no removal, which may go beyond the log end."""
         return world.is_writable and world.work is None and world.prefix is None
 
     @classmethod
@@ -341,7 +341,7 @@ class LeadInVain(Operation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckInDepth(Operation):
-    """Everything is compared."""
+    """Compare everything."""
 
     weight = 1
     crash_weight = 0
@@ -380,4 +380,4 @@ OPERATIONS: tuple[type[Operation], ...] = (
     *SCRUB_OPERATIONS,
     *TRANSACTION_OPERATIONS,
 )
-"""All operations; a new one is added here."""
+"""All operations; add a new one here."""

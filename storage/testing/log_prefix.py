@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The front of a log as operations of the model test: DeleteRecords, retention, rolls by the clock, `.deleted` files, idle producers.
+"""The head of a log as operations of the model test: DeleteRecords, retention, rolls by age, `.deleted` files, idle producers.
 
-Law: what retention removes may go by `model_retention`; where the log starts afterwards is told by the log, and judged.
+Law: retention may remove what `model_retention` says. The log reports its start afterwards, and the model judges it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ CLOCK_STEPS_MS = (100, 300, 1_000, 4_000, 20_000)
 
 
 class Moved(NamedTuple):
-    """What a call answered, and where the log starts after it."""
+    """The answer of a call, and the log start after it."""
 
     answer: object
     start_offset: int
 
 
 class Expired(NamedTuple):
-    """How many producers a log says that it forgot, whom it still knows, and whether the clock ever went back."""
+    """How many producers a log has forgotten, which it still knows, and whether the clock ever went back."""
 
     gone_count: int
     left: frozenset[int]
@@ -38,22 +38,22 @@ class Expired(NamedTuple):
 
 
 def follow(model: LogModel, moved: Moved) -> None:
-    """Take up where a log starts after a removal that succeeded or failed.
+    """Adopt the log start after a removal that succeeded or failed.
 
     Raises:
-        AssertionError: neither where it started nor where it may start.
+        AssertionError: it is neither the old nor a legal new one.
     """
     found, asked = moved.start_offset, model.legal_starts
     assert found in {model.start_offset, *asked}, f"the log starts at {found}, not at one of {sorted(asked)}"
     if moved.answer is DiskFullError or moved.answer is DiskFailedError:
-        # What was asked for may stand on the device, or come there by itself.
+        # The requested log start may be on the device, or get there later.
         model.failed_starts |= asked
     model.begin_at(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TruncatePrefix(Operation):
-    """The log is to begin at an offset: DeleteRecords; now and then the disk is full."""
+    """A truncation of the prefix (DeleteRecords); sometimes the disk is full."""
 
     weight = 2
     crash_weight = 2
@@ -62,12 +62,12 @@ class TruncatePrefix(Operation):
 
     @classmethod
     def is_possible(cls, world: World) -> bool:
-        """See `Operation`: one removal at a time."""
+        """See `Operation`; one removal at a time."""
         return world.is_writable and world.prefix is None
 
     @classmethod
     def draw(cls, world: World, rng: random.Random) -> TruncatePrefix:
-        """See `Operation`; most remove little, also inside a batch, some all, or ask beyond the end."""
+        """See `Operation`; most remove little, also inside a batch; some remove everything, or go beyond the end."""
         start, end = world.model.start_offset, world.model.end_offset
         refused = (*rng.choice(FULL_PLACES), Refusal.FULL) if rng.randrange(8) == 0 else None
         if world.work is None and rng.randrange(40) == 0:
@@ -103,13 +103,13 @@ class TruncatePrefix(Operation):
         follow(model, outcome)
 
     def after(self, world: World, rng: random.Random) -> None:
-        """Nothing below the log start is left in any look-up."""
+        """Check that no look-up finds anything below the log start."""
         world.check_in_depth()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginPrefix(Operation):
-    """The first part of a removal whose wait for the device happens in another thread."""
+    """The first part of a removal that waits for the device in another thread."""
 
     weight = 2
     crash_weight = 0
@@ -117,7 +117,7 @@ class BeginPrefix(Operation):
 
     @classmethod
     def is_possible(cls, world: World) -> bool:
-        """See `Operation`: one removal at a time."""
+        """See `Operation`; one removal at a time."""
         return world.is_writable and world.prefix is None
 
     @classmethod
@@ -132,14 +132,14 @@ class BeginPrefix(Operation):
         return world.prefix.to_offset
 
     def apply_to_model(self, model: LogModel, outcome: object) -> None:
-        """See `Operation`: nothing moves yet."""
+        """See `Operation`; nothing moves yet."""
         assert outcome == self.to_offset, f"the removal goes to {outcome}"
         model.prefix_target = self.to_offset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPrefix(Operation):
-    """What another thread does for a removal: from now on the new log start stands on the device."""
+    """The part of a removal for another thread; afterwards the new log start is on the device."""
 
     weight = 4
     crash_weight = 2
@@ -173,7 +173,7 @@ class RunPrefix(Operation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndPrefix(Operation):
-    """The last part of a removal: what lies wholly below the new log start goes, also if the log was cut meanwhile."""
+    """The last part of a removal: segments wholly below the new log start are removed, even if the log was truncated since."""
 
     weight = 4
     crash_weight = 2
@@ -205,14 +205,14 @@ class EndPrefix(Operation):
         model.begin_at(target)
 
     def after(self, world: World, rng: random.Random) -> None:
-        """Nothing below the log start is left in any look-up."""
+        """Check that no look-up finds anything below the log start."""
         world.model.settle_producers(world.seen_producers())
         world.check_in_depth()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyRetention(Operation):
-    """Segments that are old enough, or too many, go; never beyond the high watermark."""
+    """Segments that are old enough, or too many, are removed, but none beyond the high watermark."""
 
     weight = 4
     crash_weight = 2
@@ -222,7 +222,7 @@ class ApplyRetention(Operation):
 
     @classmethod
     def is_possible(cls, world: World) -> bool:
-        """See `Operation`: one removal at a time."""
+        """See `Operation`; one removal at a time."""
         return world.is_writable and world.prefix is None
 
     @classmethod
@@ -260,13 +260,13 @@ class ApplyRetention(Operation):
         assert not is_too_old(model.batches, self.rule), "retention left records that are all too old"
 
     def after(self, world: World, rng: random.Random) -> None:
-        """Nothing below the log start is left in any look-up."""
+        """Check that no look-up finds anything below the log start."""
         world.check_in_depth()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollIfDue(Operation):
-    """An old segment is sealed without an append: nobody sees a difference."""
+    """An old segment is sealed without an append; readers see no difference."""
 
     weight = 4
 
@@ -286,7 +286,7 @@ class RollIfDue(Operation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveDeleted(Operation):
-    """Files that left the log go after their delay, and not before (`World` watches that)."""
+    """Removed files are deleted after their delay, and not before (`World` checks that)."""
 
     weight = 3
 
@@ -304,7 +304,7 @@ class RemoveDeleted(Operation):
         assert isinstance(outcome, int), f"{outcome}"
 
     def after(self, world: World, rng: random.Random) -> None:
-        """All whose time is over are gone."""
+        """Check that all files whose delay is over are gone."""
         delay_ms = world.settings.file_delete_delay_ms
         late = [path for path, since_ms in world.deleted_ms.items() if world.now_ms - since_ms >= delay_ms]
         assert not late or world.clock_went_back, f"not removed after {delay_ms} ms: {late}"
@@ -312,7 +312,7 @@ class RemoveDeleted(Operation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveClock(Operation):
-    """Time goes by, or the wall clock is set back."""
+    """Time passes, or the wall clock is set back."""
 
     weight = 4
     crash_weight = 0
@@ -339,7 +339,7 @@ class MoveClock(Operation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpireProducers(Operation):
-    """Producers that have been idle for long are forgotten, but none in a transaction."""
+    """Idle producers are forgotten, except those in a transaction."""
 
     weight = 2
     crash_weight = 0
@@ -362,7 +362,7 @@ class ExpireProducers(Operation):
         assert len(gone) == outcome.gone_count, f"{outcome}, before: {model.producers.keys()}"
         assert outcome.left <= model.producers.keys(), f"{outcome}, before: {model.producers.keys()}"
         transactions = model.transactions()
-        # A filler waits for nothing: its records were aborted, and a crash may have taken the end that said so.
+        # A filler does not count: its records were aborted, and a crash may have lost the end that says so.
         waiting = {
             batch.header.producer_id
             for batch in model.batches
@@ -392,4 +392,4 @@ PREFIX_OPERATIONS: tuple[type[Operation], ...] = (
     MoveClock,
     ExpireProducers,
 )
-"""What the front of a log can be asked for."""
+"""The operations on the head of a log."""

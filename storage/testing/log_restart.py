@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A restart of a log as an operation of the model test: everything goes, and it begins anew at an offset, above or below."""
+"""A restart of a log as an operation of the model test: everything is dropped, and the log is empty at another offset."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FULL_PLACES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartAt(Operation):
-    """Everything is dropped, and the log begins at an offset that lies anywhere; now and then the disk is full."""
+    """The log drops everything and restarts at any offset; sometimes the disk is full."""
 
     weight = 1
     crash_weight = 3
@@ -32,12 +32,12 @@ class RestartAt(Operation):
 
     @classmethod
     def is_possible(cls, world: World) -> bool:
-        """See `Operation`: nothing may be in flight."""
+        """See `Operation`; nothing may be in flight."""
         return world.is_writable and world.work is None and world.prefix is None
 
     @classmethod
     def draw(cls, world: World, rng: random.Random) -> RestartAt:
-        """See `Operation`; above the log, at its ends, inside it, below it."""
+        """See `Operation`; the offset is above the log, at its ends, inside it, or below it."""
         model = world.model
         start, end = model.start_offset, model.end_offset
         offset = rng.choice((end + rng.randrange(1, 9), end, rng.randint(start, end), start, rng.randint(0, start), 0))
@@ -57,7 +57,7 @@ class RestartAt(Operation):
         return outcome
 
     def apply_to_model(self, model: LogModel, outcome: object) -> None:
-        """See `Operation`; after a failure in its middle an opening tells which of the two logs is there."""
+        """See `Operation`; after a failure inside the restart, an opening shows which of the two logs exists."""
         if outcome is DiskFailedError:
             assert self.refused is not None, "no fault was injected"
             return
@@ -69,7 +69,7 @@ class RestartAt(Operation):
         model.restart(self.offset)
 
     def after(self, world: World, rng: random.Random) -> None:
-        """Nothing of the old log is left in any look-up; a log that failed is opened again, as by another process."""
+        """Check that no look-up finds the old log; open a failed log again, as another process would."""
         if world.log.failure is not None and world.disk.failure is None:
             world.log.close(clean=False)
             world.recover(everything_kept=True)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scrubs as operations of the model test: they find nothing in an undamaged log, change nothing that a reader sees, and seal.
+"""Scrubs as operations of the model test: they find no damage in an undamaged log, change nothing for a reader, and seal.
 
-Law: after a scrub that was not outrun, the segment has a seal that tells its very bytes, whatever seal lay there before.
+Law: after a scrub whose segment has not changed, the segment has a seal of exactly its bytes, whatever seal it had
+before.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from storage.testing.log_model import LogModel
 from storage.testing.log_world import DIRECTORY, Operation, World
 
 INTERVAL_MS = 200
-"""A segment is scrubbed again after so long."""
+"""Milliseconds after which a segment is scrubbed again."""
 
 
 def _no_rate() -> RateLimit:
@@ -28,7 +29,7 @@ def _no_rate() -> RateLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunScrub(Operation):
-    """A sealed segment is checked beside the log; what was found waits to be given back."""
+    """A sealed segment is checked beside the log; the result waits for its owner."""
 
     weight = 4
     crash_weight = 0
@@ -61,7 +62,7 @@ class RunScrub(Operation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndScrub(Operation):
-    """A scrub is given back, also when the segment went or changed meanwhile."""
+    """A scrub result is given back, even if the segment was removed or changed since."""
 
     weight = 8
 
@@ -90,7 +91,7 @@ class EndScrub(Operation):
         assert not outcome.damaged, f"damage was invented: {outcome.damaged}"
 
     def after(self, world: World, rng: random.Random) -> None:
-        """A reader sees no difference."""
+        """Check that a reader sees no difference."""
         world.check_in_depth()
 
 
@@ -98,7 +99,7 @@ def check_seal(world: World, work: ScrubWork) -> None:
     """Compare the seal of a scrubbed segment with its bytes.
 
     Raises:
-        AssertionError: it tells other bytes.
+        AssertionError: it is a seal of other bytes.
     """
     content = world.disk.read_file(work.task.path)
     seal = decode_seal(world.disk.read_file(work.task.seal_path))
@@ -109,7 +110,7 @@ def check_seal(world: World, work: ScrubWork) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaleSeal(Operation):
-    """The device brings back the seal of an older segment of the same name: a cache, so nothing may come of it."""
+    """The device brings back the seal of an older segment of the same name. It is a cache, so it must have no effect."""
 
     weight = 6
     crash_weight = 0
@@ -118,7 +119,7 @@ class StaleSeal(Operation):
 
     @classmethod
     def is_possible(cls, world: World) -> bool:
-        """See `Operation`: there must be a seal."""
+        """See `Operation`; there must be a seal."""
         return world.is_writable and world.scrubbed is None and bool(_sealed(world))
 
     @classmethod
@@ -127,7 +128,7 @@ class StaleSeal(Operation):
         return cls(base=rng.choice(_sealed(world)), less_bytes=rng.choice((1, 30)))
 
     def apply_to_log(self, world: World) -> object:
-        """See `Operation`: behind the back of the log."""
+        """See `Operation`; the log does not notice the call."""
         path = f"{DIRECTORY}/{self.base:020d}{SEAL_SUFFIX}"
         try:
             seal = decode_seal(world.disk.read_file(path))
@@ -141,7 +142,7 @@ class StaleSeal(Operation):
 
 
 def _sealed(world: World) -> list[int]:
-    """Return the base offsets of segments with a seal."""
+    """Return the base offsets of the segments with a seal."""
     names = world.names()
     bases = {name[: -len(LOG_SUFFIX)] for name in names if name.endswith(LOG_SUFFIX)}
     return [
@@ -152,4 +153,4 @@ def _sealed(world: World) -> list[int]:
 
 
 SCRUB_OPERATIONS: tuple[type[Operation], ...] = (RunScrub, EndScrub, StaleSeal)
-"""What a log is asked for by a scrub."""
+"""The operations of a scrub."""

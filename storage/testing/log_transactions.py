@@ -22,7 +22,7 @@ _ATTRIBUTES_POSITION = 21
 
 
 def in_transaction(batch: bytearray, bits: int = 0) -> SentBatch:
-    """Return a batch with the transactional bit, and others, set."""
+    """Return a batch with the transactional bit and other bits set."""
     (attributes,) = struct.unpack_from(">h", batch, _ATTRIBUTES_POSITION)
     struct.pack_into(">h", batch, _ATTRIBUTES_POSITION, attributes | TRANSACTIONAL_BIT | bits)
     struct.pack_into(">I", batch, _CRC_POSITION, crc32c(memoryview(batch)[CRC_START:]))
@@ -31,13 +31,13 @@ def in_transaction(batch: bytearray, bits: int = 0) -> SentBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppendInTransaction(Append):
-    """A leader appends a batch of a transaction, or its end; a broker has checked them."""
+    """A leader appends a batch of a transaction, or its end; a broker has checked it."""
 
     weight = 8
 
     @classmethod
     def draw(cls, world: World, rng: random.Random) -> AppendInTransaction:
-        """See `Operation`: more batches than ends, and now and then an older producer epoch, or an end of nothing."""
+        """See `Operation`; more batches than ends, sometimes an older producer epoch, or an end without a transaction."""
         model = world.model
         producer_id = rng.choice(PRODUCER_IDS)
         window = model.producers.get(producer_id)
@@ -67,11 +67,11 @@ class AppendInTransaction(Append):
         return cls(batch=in_transaction(batch), leader_epoch=leader_epoch)
 
     def apply_to_log(self, world: World) -> object:
-        """See `Operation`; clients may not send such batches, so that their check refuses them."""
+        """See `Operation`; without the check of client batches, which refuses such batches."""
         header = read_header(self.batch)
         append = partial(world.log.append_as_leader, bytearray(self.batch), header, leader_epoch=self.leader_epoch)
         return attempt(partial(append, now_ms=world.now_ms))
 
 
 TRANSACTION_OPERATIONS: tuple[type[Operation], ...] = (AppendInTransaction,)
-"""What a log is asked for in transactions."""
+"""The operations of transactions."""

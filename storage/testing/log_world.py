@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A `PartitionLog` on a simulated disk beside its model, and everything that can be compared between the two.
+"""A `PartitionLog` on a simulated disk beside its model, with all comparisons between the two.
 
-Owns the life of the log (open, crash, power failure inside a call) and the laws that are checked; what is *done* to the log
-are the small objects of `storage.testing.log_operations`. A power failure inside a call is a `PowerFailure` that the simulated
-disk raises before its n-th call: it passes through the engine as the end of a process does.
-Source: docs/storage.md section 9.
+Owns the life of the log (open, crash, power failure inside a call) and the checked laws. The classes of
+`storage.testing.log_operations` say what is *done* to the log. A power failure inside a call is a `PowerFailure` that
+the simulated disk raises before its n-th call. It passes through the engine like the end of a process.
+Source: docs/storage.md section 10.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ from storage.types import Appended, LogSettings, RecoveryReport
 DIRECTORY = "/data/log"
 FAR_OFFSET = 2**62
 RECOVERY_CALLS = 12
-"""A power failure inside a recovery comes before one of so many calls."""
+"""A power failure inside a recovery comes before one of this many calls."""
 
 SEGMENT_SUFFIXES = (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, SEAL_SUFFIX)
 LEFTOVERS = (DELETED_SUFFIX, CLEANED_SUFFIX, SWAP_SUFFIX, RESTART_SUFFIX, TEMPORARY_SUFFIX)
-"""What no opening leaves."""
+"""Files that no opening leaves behind."""
 
 ResultT = TypeVar("ResultT")
 
 
 class PowerFailure(BaseException):
-    """The machine stops before a call of the disk takes effect. No `Exception`: nothing in a dead machine handles it."""
+    """The machine stops before a disk call takes effect. Not an `Exception`, because nothing in a dead machine can handle it."""
 
 
 class Operation:
-    """One call on a log, with its arguments. Make one with `draw`, or by hand in a scenario."""
+    """One call on a log, with its arguments. Made by `draw`, or by hand in a scenario."""
 
     weight = 1
-    """How often it is drawn, beside the others."""
+    """How often it is drawn, relative to the others."""
 
     crash_weight = 1
     """How often a power failure inside it is drawn; 0: it changes nothing on the disk."""
@@ -74,26 +74,26 @@ class Operation:
 
     @classmethod
     def draw(cls, world: World, rng: random.Random) -> Operation:
-        """Choose arguments."""
+        """Choose the arguments."""
         raise NotImplementedError(cls.__name__)
 
     def announce(self, model: LogModel) -> None:
-        """Tell the model what a power failure inside the call may leave, before it is made."""
+        """Tell the model, before the call, what a power failure inside it may leave."""
 
     def apply_to_log(self, world: World) -> object:
         """Make the call; return its result, or the type of the `StorageError` that it raised."""
         raise NotImplementedError(type(self).__name__)
 
     def apply_to_model(self, model: LogModel, outcome: object) -> None:
-        """Do the same to the model and compare the outcome.
+        """Do the same to the model, and compare the outcome.
 
         Raises:
-            AssertionError: the log answered something else.
+            AssertionError: the log gave another answer.
         """
         raise NotImplementedError(type(self).__name__)
 
     def after(self, world: World, rng: random.Random) -> None:
-        """Do what needs both log and model, after them: crash, compare in depth."""
+        """Do what needs both log and model afterwards: crash, compare in depth."""
 
 
 def attempt(call: Callable[[], ResultT]) -> ResultT | type[StorageError]:
@@ -105,24 +105,24 @@ def attempt(call: Callable[[], ResultT]) -> ResultT | type[StorageError]:
 
 
 class World:
-    """One log, one model.
+    """One log and its model.
 
     Attributes:
         settings: settings of the log.
         disk: the simulated disk.
-        model: what the log must be.
+        model: the expected state of the log.
         log: the open log.
-        report: what its last opening found.
+        report: report of its last opening.
         work: the flush group in flight.
         prefix: the removal in flight.
-        pass_steps: a compaction pass under way: what is left of it.
-        pass_rule: what it may do.
-        scrub: the scrub side of the open log.
+        pass_steps: the remaining steps of a compaction pass under way.
+        pass_rule: what that pass may do.
+        scrub: the owner's side of the scrub of the open log.
         scrubbed: a scrub that ran and was not given back yet.
-        now_ms: the clock that the log is given.
-        clock_went_back: it did; nothing can be said of how old something is.
+        now_ms: the clock that the log gets.
+        clock_went_back: True once it did; then ages mean nothing.
         deleted_ms: when each `.deleted` file got its name, by that clock.
-        observer: sees each call of the disk before it takes effect.
+        observer: gets each disk call before it takes effect.
     """
 
     log: PartitionLog
@@ -149,7 +149,7 @@ class World:
         self._forget_work()
 
     def _forget_work(self) -> None:
-        """What was under way ends with the log that it belonged to."""
+        """Forget all work under way, which ends with its log."""
         self.work: FlushWork | None = None
         self.prefix: LogStartWork | None = None
         self.pass_steps: Iterator[CompactionPass] | None = None
@@ -159,10 +159,10 @@ class World:
 
     @classmethod
     def drawn(cls, rng: random.Random, *, compact: bool | None = None) -> World:
-        """Return a world with settings that make segments, indexes and rolls of several sizes; compacted or not, if that is given."""
+        """Return a world with drawn settings for segments, indexes and rolls of several sizes; `compact` overrides the drawn value."""
         drawn_compact = rng.randrange(3) > 0
         compact = drawn_compact if compact is None else compact
-        # Compaction without retention is the common case, and shows more of compaction.
+        # Compaction without retention is the common case, and exercises more of compaction.
         has_retention = not compact or rng.randrange(3) == 0
         return cls(
             replace(
@@ -200,7 +200,7 @@ class World:
         self._watch_deleted(call)
 
     def _watch_deleted(self, call: SimCall) -> None:
-        """A `.deleted` file stays as long as the settings say, but for an opening."""
+        """Check that a `.deleted` file stays as long as the settings say, except at an opening."""
         if call.operation == "rename" and call.path.endswith(SEGMENT_SUFFIXES) and self.disk.exists(call.path):
             self.deleted_ms[call.path + DELETED_SUFFIX] = self.now_ms
         elif call.operation == "remove" and call.path in self.deleted_ms:
@@ -224,7 +224,7 @@ class World:
         return max(int(name[: -len(LOG_SUFFIX)]) for name in self.names() if name.endswith(LOG_SUFFIX))
 
     def seen_producers(self) -> dict[int, SeenWindow]:
-        """Return what the log knows of producers."""
+        """Return the producer state of the log."""
         return {
             producer_id: SeenWindow(state.producer_epoch, list(state.batches()))
             for producer_id, state in self.log.producers.states()
@@ -232,11 +232,11 @@ class World:
 
     @property
     def is_writable(self) -> bool:
-        """False after the disk failed: then only reads, and a crash, are left."""
+        """False after the disk failed; then only reads and a crash are possible."""
         return self.log.failure is None and self.disk.failure is None
 
     def perform(self, operation: Operation, rng: random.Random) -> None:
-        """Do an operation to log and model, and compare."""
+        """Apply an operation to log and model, and compare."""
         self.doing = type(operation).__name__
         self.model.now_ms = self.now_ms
         operation.announce(self.model)
@@ -248,7 +248,7 @@ class World:
     def perform_with_power_failure(
         self, operation: Operation, rng: random.Random, *, before_call: int, how: Crash
     ) -> None:
-        """Begin an operation; before its n-th call of the disk the power fails. One with fewer calls succeeds."""
+        """Begin an operation; the power fails before its n-th disk call. An operation with fewer calls succeeds."""
         self._fuse = before_call
         try:
             self.perform(operation, rng)
@@ -257,7 +257,7 @@ class World:
         self._fuse = None
 
     def crash(self, how: Crash, rng: random.Random, *, inside_recovery: Sequence[Crash] = ()) -> None:
-        """Lose power and open again; before that, begin so many recoveries and lose power inside them."""
+        """Lose power and open again; before that, begin one recovery for each inner crash and lose power inside it."""
         self.disk.crash(how, rng)
         everything_kept = how is Crash.KEEP_ALL
         for again in inside_recovery:
@@ -270,14 +270,14 @@ class World:
         self.recover(everything_kept=everything_kept)
 
     def recover(self, *, everything_kept: bool, clean: bool = False) -> None:
-        """Open the log and check that it is a legal one.
+        """Open the log and check that it is legal.
 
         Args:
-            everything_kept: nothing may be missing.
-            clean: the last stop was clean: the open must have seen that.
+            everything_kept: True: nothing may be missing.
+            clean: True: the last stop was clean, and the opening must have noticed.
 
         Raises:
-            AssertionError: a law is broken.
+            AssertionError: the log breaks a law.
             StorageError: the log does not open, or does not answer.
         """
         self.doing = "recovery" if not clean else "clean open"
@@ -311,7 +311,7 @@ class World:
             position = chunk.next_offset
 
     def check_ends(self) -> None:
-        """Compare what costs nothing."""
+        """Compare the cheap values."""
         log, model = self.log, self.model
         start_offset = log.log_start_offset
         assert start_offset == model.start_offset, f"log start {start_offset}, not {model.start_offset}"
@@ -321,7 +321,7 @@ class World:
         assert not log.damaged, f"damage was invented: {log.damaged}"
 
     def check_in_depth(self) -> None:
-        """Compare all bytes, leader epochs, look-ups by time and idempotence windows."""
+        """Compare all bytes, leader epochs, look-ups by time, transactions and producer state."""
         log, model = self.log, self.model
         assert self.read_bytes() == b"".join(batch.data for batch in model.batches), "other bytes"
         for epoch, start_offset in model.epochs():
@@ -336,7 +336,7 @@ class World:
             self._check_windows()
 
     def _check_windows(self) -> None:
-        """Send every batch of every window again: each is known, with its offsets, and nothing is appended."""
+        """Send every remembered batch again: each must be a duplicate with its offsets, and nothing may be appended."""
         model = self.model
         data = {batch.header.base_offset: batch.data for batch in model.history}
         for window in model.windows().values():
@@ -346,7 +346,7 @@ class World:
     def _check_duplicate(self, data: bytes, header: BatchHeader) -> None:
         expected = self.model.judge(header)
         if not isinstance(expected, Appended):
-            # The producer was forgotten in between, and has come to this sequence again.
+            # The producer was forgotten in between, and has reached this sequence again.
             assert self.model.forgotten_at.keys() & {header.producer_id}, f"{header} is no duplicate: {expected}"
             return
         epoch = self.model.last_epoch or 0
@@ -354,7 +354,7 @@ class World:
         assert appended == expected, f"producer {header.producer_id} sends {header.base_sequence} again: {appended}"
 
     def _check_transactions(self) -> None:
-        """Each batch of a transaction that stands in the log counts, waits or is left out as it must."""
+        """Check that each transactional batch in the log counts, waits or is left out as it must."""
         producers, truth = self.log.producers, self.model.transactions()
         standing = [batch.header for batch in self.model.batches if batch.header.is_transactional]
         data = [header for header in standing if not header.is_control]

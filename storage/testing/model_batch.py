@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One batch of the model, and what a compaction pass may do: values, nothing else."""
+"""One batch of the model, and the rule of a compaction pass. Values only."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from lograft.wire.header import PREFIX_BYTES, BatchHeader, stamped_prefix
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelBatch:
-    """One batch as it must stand on disk.
+    """One batch as it must be on disk.
 
     Attributes:
         data: all its bytes, stamped.
         header: its header, stamped.
         records: its records.
-        appended_ms: the log owner's clock when it was appended.
+        appended_ms: the clock of the log's owner when it was appended.
     """
 
     data: bytes
@@ -35,14 +35,14 @@ class ModelBatch:
 
     @classmethod
     def standing(cls, data: bytes, *, appended_ms: int = 0) -> ModelBatch:
-        """Return a batch that stands in a log."""
+        """Return a batch of a log."""
         return cls(
             data=data, header=read_header(data), records=tuple(RecordBatch(data).records()), appended_ms=appended_ms
         )
 
     @property
     def timestamps_ms(self) -> tuple[int, ...]:
-        """One for each record, in milliseconds."""
+        """The timestamp of each record, in milliseconds."""
         return tuple(record.timestamp_ms for record in self.records)
 
 
@@ -52,12 +52,12 @@ class CompactionRule:
 
     Attributes:
         now_ms: the clock of the pass, in milliseconds.
-        end_offset: nothing at or beyond it is touched (exclusive).
+        end_offset: the pass touches nothing at or beyond it (exclusive).
         retention_ms: how long a tombstone stays.
-        min_lag_ms: nothing younger is touched.
-        aborted: base offsets of batches whose transaction has ended without effect.
+        min_lag_ms: the pass touches nothing younger.
+        aborted: base offsets of batches of aborted transactions.
         producers: ids of all producers that the log knows.
-        known: batches in their idempotence windows.
+        known: the batches in their producer state.
     """
 
     now_ms: int

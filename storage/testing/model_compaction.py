@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What compaction may make of a list of batches, judged from outside: by what a reader sees before and after.
+"""Judges compaction from outside: what a list of batches may become, by what a reader sees before and after.
 
 Laws
-    Every offset is covered as before. No record appears that was not there, and what stays is the same: key, value, timestamp.
-    A record goes only if a newer one of its key is there that counts, if it belongs to an aborted transaction, or if it is a
-    tombstone whose time is over. Whoever reads the log ends with the same value of each key: nothing deleted comes back.
-    A tombstone gets its time only when nothing older of its key is left, and no earlier one than the topic asks for.
-    The end of a transaction stays as long as a record of it does, and longer. Records without a key stay; leader epochs stay;
-    what is in an idempotence window stays known.
-    Nothing at or beyond the end of the pass is touched, and nothing younger than the lag.
+    Every offset is covered as before. No new record appears, and a record that stays keeps its key, value and
+    timestamp.
+    A record is removed only if a newer record of its key counts, if it belongs to an aborted transaction, or if it is a
+    tombstone whose horizon has passed. Every reader ends with the same value of each key: nothing deleted comes back.
+    A tombstone gets its horizon only when no older record of its key is left, and not earlier than the topic's setting.
+    The end of a transaction stays at least as long as a record of it. Records without a key stay, and so do leader
+    epochs. Batches in the producer state stay known.
+    The pass touches nothing at or beyond its end, and nothing younger than the lag.
 
 Pure. Source: docs/storage.md section 6.
 """
@@ -34,7 +35,7 @@ class Before:
 
     Attributes:
         batches: its batches.
-        start_offset: its log start: records below are not looked at.
+        start_offset: its log start; records below it are ignored.
     """
 
     batches: list[ModelBatch]
@@ -42,7 +43,7 @@ class Before:
 
 
 def adopt_compacted(log: Before, found: bytes, rule: CompactionRule) -> list[ModelBatch]:
-    """Return the batches that bytes of a log show, in the place of those that stood there before a swap.
+    """Return the batches of a log after a swap, from its bytes.
 
     Args:
         log: the log before.
@@ -50,10 +51,10 @@ def adopt_compacted(log: Before, found: bytes, rule: CompactionRule) -> list[Mod
         rule: what the pass may do.
 
     Returns:
-        What stands in the pass's part now, followed by the batches beyond it as they were before.
+        The present batches of the pass's part, followed by the unchanged batches beyond it.
 
     Raises:
-        AssertionError: a law is broken.
+        AssertionError: the log breaks a law.
     """
     head = [batch for batch in log.batches if batch.header.next_offset <= rule.end_offset]
     if not head:
@@ -88,7 +89,7 @@ def _appended_ms(before: list[ModelBatch], header: BatchHeader) -> int:
 
 
 def _check_cover(before: list[ModelBatch], found: list[ModelBatch]) -> None:
-    """Every offset is covered, and by the leader epoch that it had."""
+    """Check that every offset is covered, by the leader epoch that it had."""
     assert found, f"nothing is left of {before[0].header.base_offset} to {before[-1].header.next_offset}"
     assert found[0].header.base_offset <= before[0].header.base_offset, f"the log begins at {found[0].header}"
     assert found[-1].header.next_offset == before[-1].header.next_offset, f"compacted offsets end at {found[-1].header}"
@@ -102,7 +103,7 @@ def _check_cover(before: list[ModelBatch], found: list[ModelBatch]) -> None:
 
 
 def _check_batches(before: list[ModelBatch], found: list[ModelBatch]) -> None:
-    """A batch with records is the one that stood there, with fewer records; control batches are as they were, but for ends."""
+    """Check that a batch with records is the old one with fewer records, and that control batches other than ends are unchanged."""
     old_by_offset = {batch.header.base_offset: batch for batch in before}
     found_by_offset = {batch.header.base_offset: batch for batch in found}
     for batch in found:
@@ -119,7 +120,7 @@ def _check_batches(before: list[ModelBatch], found: list[ModelBatch]) -> None:
 
 
 def _check_ends(log: Before, found: list[ModelBatch], rule: CompactionRule) -> None:
-    """The end of a transaction gets its time when no record of it is left, and goes then; the newest one of a producer stays."""
+    """Check that an end gets its horizon when no record is left, and is removed then; a producer's newest end must stay."""
     left = {batch.header.base_offset: batch.header for batch in found if not batch.header.is_filler}
     newest = {batch.header.producer_id: batch.header for batch in log.batches if is_end(batch.header)}
     begun: dict[int, int] = {}
@@ -160,7 +161,7 @@ def _identity(header: BatchHeader) -> tuple[object, ...]:
 
 
 def _check_memory(known: Sequence[BatchHeader], before: list[ModelBatch], found: list[ModelBatch]) -> None:
-    """What is in a window is still told by the log, so that every opening finds it again."""
+    """Check that the log still shows the batches of the producer state, so that every opening finds them again."""
     standing = {_sequence(batch.header) for batch in before if has_sequence(batch.header)}
     left = {_sequence(batch.header) for batch in found if has_sequence(batch.header)}
     for header in known:
@@ -179,7 +180,7 @@ def _sequence(header: BatchHeader) -> tuple[int, int, int, int, int]:
 
 
 def _check_records(log: Before, found: list[ModelBatch], rule: CompactionRule) -> None:
-    """What stays is what was, and what went may go."""
+    """Check that remaining records are unchanged, and that removed ones could be removed."""
     dropped = rule.aborted
     old = _by_offset(log.batches, log.start_offset)
     new = _by_offset(found, log.start_offset)
@@ -214,7 +215,7 @@ def _by_offset(batches: list[ModelBatch], start_offset: int) -> Records:
 
 
 def _view(records: Records, dropped: frozenset[int]) -> dict[bytes, bytes]:
-    """Return the value of each key that a reader of committed records ends with; a deleted key is as one that never was."""
+    """Return the final value of each key for a reader of committed records; a deleted key counts as one that never existed."""
     values: dict[bytes, bytes | None] = {}
     for _, (batch, record) in sorted(records.items()):
         if record.key is not None and not batch.header.is_control and batch.header.base_offset not in dropped:
@@ -223,7 +224,7 @@ def _view(records: Records, dropped: frozenset[int]) -> dict[bytes, bytes]:
 
 
 def _check_horizons(log: Before, found: list[ModelBatch], new: Records, rule: CompactionRule) -> None:
-    """A tombstone's time is what the topic asks for, and runs only once nothing older of its key is left."""
+    """Check that a tombstone's horizon follows the topic's setting, and is set only once no older record of its key is left."""
     old_by_offset = {batch.header.base_offset: batch for batch in log.batches}
     for batch in found:
         horizon_ms = batch.header.delete_horizon_ms

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mutants of log start, retention, compaction, seals and transactions: found by the model, within a bounded number of seeds.
+"""Mutants of log start, retention, compaction, seals and transactions; the model finds each within a bounded number of seeds.
 
-See `mutants` for what a mutant is. Source: docs/storage.md sections 3 to 6.
+`mutants` says what a mutant is. Source: docs/storage.md sections 3 to 6.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _LATER_MS = 10**9
 
 
 def _nothing(*args: object, **kwargs: object) -> None:
-    """Stand for a step that somebody forgot."""
+    """Replace a step by nothing."""
 
 
 def _no(*args: object, **kwargs: object) -> bool:
@@ -73,7 +73,7 @@ _sync = SimFile.sync
 
 
 def _sync_of_others(suffix: str) -> Any:
-    """Return a sync that passes files with a suffix over."""
+    """Return a sync that skips files with a suffix."""
 
     def sync(file: SimFile) -> None:
         if not file.path.endswith(suffix):
@@ -115,7 +115,7 @@ def _find_survivors_late(header: Any, payload: Any, key_map: Any, rule: Any) -> 
 
 
 def _find_survivors_everywhere(header: Any, payload: Any, key_map: Any, rule: Any) -> Any:
-    """Take the newest record of each key for a replaced one, if it is the only one of its batch."""
+    """Treat the newest record of each key as replaced, if it is the only one of its batch."""
     found = find_survivors(header, payload, key_map, rule)
     return found if header.record_count > 1 or payload.keys is None else found._replace(stays=bytearray(1))
 
@@ -287,4 +287,4 @@ _COMPACTION_MUTANTS = (
 )
 
 MUTANTS: tuple[Mutant, ...] = (*_PREFIX_MUTANTS, *_COMPACTION_MUTANTS)
-"""All of them."""
+"""All mutants of this module."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What batch headers say of producers, told by rules of its own: idempotence windows, open and aborted transactions.
+"""Derives producer state and transactions from batch headers, by its own rules.
 
 Laws
-    A log may know less than all that was ever appended: batches that were removed, or lost their records, need not be remembered
-    by an opening. What stands in it with its sequence numbers must be known, and nothing may be known that was never there.
+    A log may know less than everything that was ever appended: an opening need not remember batches that were removed
+    or lost their records. It must know every batch in the log with sequence numbers, and nothing that never existed.
 
 Pure. Source: docs/storage.md section 3; KIP-98.
 """
@@ -18,19 +18,19 @@ from lograft.wire.header import BatchHeader
 from lograft.wire.limits import DEDUP_WINDOW_BATCHES
 
 SEQUENCE_COUNT = 2**31
-"""Sequences are taken modulo this."""
+"""Sequences count modulo this."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ModelWindow:
-    """The idempotence window of one producer: its newest batches, oldest first."""
+    """The state of one producer: its newest batches, oldest first."""
 
     producer_epoch: int
     batches: list[BatchHeader]
 
     @property
     def next_sequence(self) -> int:
-        """The sequence that continues it; 0 where its epoch has none yet."""
+        """The sequence that continues it; 0 if its epoch has none yet."""
         if not self.batches:
             return 0
         last = self.batches[-1]
@@ -47,12 +47,12 @@ def is_end(header: BatchHeader) -> bool:
 
 
 def has_sequence(header: BatchHeader) -> bool:
-    """Tell whether a batch takes a place in the window of its producer."""
+    """Tell whether a batch belongs into the state of its producer."""
     return header.producer_id >= 0 and header.base_sequence >= 0 and not header.is_control
 
 
 def note_producer(windows: dict[int, ModelWindow], header: BatchHeader) -> None:
-    """Take up one more batch; another producer epoch begins a window anew, and so does an end with another one."""
+    """Note one more batch; a batch or end with another producer epoch starts new state."""
     if not has_sequence(header) and not is_end(header):
         return
     window = windows.get(header.producer_id)
@@ -64,7 +64,7 @@ def note_producer(windows: dict[int, ModelWindow], header: BatchHeader) -> None:
 
 
 def windows_of(headers: Iterable[BatchHeader]) -> dict[int, ModelWindow]:
-    """Return the windows of all producers after some batches."""
+    """Return the state of all producers after some batches."""
     windows: dict[int, ModelWindow] = {}
     for header in headers:
         note_producer(windows, header)
@@ -72,14 +72,14 @@ def windows_of(headers: Iterable[BatchHeader]) -> dict[int, ModelWindow]:
 
 
 class Aborted(NamedTuple):
-    """A transaction without effect; both offsets inclusive."""
+    """An aborted transaction; both offsets inclusive."""
 
     producer_id: int
     first_offset: int
     last_offset: int
 
     def holds(self, header: BatchHeader) -> bool:
-        """Tell whether a batch is a part of it."""
+        """Tell whether a batch belongs to it."""
         return (
             header.is_transactional
             and not header.is_control
@@ -94,14 +94,14 @@ class ModelTransactions:
 
     Attributes:
         open: producer id -> first offset.
-        aborted: those without effect, in the order of their ends.
+        aborted: the aborted ones, in the order of their ends.
     """
 
     open: dict[int, int] = field(default_factory=dict[int, int])
     aborted: list[Aborted] = field(default_factory=list[Aborted])
 
     def is_aborted(self, header: BatchHeader) -> bool:
-        """Tell whether the records of a batch ended without effect."""
+        """Tell whether a batch belongs to an aborted transaction."""
         return any(each.holds(header) for each in self.aborted)
 
 
@@ -121,7 +121,7 @@ def transactions_of(headers: Iterable[BatchHeader]) -> ModelTransactions:
 
 
 class SeenWindow(NamedTuple):
-    """What a log knows of a producer: its epoch, and (first sequence, first offset, last offset - first) of each batch."""
+    """What a log knows of a producer: epoch, and (first sequence, first offset, last offset - first) of each batch."""
 
     producer_epoch: int
     batches: Sequence[tuple[int, int, int]]
@@ -134,16 +134,16 @@ def judge_windows(
     standing: Iterable[BatchHeader],
     forgotten_at: Mapping[int, int],
 ) -> dict[int, ModelWindow]:
-    """Check what a log knows after its opening, or after a truncation; return it.
+    """Check the producer state of a log after its opening, or after a truncation; return it.
 
     Args:
-        seen: what it knows.
-        history: all batches of the log as they were appended, the removed ones too.
+        seen: the producer state.
+        history: all batches of the log as they were appended, including removed ones.
         standing: the batches in the log.
-        forgotten_at: producer id -> log end when it was forgotten; nothing below need be known.
+        forgotten_at: producer id -> log end when it was forgotten; earlier batches need not be known.
 
     Raises:
-        AssertionError: a batch that stands there is not known, or one that never was is.
+        AssertionError: the log does not know one of its batches, or knows one that never existed.
     """
     headers = list(history)
     whole = windows_of(headers)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What retention may remove of a list of batches, and what it must, judged by bytes and clock alone. Pure.
+"""Judges retention by bytes and clock alone: what it may remove of a list of batches, and what it must. Pure.
 
-A segment is as new as its newest record, but not newer than the clock at its last write; so each of its batches is at least as old
-as that says, and so is what follows it in the segment. Source: docs/storage.md section 4.
+A segment is as new as its newest record, but not newer than the clock at its last write. So each of its batches, and
+everything behind it in the segment, is at least as old as that. Source: docs/storage.md section 4.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from storage.testing.model_batch import ModelBatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionRule:
-    """What is to be kept; see `LogSettings`.
+    """The limits of retention; see `LogSettings`.
 
     Attributes:
-        high_watermark: nothing beyond it goes (exclusive).
-        active_base: base offset of the active segment, which goes whole or not at all.
-        now_ms: the clock.
-        retention_ms: what is older may go; None: nothing because of its age.
-        retention_bytes: so much stays at least; None: nothing goes because of the size.
+        high_watermark: nothing beyond it may be removed (exclusive).
+        active_base: base offset of the active segment, which is removed as a whole or not at all.
+        now_ms: the clock in milliseconds.
+        retention_ms: older records may be removed; None: age is no reason.
+        retention_bytes: at least this many bytes stay; None: size is no reason.
     """
 
     high_watermark: int
@@ -33,7 +33,7 @@ class RetentionRule:
 
 
 def removable_ends(batches: list[ModelBatch], rule: RetentionRule) -> list[int]:
-    """Return all log starts that retention may make, ascending (the present one is another)."""
+    """Return all log starts that retention may set, ascending; the present one is legal too."""
     ends: list[int] = []
     for count, batch in enumerate(batches, start=1):
         if batch.header.next_offset > rule.high_watermark:
@@ -46,14 +46,14 @@ def removable_ends(batches: list[ModelBatch], rule: RetentionRule) -> list[int]:
 
 
 def _may_go(batches: list[ModelBatch], count: int, rule: RetentionRule) -> bool:
-    """Tell whether the first so many batches may go."""
+    """Tell whether the first `count` batches may be removed."""
     removed = batches[:count]
     left_bytes = sum(len(batch.data) for batch in batches[count:])
     if rule.retention_bytes is not None and left_bytes >= rule.retention_bytes:
         return True
     if rule.retention_ms is None:
         return False
-    # From the end: the clock at the last write of the segment is the one of some batch at or after this one.
+    # Backwards: the clock at the last write of the segment is that of this batch or a later one.
     written_ms = list(accumulate((batch.appended_ms for batch in reversed(removed)), min))[::-1]
     after_bytes = list(accumulate((len(batch.data) for batch in reversed(batches)), initial=0))[::-1][1:]
     return all(
@@ -64,7 +64,7 @@ def _may_go(batches: list[ModelBatch], count: int, rule: RetentionRule) -> bool:
 
 
 def is_too_old(batches: list[ModelBatch], rule: RetentionRule) -> bool:
-    """Tell whether the log still has records although all of it is at or below the high watermark and too old by its timestamps."""
+    """Tell whether the log still has records although all of it is below the high watermark and too old by its timestamps."""
     retention_ms = rule.retention_ms
     if retention_ms is None or not batches or rule.high_watermark < batches[-1].header.next_offset:
         return False
@@ -73,7 +73,7 @@ def is_too_old(batches: list[ModelBatch], rule: RetentionRule) -> bool:
 
 
 def is_too_large(batches: list[ModelBatch], rule: RetentionRule, *, segment_bytes: int) -> bool:
-    """Tell whether the log still has a sealed segment too many, all of it being at or below the high watermark."""
+    """Tell whether the log still has one sealed segment too many, although all of it is below the high watermark."""
     if rule.retention_bytes is None or not batches or rule.high_watermark < batches[-1].header.next_offset:
         return False
     largest_bytes = max(segment_bytes, *(len(batch.data) for batch in batches))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The long run of the model test: `python -m storage.testing.model_run --runs 2000 --steps 200`.
 
-Each run is named by its seed; a failing one prints its last operations and the line that replays it. The short form, with
-shrinking, is `storage/tests/testing/test_log_model.py`.
+The seed names each run. A failing run prints its last operations and the command that replays it.
+`storage/tests/testing/test_log_model.py` is the short form, with shrinking.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from storage.testing.log_world import Operation, World
 RUNS = 2_000
 STEPS = 200
 FOCUS = 6
-"""How many times as often an operation in the focus of a run is drawn."""
+"""Factor by which operations in the focus of a run are drawn more often."""
 STEPS_SHOWN = 12
-"""Operations printed before a failure."""
+"""Number of operations printed before a failure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +31,9 @@ class Failure:
     """A run that broke a law.
 
     Attributes:
-        seed: names the run.
-        step: the operation that failed, from 0; -1: creating the log.
-        error: what it said.
+        seed: seed of the run.
+        step: index of the failed operation, from 0; -1: creating the log failed.
+        error: the error.
         last_operations: the operations up to it.
     """
 
@@ -50,13 +50,13 @@ class Failure:
 def run_one(
     seed: int, steps: int, *, focus: Collection[type[Operation]] = (), compact: bool | None = None
 ) -> Failure | None:
-    """Do so many drawn operations on a new log; return what failed.
+    """Perform drawn operations on a new log; return the failure, or None.
 
     Args:
-        seed: names the run.
-        steps: operations.
+        seed: seed of the run.
+        steps: number of operations.
         focus: operations that are drawn `FOCUS` times as often.
-        compact: whether the log is a compacted one; None: as drawn.
+        compact: True or False: the log is compacted or not; None: drawn at random.
     """
     rng = random.Random(seed)
     last_operations: deque[Operation] = deque(maxlen=STEPS_SHOWN)
@@ -86,7 +86,7 @@ def run_many(
     focus: Collection[type[Operation]] = (),
     compact: bool | None = None,
 ) -> Failure | None:
-    """Do runs with seeds one after the other until one fails; see `run_one`."""
+    """Run seeds one after the other until one fails; see `run_one`."""
     for seed in range(first_seed, first_seed + runs):
         failure = run_one(seed, steps, focus=focus, compact=compact)
         if failure is not None:
@@ -95,7 +95,7 @@ def run_many(
 
 
 def main() -> int:
-    """Run and print; 1 if a law was broken."""
+    """Run and print; return 1 if the log broke a law."""
     parser = argparse.ArgumentParser(description="random operations and crashes on a log beside its model")
     parser.add_argument("--runs", type=int, default=RUNS)
     parser.add_argument("--steps", type=int, default=STEPS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two log directories on one simulated disk, a log in the first, and the steps of a move to the second; for tests."""
+"""Two log directories on one simulated disk, a log in the first one, and the steps of a move to the second; for tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from storage.testing.builders import SMALL, ProducerStamp, append
 from storage.testing.sim_disk import SimDisk
 
 IDENTITY = PartitionIdentity(b"t" * 16, 3)
-"""The partition that is moved."""
+"""The partition to move."""
 
 NAME = partition_directory_name(IDENTITY)
 """Name of its directory."""
@@ -33,7 +33,7 @@ class Ground:
     """Directories A and B on one simulated disk.
 
     Args:
-        disk: one that has them; None: a new one.
+        disk: a disk that has them; None: a new disk.
     """
 
     def __init__(self, disk: SimDisk | None = None) -> None:
@@ -54,11 +54,11 @@ class Ground:
         return PartitionLog.open(self.disk, path, settings=SMALL, now_ms=0, identity=IDENTITY).log
 
     def future(self) -> MoveFuture:
-        """Return a copy in B that is not made yet."""
+        """Return a future replica in B that is not created yet."""
         return MoveFuture(self.a, self.b, partition_name=NAME, move_id=MOVE_ID)
 
     def names(self) -> list[str]:
-        """Return what lies in both, as paths."""
+        """Return the paths of all partition directories in both."""
         return [
             f"{end.partitions_path}/{name}"
             for end in (self.a, self.b)
@@ -72,7 +72,7 @@ def copy_all(source: MoveSource, future: MoveFuture) -> None:
 
 
 def switch(ground: Ground, log: PartitionLog, source: MoveSource, future: MoveFuture) -> PartitionLog:
-    """Do what the last step of a move does; the log has to be flushed."""
+    """Do the last step of a move; the log must be flushed."""
     source.leave_mark()
     future.finish(plan_round(source.view(), future.copied))
     decide(source.disk, source.directory, MoveMark(MOVE_ID, B))
@@ -90,7 +90,7 @@ def clean_up(ground: Ground) -> None:
 
 
 def fill(log: PartitionLog, count: int, *, epoch: int = 0) -> None:
-    """Append batches of one record that says its offset, by one producer."""
+    """Append batches of one producer, each with one record whose value contains its offset."""
     for _ in range(count):
         end = log.log_end_offset
         stamp = ProducerStamp(producer_id=7, base_sequence=end)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines with one decision wrong: the proofs must find each of them, else they prove nothing.
+"""Engines with one wrong decision each. The proofs must find every one, or they prove nothing.
 
-A mutant replaces attributes of the engine (or of the simulated device, for a promise of the device that the engine could break)
-while `applied` is entered. Two finders stand here, the model and the crash points; the third one, the corruption run, works on
-real directories and is `integration_tests.crash.corrupt`.
-Source: docs/storage.md section 9.
+While `applied` is entered, a mutant replaces attributes of the engine, or of the simulated device for a guarantee of
+the device that the engine could break. This module uses two finders, the model and the crash points. The third one, the
+corruption run, works on real directories: `integration_tests.crash.corrupt`.
+Source: docs/storage.md section 10.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ FAR_OFFSET = 2**62
 
 
 class _Matching(int):
-    """A checksum that every other one equals."""
+    """A checksum that equals every other one."""
 
     def __eq__(self, other: object) -> bool:
         return True
@@ -66,7 +66,7 @@ def _crc_of_anything(data: Any) -> int:
 
 
 def _nothing(*args: object, **kwargs: object) -> None:
-    """Stand for a step that somebody forgot."""
+    """Replace a step by nothing."""
 
 
 def _no(*args: object, **kwargs: object) -> bool:
@@ -90,7 +90,7 @@ def _run_again(work: FlushWork) -> None:
 
 
 def _sync_of_a_kernel(file: Any) -> None:
-    """As Linux does: after a sync that failed the pages are clean, and the next one succeeds without them."""
+    """Sync like Linux: after a failed sync the pages are clean, and the next sync succeeds without them."""
     if file._inode in _failed:
         return
     try:
@@ -129,7 +129,7 @@ def _forget_in_memory_only(log: Any, to_offset: int) -> None:
 
 
 class _SkipsDirectorySync:
-    """A disk that forgets one of its directory syncs, from 0."""
+    """A disk that skips one of its directory syncs, counted from 0."""
 
     def __init__(self, disk: Disk, number: int) -> None:
         self._disk = disk
@@ -148,7 +148,7 @@ _restart_log = storage.log.restart.restart_log
 
 
 def _restart_without_sync(number: int) -> Any:
-    """Return a restart that forgets one of its directory syncs."""
+    """Return a restart that skips one of its directory syncs."""
 
     def restart(disk: Disk, *arguments: Any) -> Any:
         forgetful: Any = _SkipsDirectorySync(disk, number)
@@ -175,7 +175,7 @@ def _replace_without_sync(disk: Any, path: str, content: bytes) -> None:
 _decode_offsets: Any = storage.segment.offset_index.OffsetIndex.decode.__func__  # pyright: ignore[reportFunctionMemberAccess]
 _decode_times: Any = storage.segment.time_index.TimeIndex.decode.__func__  # pyright: ignore[reportFunctionMemberAccess]
 _COVERED = slice(-24, -4)
-"""What an offset index covers, in its footer; a time index has its covered bytes elsewhere."""
+"""What an offset index covers, in its footer; a time index has this elsewhere."""
 
 
 def _decode_stale_offsets(cls: Any, data: bytes, *, base_offset: int, log_bytes: int, end_offset: int) -> Any:
@@ -190,7 +190,7 @@ def _decode_stale_offsets(cls: Any, data: bytes, *, base_offset: int, log_bytes:
 
 
 def _trust_read(reader: object, segment: Any, start: Any, data: bytes) -> Any:
-    """Say that all of a chunk is good."""
+    """Report all of a chunk as good."""
     position, offset = 0, start.offset
     while position < len(data):
         header = storage.segment.scan.read_header(data, position)
@@ -348,12 +348,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *model_mutants.MUTANTS,
 )
-"""All mutants; a new decision of the engine brings one."""
+"""All mutants; every new decision of the engine needs one."""
 
 
 @contextmanager
 def applied(mutant: Mutant) -> Generator[None]:
-    """Make the engine wrong, and right again."""
+    """Apply the mutant, and restore the engine afterwards."""
     before = [(owner, name, vars(owner)[name]) for owner, name, _ in mutant.patches]
     try:
         for owner, name, replacement in mutant.patches:
@@ -365,7 +365,7 @@ def applied(mutant: Mutant) -> Generator[None]:
 
 
 def find(mutant: Mutant) -> str | None:
-    """Let the mutant's finder look for it (model and crash points); return what it says, None if it finds nothing."""
+    """Run the mutant's finder (model or crash points); return its message, or None if it finds nothing."""
     with applied(mutant):
         if mutant.finder is Finder.MODEL:
             failure = model_run.run_many(

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A disk in memory that loses, tears, reorders and refuses.
 
-What a crash does to unsynced data and names is described in `storage.testing.sim_tree`. What a living process sees:
+`storage.testing.sim_tree` describes what a crash does to unsynced data and names. A living process sees this:
 
-* Nothing is lost: appends are whole, reads see everything.
-* Errors: any operation can be told to fail (`refuse`); a failed write or sync marks the disk failed for good, as
-  `Disk` promises. With `capacity_bytes` the disk fills up.
+* Nothing is lost: appends are whole, and reads see everything.
+* Any operation can be told to fail (`refuse`). A failed write or sync marks the disk as failed for good, as `Disk`
+  guarantees. With `capacity_bytes` the disk fills up.
 
-Every call that changes something is recorded in `calls`, and `on_call` runs before each takes effect: crash points
-come from there. `fork` copies the disk, so that one run can be crashed at every point in many ways.
+`calls` records every call that changes something, and `on_call` runs before each one takes effect: this gives the crash
+points. `fork` copies the disk, so that one run can be crashed at every point in many ways.
 Source: architecture section 11.
 """
 
@@ -44,7 +44,7 @@ class Refusal(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimCall:
-    """One recorded call that changes something: its name, its path, and how many bytes it carries."""
+    """One recorded call that changes something: name, path and number of bytes."""
 
     operation: str
     path: str
@@ -60,7 +60,7 @@ class _Refused:
 
 @dataclass(slots=True)
 class _Boot:
-    """One life of the process: handles and locks end with it."""
+    """One life of the process; handles and locks end with it."""
 
     locks: set[str] = field(default_factory=set[str])
     failure: DiskFailedError | None = None
@@ -68,13 +68,13 @@ class _Boot:
 
 
 class SimDisk:
-    """A `Disk` in memory; see the module. Not for more than one thread at a time.
+    """A `Disk` in memory; the module docstring has its rules. For one thread at a time.
 
     Args:
-        capacity_bytes: bytes of file content that fit; None: no limit.
+        capacity_bytes: most bytes of file content; None: no limit.
 
     Attributes:
-        calls: everything that changed something, in order.
+        calls: all calls that changed something, in order.
         on_call: runs before each such call takes effect.
     """
 
@@ -92,28 +92,28 @@ class SimDisk:
         return self._boot.failure
 
     def fork(self) -> SimDisk:
-        """Return a copy that shares nothing: same unsynced operations, no open files, locks or refusals."""
+        """Return a copy that shares nothing: the same unsynced operations, no open files, locks or refusals."""
         copied = SimDisk(capacity_bytes=self.capacity_bytes)
         copied._root = self._root.copy()
         return copied
 
     def crash(self, how: Crash, rng: random.Random) -> None:
-        """Lose power (or the process, `KEEP_ALL`): files and locks end, unsynced operations survive or not."""
+        """Lose power (or with `KEEP_ALL` the process): files and locks end, unsynced operations survive or not."""
         self._boot.is_over = True
         self._boot = _Boot()
         self._refused.clear()
         self._root.crash(how, rng)
 
     def refuse(self, operation: str, path_part: str, refusal: Refusal) -> None:
-        """Let the next call of this name on a path that contains `path_part` fail, once."""
+        """Make the next call of this name on a path that contains `path_part` fail, once."""
         self._refused.append(_Refused(operation, path_part, refusal))
 
     def forgive(self) -> None:
-        """Drop the refusals that no call has met."""
+        """Drop the refusals that no call has used."""
         self._refused.clear()
 
     def corrupt(self, path: str, position: int, data: bytes) -> None:
-        """Overwrite bytes behind everybody's back, on the device and in the page cache."""
+        """Overwrite bytes without a recorded call, on the device and in the page cache."""
         inode = self._inode(path)
         content = bytearray(inode.current)
         content[position : position + len(data)] = data
@@ -121,13 +121,13 @@ class SimDisk:
         inode.durable = bytes(content)
 
     def cut(self, path: str, size_bytes: int) -> None:
-        """Cut a file behind everybody's back."""
+        """Truncate a file without a recorded call."""
         inode = self._inode(path)
         inode.durable = inode.current[:size_bytes]
         inode.versions.clear()
 
     def has_unsynced(self) -> bool:
-        """Tell whether a loss of power could lose content of a file."""
+        """Tell whether a power failure could lose content of a file."""
         return has_unsynced(self._root)
 
     def used_bytes(self) -> int:
@@ -135,7 +135,7 @@ class SimDisk:
         return used_bytes(self._root)
 
     def begin(self, operation: str, path: str, size_bytes: int = 0) -> None:
-        """Record a call that changes something, and fail it if it is refused or the disk failed before."""
+        """Record a call that changes something; fail it if it is refused, or if the disk has failed."""
         if self._boot.failure is not None:
             raise DiskFailedError(path, f"the disk failed before: {self._boot.failure}")
         call = SimCall(operation=operation, path=path, size_bytes=size_bytes)

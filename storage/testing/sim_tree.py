@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a simulated disk holds, on the device and in the page cache, and what a crash leaves of it.
+"""The content of a simulated disk, on the device and in the page cache, and what a crash leaves of it.
 
-Fault model (never more than `storage.files.disk` allows, else a failed test proves nothing):
+Fault model (never more than `storage.files.disk` allows; otherwise a failed test proves nothing):
 
-* File data: each 512-byte sector that unsynced writes touched survives a crash in any version it went through since the
-  last sync, independently of all other sectors; the file size likewise. Synced bytes survive.
-* Names: each unsynced create, rename or remove of a directory survives or not, independently, replayed in order; a
+* File data: each 512-byte sector that unsynced writes touched survives a crash in any version since the last sync,
+  independently of all other sectors. So does the file size. Synced bytes survive.
+* Names: each unsynced create, rename or remove in a directory survives or not, independently, replayed in order. A
   rename is one operation. Synced names survive. A file whose name is lost is gone, synced or not.
 
-Knows nothing of paths, handles or refusals: `storage.testing.sim_disk` does.
+The module knows no paths, handles or refusals: `storage.testing.sim_disk` does.
 Source: Pillai et al. (OSDI 2014); architecture section 11.
 """
 
@@ -23,17 +23,17 @@ from storage.files.disk import SECTOR_BYTES
 
 
 class Crash(Enum):
-    """What a crash does to everything that is not synced."""
+    """What a crash does to everything unsynced."""
 
     LOSE_ALL = "all lost"
     KEEP_ALL = "all kept"
-    """As `kill -9`: the page cache survives the process, and what is in it is no more synced than before."""
+    """As `kill -9`: the page cache survives the process, and is no more synced than before."""
     TEAR = "each sector and each name by itself"
     PREFIX = "a prefix of the operations, the last one torn at a sector"
 
 
 class Inode:
-    """A file: what is on the device, and every version of its content since then (the last one is what reads see)."""
+    """A file: its content on the device, and every version since then (reads see the last one)."""
 
     def __init__(self) -> None:
         self.durable = b""
@@ -50,14 +50,14 @@ class Inode:
         self.versions.clear()
 
     def copy(self) -> Inode:
-        """Return a copy; contents never change, so that they are shared."""
+        """Return a copy; it shares the contents, which never change."""
         copied = Inode()
         copied.durable = self.durable
         copied.versions = list(self.versions)
         return copied
 
     def crash(self, how: Crash, rng: random.Random) -> None:
-        """Lose what is not synced, or part of it."""
+        """Lose everything unsynced, or a part of it."""
         match how:
             case Crash.LOSE_ALL:
                 pass
@@ -85,7 +85,7 @@ class Inode:
 
 
 def _compose(size_bytes: int, version_of: Callable[[int], bytes]) -> bytes:
-    """Build content sector by sector from versions; what a version does not reach reads as zeros."""
+    """Build content sector by sector from versions; bytes beyond the end of a version read as zeros."""
     pieces: list[bytes] = []
     for start in range(0, size_bytes, SECTOR_BYTES):
         end = min(start + SECTOR_BYTES, size_bytes)
@@ -95,14 +95,14 @@ def _compose(size_bytes: int, version_of: Callable[[int], bytes]) -> bytes:
 
 @dataclass(slots=True)
 class NameChange:
-    """One unsynced change of a directory: names to set, names to drop, as one operation."""
+    """One unsynced change of a directory: names to set and names to drop, as one operation."""
 
     link: dict[str, Inode | Directory]
     unlink: tuple[str, ...] = ()
 
 
 class Directory:
-    """A directory: names on the device, and changes since the last sync."""
+    """A directory: its names on the device, and the changes since the last sync."""
 
     def __init__(self) -> None:
         self.durable: dict[str, Inode | Directory] = {}
@@ -110,7 +110,7 @@ class Directory:
         self.pending: list[NameChange] = []
 
     def change(self, change: NameChange) -> None:
-        """Make a change that is not on the device before the next sync."""
+        """Make a change that reaches the device at the next sync."""
         self.pending.append(change)
         _apply(self.current, change)
 
@@ -120,11 +120,11 @@ class Directory:
         self.pending.clear()
 
     def copy(self) -> Directory:
-        """Return a copy of everything at and below; a file that had several names is one file there too."""
+        """Return a copy of everything at and below; a file with several names stays one file."""
         return _copy_directory(self, {})
 
     def crash(self, how: Crash, rng: random.Random) -> None:
-        """Lose unsynced changes, or some of them; then the same for everything whose name survived."""
+        """Lose unsynced changes, or some of them; then crash everything whose name survived."""
         if how is Crash.KEEP_ALL:
             return
         survived = dict(self.durable)

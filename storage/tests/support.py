@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logs of known batches, killed and hurt, and a reader that accepts losses: for the tests of recovery and damage."""
+"""Logs of known batches, killed and damaged, and a reader that accepts losses, for the tests of recovery and damage."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def kill(disk: SimDisk) -> None:
 
 
 def write_log(disk: SimDisk, count: int = 12, *, flush: bool = True) -> list[RecordBatch]:
-    """A log of single-record batches in one segment, killed; return its batches."""
+    """Write a log of single-record batches in one segment, and kill it; return its batches."""
     log = open_log(disk, LOG, LARGE).log
     for number in range(count):
         append(log, [b"value-%02d" % number * 3], producer=ProducerStamp(producer_id=1, base_sequence=number))
@@ -44,7 +44,7 @@ def flip(disk: SimDisk, path: str, position: int) -> None:
 
 
 def readable(log: PartitionLog) -> tuple[list[int], list[tuple[int, int]]]:
-    """Walk the log as a reader that accepts losses: offsets that were served intact, and the ranges reported as lost."""
+    """Walk the log like a reader that accepts losses; return the offsets served intact, and the ranges reported as lost."""
     served: list[int] = []
     lost: list[tuple[int, int]] = []
     offset = 0

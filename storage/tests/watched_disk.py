@@ -13,12 +13,12 @@ from storage.testing.sim_disk import SimDisk, SimFile
 
 
 class WatchedFile(SimFile):
-    """A file that counts itself among the open ones, and may be told to wait inside a read."""
+    """A file that counts as open, and can be told to wait inside a read."""
 
     disk: WatchedDisk
 
     def pread(self, size_bytes: int, position: int) -> bytes:
-        """Tell that a read is inside, and wait for leave to go on."""
+        """Signal that a read is inside, and wait for permission to continue."""
         disk = self.disk
         if disk.gate is not None:
             disk.inside.set()
@@ -26,13 +26,13 @@ class WatchedFile(SimFile):
         return super().pread(size_bytes, position)
 
     def sync(self) -> None:
-        """Run what the test wants to happen while a sync is under way."""
+        """Run the test's callback while a sync is under way."""
         if self.disk.during_sync is not None:
             self.disk.during_sync()
         super().sync()
 
     def close(self) -> None:
-        """Count down."""
+        """Count the file as closed."""
         self.disk.open_paths.remove(self.path)
         super().close()
         if self.path == self.disk.bad_close:
@@ -44,8 +44,8 @@ class WatchedDisk(SimDisk):
 
     Attributes:
         open_paths: paths of the open files, in the order of opening.
-        limit: files that may be open; one more is refused as the process limit would.
-        gate: when set, reads wait for it; `inside` is set by the first one.
+        limit: most open files; one more is refused, as by the process limit.
+        gate: if set, reads wait for it; the first one sets `inside`.
         during_sync: runs inside every sync.
         bad_close: path of the file that fails to close.
         before_open: runs before each `open_file`.
@@ -81,7 +81,7 @@ class WatchedDisk(SimDisk):
 
 
 def disk_of_four() -> WatchedDisk:
-    """A disk with four synced files a, b, c, d that hold their names."""
+    """Return a disk with four synced files a, b, c, d whose content is their name."""
     made = WatchedDisk()
     for name in "abcd":
         file = made.create_file(f"/{name}")

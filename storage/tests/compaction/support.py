@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logs of keyed records, passes over them in one thread, and what must be left: for the tests of compaction."""
+"""Helpers for the tests of compaction: logs of keyed records, passes over them in one thread, and the expected result."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def put(
 
 
 def roll(log: PartitionLog) -> None:
-    """Seal the active segment, so that a pass takes it."""
+    """Seal the active segment, so that a pass may take it."""
     assert log.roll_if_due(next(_AGES) * 10**17)
     log.flush()
 
@@ -81,7 +81,7 @@ def begin(log: PartitionLog, *, now_ms: int = 100, max_keys: int = MAX_RECORDS_P
 
 
 def compact(log: PartitionLog, *, now_ms: int = 100, max_keys: int = MAX_RECORDS_PER_BATCH) -> PassOutcome | None:
-    """Make one pass; None if the log was not due."""
+    """Run one pass; None if the log was not due."""
     found = begin(log, now_ms=now_ms, max_keys=max_keys)
     if found is None:
         return None
@@ -96,7 +96,7 @@ def compact(log: PartitionLog, *, now_ms: int = 100, max_keys: int = MAX_RECORDS
 
 
 def records(log: PartitionLog) -> list[BatchRecord]:
-    """All records of a log; every offset is covered."""
+    """Return all records of a log; check that every offset is covered."""
     batches = read_all(log)
     offset = log.log_start_offset
     for batch in batches:
@@ -107,7 +107,7 @@ def records(log: PartitionLog) -> list[BatchRecord]:
 
 
 def pairs(log: PartitionLog) -> dict[int, Pair]:
-    """Key and value of every record, by offset."""
+    """Return key and value of every record, by offset."""
     return {record.offset: (record.key, record.value) for record in records(log)}
 
 
@@ -119,7 +119,7 @@ class Newest:
 
     @classmethod
     def of(cls, found: Sequence[BatchRecord]) -> Newest:
-        """Replay records; a deleted key is as one that never was."""
+        """Replay records; a deleted key counts as one that never existed."""
         values: dict[bytes, bytes | None] = {}
         for record in found:
             if record.key is not None:

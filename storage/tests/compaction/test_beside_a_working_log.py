@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On a real disk, with the cleaner in a thread of its own, while the owner appends, reads, flushes and removes."""
+"""Compaction on a real disk, in a thread of its own, while the owner appends, reads, flushes and removes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SETTINGS = replace(COMPACT, segment_bytes=4_000, file_delete_delay_ms=0)
 
 @dataclass
 class OwnedLog:
-    """A log whose owner runs the steps of other threads between its own."""
+    """A log whose owner runs steps of other threads between its own steps."""
 
     log: PartitionLog
     steps: queue.Queue[Callable[[], None]]
@@ -54,7 +54,7 @@ class OwnedLog:
 
 
 def test_a_log_works_while_it_is_compacted(tmp_path: Path) -> None:
-    """No newest record is lost, no offset is uncovered, no descriptor or file is left behind, and it opens again."""
+    """No newest record is lost, no offset is uncovered, no descriptor or file is left behind, and the log opens again."""
     disk, directory = PosixDisk(), str(tmp_path / "log")
     log = open_log(disk, directory, SETTINGS).log
     owned = OwnedLog(log, queue.Queue())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The background cleaner: its order, its pace, its back-off, and that it never dies."""
+"""The background cleaner: its order, rate and backoff, and that no error ends it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class World:
         )
 
     def add(self, name: str, count: int = 30, *, keys: int = 3, **changes: object) -> Target:
-        """A log of `count` records, all sealed and flushed."""
+        """Make a log of `count` records, all sealed and flushed."""
         log = open_log(self.disk, f"/data/{name}", replace(COMPACT, **changes)).log
         for number in range(count):
             put(log, [(b"k%d" % (number % keys), b"%s-%d" % (name.encode(), number))])
@@ -86,7 +86,7 @@ class World:
 
 
 def test_all_due_logs_are_compacted_the_most_urgent_first() -> None:
-    """One pass each, by urgency; then there is nothing to do. Logs that are not compacted are left alone."""
+    """The cleaner makes one pass over each, by urgency; then no log is due. It ignores logs that are not compacted."""
     world = World()
     world.add("dirty")
     world.add("overdue", max_compaction_lag_ms=100)
@@ -114,7 +114,7 @@ def test_it_reads_and_writes_no_faster_than_it_may() -> None:
     start_ms = world.clock_ms
     assert cleaner.run_once()
     left_bytes = sum(segment.size_bytes for segment in LogCompaction(target.log).facts(100).sealed)
-    # Built, rewritten, written; the share of the last step is waited for by the next one.
+    # Built, rewritten, written; the next step waits for the share of the last one.
     assert world.clock_ms - start_ms >= 2 * segment_bytes - segment_bytes // 5
     assert world.clock_ms - start_ms <= 2 * segment_bytes + 2 * left_bytes + 100
 
@@ -122,7 +122,7 @@ def test_it_reads_and_writes_no_faster_than_it_may() -> None:
 @pytest.mark.parametrize("operation", ["create_file", "append", "sync", "rename", "sync_directory"])
 @pytest.mark.parametrize("refusal", list(Refusal))
 def test_a_log_that_fails_backs_off_and_the_others_go_on(operation: str, refusal: Refusal) -> None:
-    """A disk that refuses costs one log its turn; it is reported, retried, and no record is lost by it."""
+    """A disk that refuses costs one log its turn. The cleaner reports and retries the log, and no record is lost."""
     world, other = World(), World()
     bad = world.add("bad")
     world.targets.append(other.add("good"))
@@ -156,7 +156,7 @@ def test_a_log_that_fails_backs_off_and_the_others_go_on(operation: str, refusal
 
 
 def test_back_off_doubles_up_to_its_limit() -> None:
-    """1 s, 2 s, 4 s, ... 5 min, for ever."""
+    """1 s, 2 s, 4 s, ... up to 5 min."""
     assert [back_off_of(count) for count in (1, 2, 3, 8, 9, 10, 10_000)] == [
         1_000,
         2_000,
@@ -169,7 +169,7 @@ def test_back_off_doubles_up_to_its_limit() -> None:
 
 
 def test_it_never_dies() -> None:
-    """Whatever an owner or the list of logs raises, the cleaner goes on, and is as fast as ever once it ends."""
+    """Whatever an owner or the list of logs raises, the cleaner continues, at full speed once the error ends."""
     world = World()
     target = world.add("log")
 
@@ -216,7 +216,7 @@ def test_it_waits_when_nothing_is_due_and_not_between_passes() -> None:
 
 
 def test_a_failure_holds_up_nobody() -> None:
-    """The next log follows at once, and a retry comes when its back-off is over, not at the next regular look."""
+    """The next log follows at once, and the retry comes when the backoff ends, not at the next regular look."""
     world = World()
     bad = world.add("bad", max_compaction_lag_ms=100)
     world.add("good")
@@ -239,7 +239,7 @@ def test_a_failure_holds_up_nobody() -> None:
 
 
 def test_it_ends_in_the_middle_of_a_pass() -> None:
-    """A stop is heard at the next step; nothing is left of the attempt, and nothing is reported as a failure."""
+    """The cleaner stops at the next step. It leaves no file behind and reports no failure."""
     for stop_at in range(1, 12):
         world = World()
         target = world.add("log")
@@ -265,7 +265,7 @@ def test_it_ends_in_the_middle_of_a_pass() -> None:
 
 
 def test_a_log_that_changes_under_a_pass_is_tried_again() -> None:
-    """The pass ends early; that is no failure, and the next look finds the log as it is then."""
+    """The pass ends early without a failure, and the next look sees the changed log."""
     world = World()
     target = world.add("log")
     calls = 0
@@ -285,7 +285,7 @@ def test_a_log_that_changes_under_a_pass_is_tried_again() -> None:
 
 @pytest.mark.parametrize("before_call", range(3, 7))
 def test_a_segment_that_goes_before_a_pass_opens_its_file_is_no_failure(before_call: int) -> None:
-    """Whenever DeleteRecords takes segments that the pass was told of: it ends early, without a back-off."""
+    """If DeleteRecords removes segments of a pass at any time, the pass ends early, without a backoff."""
     world = World()
     target = world.add("log", 60, segment_bytes=1_000)
     world.add("other", 60, segment_bytes=1_000)
@@ -310,7 +310,7 @@ def test_a_segment_that_goes_before_a_pass_opens_its_file_is_no_failure(before_c
 
 
 def test_a_segment_whose_file_is_lost_is_a_failure() -> None:
-    """A file that somebody removed is still part of the log: the pass says so, and the log is left alone for a while."""
+    """A file that was removed from outside still belongs to the log: the pass fails, and the log backs off."""
     world = World()
     world.add("log")
     world.disk.remove(f"/data/log/{0:020d}.log")
@@ -324,7 +324,7 @@ def test_a_segment_whose_file_is_lost_is_a_failure() -> None:
 
 
 def test_a_log_that_went_is_forgotten() -> None:
-    """Reports are kept for the logs of the server only."""
+    """The cleaner keeps reports only for the logs of the server."""
     world = World()
     world.add("log")
     cleaner = world.cleaner()
@@ -335,7 +335,7 @@ def test_a_log_that_went_is_forgotten() -> None:
 
 
 def test_settings_are_checked() -> None:
-    """A limit that could not work is refused at once."""
+    """A limit that cannot work is refused at once."""
     for changes in ({"bytes_per_s": 0}, {"key_map_bytes": MIN_KEY_MAP_BYTES - 1}, {"idle_ms": 0}):
         with pytest.raises(AssertionError):
             World().cleaner(**changes)

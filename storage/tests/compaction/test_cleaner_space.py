@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compaction asks for room before it writes: a directory without it costs the log its turn, and nothing is written."""
+"""Compaction checks the space before it writes: without space the log loses its turn, and nothing is written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from storage.tests.compaction.test_cleaner import World
 
 
 class Room:
-    """A directory in which so many bytes may be written."""
+    """A directory with a given number of free bytes."""
 
     def __init__(self, room_bytes: int) -> None:
         self.room_bytes = room_bytes
@@ -35,7 +35,7 @@ def cleaner_of(world: World, room: Room) -> Cleaner:
 
 
 def test_log_without_room_backs_off_and_is_compacted_once_there_is_room() -> None:
-    """The report names the reserve; no file was begun."""
+    """The report names the reserve; no file was started."""
     world, room = World(), Room(10)
     target = world.add("full")
     before = pairs(target.log)
@@ -56,7 +56,7 @@ def test_log_without_room_backs_off_and_is_compacted_once_there_is_room() -> Non
 
 
 def test_log_that_fits_is_compacted_while_a_larger_one_waits() -> None:
-    """Small steps free space although there is little."""
+    """Small passes free space although there is little."""
     world = World()
     small, large = world.add("small", 12), world.add("large", 90, segment_bytes=10**6)
     small_bytes, large_bytes = (

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Crash before every recorded disk call of compaction, in several ways, reopen, and check the laws.
+"""Crashes before every recorded disk call of compaction, in several ways; then the log is reopened and checked.
 
-Laws after each reopen:
-1. what was flushed is there, or replaced by a newer record of its key, or was a tombstone; nothing that is there was not appended
-   at that offset
-2. a reader of the whole log ends with the same value for each key as a reader of everything that was ever appended
-3. every offset is covered by exactly one batch, nothing is called damaged, and nothing is left of the attempt
-4. epochs and idempotence windows say what was appended
-5. the log goes on: another pass, appends, a clean restart, and all of this still holds
+Laws after each reopening:
+1. Every flushed record exists, or was replaced by a newer record of its key, or was a tombstone. Every existing record
+   was appended at its offset.
+2. A reader of the whole log ends with the same value for each key as a reader of everything that was ever appended.
+3. Exactly one batch covers every offset, no damage is reported, and nothing of the pass is left behind.
+4. Epochs and producer state match what was appended.
+5. The log continues: after another pass, appends and a clean restart, all of this still holds.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Sent:
 
 @dataclass
 class Ledger:
-    """What the outside knows: every record, the leader epoch of each offset, and the flushed offset."""
+    """The expected facts: every record, the leader epoch of each offset, and the flushed offset."""
 
     records: dict[int, Pair]
     epochs: dict[int, int]
@@ -112,7 +112,7 @@ class Run:
 
 
 def overwritten_keys(run: Run) -> None:
-    """Several segments, each with something to lose; a tail that is not flushed."""
+    """Several segments, each with replaced records; an unflushed tail."""
     for number in range(18):
         run.put([(b"k%d" % (number % 4), b"%d" % number), (b"u%d" % number, b"x")], epoch=number // 6)
     run.seal()
@@ -121,7 +121,7 @@ def overwritten_keys(run: Run) -> None:
 
 
 def passes_that_merge(run: Run) -> None:
-    """A second pass merges what the first one made small."""
+    """A second pass merges segments that the first one made small."""
     for number in range(30):
         run.put([(b"k%d" % (number % 3), b"%d" % number)], epoch=number // 12)
     run.seal()
@@ -157,7 +157,7 @@ def newest_values(found: dict[int, Pair]) -> dict[bytes | None, bytes | None]:
 
 
 def check(log: PartitionLog, ledger: Ledger) -> None:
-    """Laws 1 to 4."""
+    """Check laws 1 to 4."""
     assert log.damaged == ()
     assert log.log_end_offset >= ledger.flushed_offset
     appended = {offset: pair for offset, pair in ledger.records.items() if offset < log.log_end_offset}
@@ -197,9 +197,9 @@ def check_crashed(point: Point, how: Crash, seed: str) -> None:
 
 
 def crash_everywhere(scenario: Callable[[Run], None], how: Crash, *, seeds: int = SEEDS) -> int:
-    """Run a scenario and crash it before each of its compaction's calls; return the number of crashes.
+    """Run a scenario and crash it before each disk call of its compaction; return the number of crashes.
 
-    Before a sync of the directory most is pending, so there chance gets as many seeds as asked for.
+    Most is pending before a sync of the directory, so only these calls get all seeds.
     """
     run = Run()
     scenario(run)
@@ -225,7 +225,7 @@ def test_every_crash_point_of_a_pass_reopens_to_a_legal_log(scenario: Callable[[
 
 
 def test_a_crash_while_a_swap_is_completed_is_completed_too() -> None:
-    """The opening that finishes a swap is itself crashed before each of its calls."""
+    """The opening that finishes a swap is crashed before each of its calls."""
     run = Run()
     passes_that_merge(run)
     done = 0
@@ -250,7 +250,7 @@ def test_a_crash_while_a_swap_is_completed_is_completed_too() -> None:
 
 
 def _skip(*args: object, **kwargs: object) -> None:
-    """Stand for a step that somebody forgot."""
+    """Replace a step by nothing."""
 
 
 def _finish_unsynced(self: GroupWriter) -> object:
@@ -262,7 +262,7 @@ def _finish_unsynced(self: GroupWriter) -> object:
 
 
 class _SkipsOneSync:
-    """A disk that forgets the n-th sync of a directory, from 0."""
+    """A disk that skips the n-th directory sync, counted from 0."""
 
     def __init__(self, disk: Disk, number: int) -> None:
         self._disk = disk

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A log whose batches are compacted ones and fillers: append, read, look up, reopen, truncate, damage."""
+"""A log of compacted batches and fillers: append, read, look up, reopen, truncate, damage."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SETTINGS = replace(SMALL, segment_bytes=700, index_interval_bytes=100)
 
 
 def with_end(batch: bytearray, last_offset_delta: int) -> bytearray:
-    """A batch whose last records are gone."""
+    """Return a batch without its last records."""
     header = read_header(batch)._replace(last_offset_delta=last_offset_delta)
     write_header(batch, header)
     write_header(batch, header._replace(crc=crc32c(memoryview(batch)[CRC_START:])))
@@ -66,7 +66,7 @@ EXPECTED = [b"%d" % offset for number in range(10) for offset in (20 * number, 2
 
 
 def filled(disk: SimDisk) -> PartitionLog:
-    """A follower that got compacted batches."""
+    """Return a follower's log of compacted batches."""
     disk.make_directory("/data")
     log = open_log(disk, LOG, SETTINGS).log
     for batch in compacted_batches():
@@ -75,7 +75,7 @@ def filled(disk: SimDisk) -> PartitionLog:
 
 
 def check(log: PartitionLog) -> None:
-    """Every offset is covered, everything left is read, and a look-up by time passes over fillers."""
+    """Check that every offset is covered, every remaining record is read, and a look-up by time skips fillers."""
     assert log.log_end_offset == 200
     assert log.damaged == ()
     assert read_values(log) == EXPECTED
@@ -89,14 +89,14 @@ def check(log: PartitionLog) -> None:
 
 
 def test_fillers_are_appended_read_and_looked_up() -> None:
-    """A log of fillers and batches with gaps serves what is left of it, from any offset."""
+    """A log of fillers and batches with gaps serves the remaining records, from any offset."""
     check(filled(SimDisk()))
 
 
 @pytest.mark.parametrize("flushed", [True, False])
 @pytest.mark.parametrize("keep_indexes", [True, False])
 def test_fillers_survive_a_reopen(flushed: bool, keep_indexes: bool) -> None:
-    """Recovery walks over fillers, with or without their indexes, and calls nothing damaged."""
+    """Recovery walks over fillers, with or without their indexes, and reports no damage."""
     disk = SimDisk()
     log = filled(disk)
     if flushed:
@@ -115,7 +115,7 @@ def test_fillers_survive_a_reopen(flushed: bool, keep_indexes: bool) -> None:
 
 
 def test_a_filler_is_the_memory_of_its_producer() -> None:
-    """A batch that compaction emptied is still found to be a duplicate after the log was opened without caches."""
+    """A batch that compaction emptied is still a duplicate after an opening without caches."""
     disk = SimDisk()
     filled(disk)
     disk.crash(Crash.KEEP_ALL, random.Random(0))
@@ -129,7 +129,7 @@ def test_a_filler_is_the_memory_of_its_producer() -> None:
 
 
 def test_a_log_is_cut_before_a_filler() -> None:
-    """A truncation into a filler drops it as a whole, as any batch."""
+    """A truncation into a filler drops the whole filler, like any batch."""
     log = filled(SimDisk())
     assert log.truncate_suffix(25) == 22
     assert read_all(log)[-1].next_offset == 22
@@ -154,7 +154,7 @@ def test_a_damaged_filler_is_quarantined_alone() -> None:
 
 
 def test_followers_refuse_a_filler_that_covers_nothing() -> None:
-    """A negative last offset delta cannot stand in a log."""
+    """A filler with a negative last offset delta is refused."""
     log = filled(SimDisk())
     filler = encode_filler(base_offset=200, last_offset_delta=0, leader_epoch=3)
     write_header(filler, read_header(filler)._replace(last_offset_delta=-1))

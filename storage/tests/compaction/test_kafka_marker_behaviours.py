@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Acceptance behaviour of Kafka's cleaner for the ends of transactions, named after the test that it is drawn from."""
+"""Acceptance behaviour of Kafka's cleaner for the ends of transactions, named after the original test."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RETENTION_MS = COMPACT.delete_retention_ms
 
 
 def left(log: PartitionLog) -> tuple[list[int], list[int]]:
-    """Offsets of the records of users, and of the ends of transactions, that are left; every batch must be whole."""
+    """Return the offsets of the remaining user records and of the remaining ends; check every batch."""
     records: list[int] = []
     ends: list[int] = []
     data = log.read(0, 10**6).data
@@ -30,9 +30,9 @@ def left(log: PartitionLog) -> tuple[list[int], list[int]]:
 
 
 def test_13_commit_marker_removal() -> None:
-    """The marker survives while records of its transaction do, survives one pass more, and goes only after the horizon.
+    """The marker survives while records of its transaction do, survives one more pass, and is removed after the horizon.
 
-    LogCleanerTest.testCommitMarkerRemoval. Its offset is then covered by a filler, the sequences stay known.
+    LogCleanerTest.testCommitMarkerRemoval. A filler then covers its offset, and the sequences stay known.
     """
     disk = SimDisk()
     log = new_log(disk)
@@ -44,7 +44,7 @@ def test_13_commit_marker_removal() -> None:
     roll(log)
     compact(log, now_ms=100)
     assert left(log) == ([0, 2, 4], [3, 5])
-    # A long time is no reason: records of both transactions are left.
+    # Time alone is no reason: records of both transactions are left.
     send(log, 1, 4, [(b"1", b"c"), (b"3", b"c")])
     assert end(log, 1, abort=False) == 8
     roll(log)
@@ -71,7 +71,7 @@ def test_13_commit_marker_removal() -> None:
 
 
 def test_13_abort_marker_removal() -> None:
-    """Records of an aborted transaction go with the first pass; its marker then waits for its horizon, and goes."""
+    """The first pass removes the records of an aborted transaction; its marker then waits for its horizon."""
     log = new_log(SimDisk())
     send(log, 1, 0, [(b"k", b"committed")])
     end(log, 1, abort=False)
@@ -87,7 +87,7 @@ def test_13_abort_marker_removal() -> None:
 
 
 def test_13_the_newest_marker_of_a_known_producer_stays() -> None:
-    """It is the memory of the producer's epoch; once the producer is forgotten it goes like any other, with the next pass."""
+    """It remembers the producer's epoch. Once the log has forgotten the producer, the next pass removes it like any other."""
     log = new_log(SimDisk())
     send(log, 1, 0, [(b"k", b"1")])
     assert end(log, 1, abort=False) == 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hashes of keys: the formula itself, equal keys however they come, different keys that look alike."""
+"""Hashes of keys: the formula, equal keys in different columns, and different keys that look alike."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def hashes(some: list[bytes | None], hasher: KeyHasher = HASHER) -> list[tuple[i
 
 
 def plain_hash(key: bytes) -> tuple[int, int]:
-    """The formula of the module's docstring, one key at a time."""
+    """Return the hash of one key by the formula in the module's docstring."""
     stream = shake_256(SECRET).digest((2 + MAX_WORDS_BYTES // 4) * 4 * 8)
     rows = [
         [int.from_bytes(stream[(row * 4 + slot) * 8 :][:8], "little") for slot in range(4)]
@@ -44,13 +44,13 @@ def plain_hash(key: bytes) -> tuple[int, int]:
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @given(st.lists(st.binary(max_size=MAX_WORDS_BYTES), min_size=1, max_size=9))
 def test_hashes_are_those_of_the_formula(some: list[bytes]) -> None:
-    """Whatever the keys and their lengths are."""
+    """For any keys and any lengths."""
     assert hashes([*some]) == list(map(plain_hash, some))
 
 
 @pytest.mark.parametrize("length", [0, 1, 3, 4, 16, MAX_WORDS_BYTES, MAX_WORDS_BYTES + 1])
 def test_how_a_column_says_its_lengths_changes_nothing(length: int) -> None:
-    """One length for all, or one each, alone or beside keys of other lengths."""
+    """One common length or one for each key, alone or beside keys of other lengths."""
     some: list[bytes | None] = [bytes([byte]) * length for byte in (7, 8, 9)]
     ragged = column(some)
     uniform = replace(ragged, lengths=None, uniform_length=length)
@@ -61,7 +61,7 @@ def test_how_a_column_says_its_lengths_changes_nothing(length: int) -> None:
 
 
 def test_keys_that_look_alike_have_different_hashes() -> None:
-    """Padding, swapped words, zeros and the border between the two ways of hashing make no two keys one."""
+    """Padding, swapped words, zeros and the border between the two hash functions never make two keys equal."""
     some: list[bytes | None] = [
         *(bytes(length) for length in (0, 1, 2, 3, 4, 5, 8, MAX_WORDS_BYTES, MAX_WORDS_BYTES + 1, MAX_WORDS_BYTES + 2)),
         b"aaaabbbb",
@@ -81,7 +81,7 @@ def test_a_million_keys_make_a_million_hashes() -> None:
 
 
 def test_another_secret_gives_other_hashes() -> None:
-    """So that nobody can choose keys that meet."""
+    """So keys cannot be chosen to collide."""
     other = KeyHasher(bytes(SECRET_BYTES))
     some: list[bytes | None] = [b"key", b"k" * 300]
     assert not {*hashes(some)} & {*hashes(some, other)}
@@ -98,7 +98,7 @@ def test_many_keys_are_padded_a_chunk_at_a_time(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_joined_columns_have_the_same_items() -> None:
-    """Neighbours that say their lengths in the same way become one column; nothing is reordered, whatever the lengths are."""
+    """Neighbouring columns with the same kind of lengths become one; nothing is reordered."""
     uniform = [replace(column([b"ab", b"cd"]), lengths=None, uniform_length=2) for _ in range(2)]
     longer = replace(column([b"efg"]), lengths=None, uniform_length=3)
     ragged = [column([b"", b"h" * 300]), column([b"i"])]
@@ -115,7 +115,7 @@ def test_joined_columns_have_the_same_items() -> None:
 
 @pytest.mark.parametrize("is_uniform", [True, False])
 def test_a_copy_does_not_keep_the_batch(is_uniform: bool) -> None:
-    """It has the items as they were, whatever becomes of the bytes that they were read from."""
+    """The copy keeps its items, whatever happens to the bytes of the batch."""
     blob, lengths = bytearray(b"abcd"), bytearray(b"\2\0\0\0\2\0\0\0")
     read = BytesColumn(
         blob=memoryview(blob),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The map of newest records: bounded, exact, honest about where it stopped."""
+"""The map of newest records: bounded, exact, and correct about its end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ keys = st.one_of(
 
 
 class PoorHasher(KeyHasher):
-    """Hashes of so few bits that keys share the upper half, or both halves but for a bit."""
+    """Hashes with so few bits that keys share the upper half, or everything but one bit."""
 
     def hash_column(self, keys: BytesColumn) -> Hashes:
         hashes = super().hash_column(keys).copy()
@@ -78,9 +78,9 @@ def column(some: list[bytes | None]) -> BytesColumn:
 def test_the_newest_of_each_key_stays(
     drawn: list[list[bytes | None]], skipped: int, hasher: KeyHasher, is_sorted_often: bool, may_be_uniform: bool
 ) -> None:
-    """As a plain dictionary of whole keys says.
+    """The map agrees with a plain dictionary of whole keys.
 
-    Also below the start of the map, where keys share half of their hash, and however the columns hashed together say lengths.
+    This also holds below the start of the map, where keys share half of their hash, and for any kind of column lengths.
     """
     offsets: list[range] = []
     for batch in drawn:
@@ -109,7 +109,7 @@ def test_the_newest_of_each_key_stays(
 
 
 def test_what_the_map_does_not_know_stays() -> None:
-    """A record of an unknown key, and one beyond the end of the map, are not touched; an empty map knows nothing."""
+    """A record of an unknown key, or one beyond the end of the map, stays; an empty map knows nothing."""
     key_map = new_map(start_offset=10)
     assert key_map.stays(column([b"a", None]), 3, 5) == bytearray([1, 1])
     assert add(key_map, [b"a", None], 10, 20)
@@ -120,7 +120,7 @@ def test_what_the_map_does_not_know_stays() -> None:
 
 
 def test_a_question_is_answered_anew_after_an_addition() -> None:
-    """The answer that is kept for the next question about the same batch does not outlive the map that gave it."""
+    """An addition discards the answer that is cached for the next question about the same batch."""
     key_map = new_map()
     assert add(key_map, [b"a", b"b"], 0)
     assert key_map.stays(column([b"a", b"b"]), 0, 2) == bytearray([1, 1])
@@ -129,7 +129,7 @@ def test_a_question_is_answered_anew_after_an_addition() -> None:
 
 
 def test_a_full_map_takes_no_part_of_a_batch() -> None:
-    """It says where it stopped. Records without key count as one key a batch."""
+    """The map reports its end. Records without a key count as one key for each batch."""
     key_map = new_map()
     known: list[bytes | None] = [b"%d" % number for number in range(MAX_RECORDS_PER_BATCH - 1)]
     assert add(key_map, known, 0, 200_000)
@@ -147,7 +147,7 @@ def test_a_full_map_takes_no_part_of_a_batch() -> None:
 
 
 def test_old_records_make_room_for_new_ones() -> None:
-    """Keys that come again and again fill the map only once, and the map sorts only when much was added since."""
+    """Repeated keys fill the map only once, and the map sorts only after many additions."""
     key_map = new_map()
     again: list[bytes | None] = [b"%d" % number for number in range(MAX_RECORDS_PER_BATCH // 4)]
     for turn in range(40):
@@ -163,14 +163,14 @@ def test_old_records_make_room_for_new_ones() -> None:
 
 
 def test_a_batch_of_most_records_fits_an_empty_map() -> None:
-    """A pass always gets on, also where a record has no key."""
+    """Every pass makes progress, even if no record has a key."""
     key_map = new_map()
     assert add(key_map, [None, *(b"%d" % number for number in range(MAX_RECORDS_PER_BATCH - 1))], 0)
     assert len(key_map) == MAX_RECORDS_PER_BATCH
 
 
 def test_batches_come_in_order_and_limits_are_checked() -> None:
-    """An order or a limit that breaks the law is an error of the caller."""
+    """An order or a limit that breaks the law is a bug of the caller."""
     with pytest.raises(AssertionError, match="fewer than a batch"):
         new_map(MAX_RECORDS_PER_BATCH - 1)
     key_map = new_map(start_offset=5)
@@ -180,7 +180,7 @@ def test_batches_come_in_order_and_limits_are_checked() -> None:
 
 @pytest.mark.parametrize("hasher", [HASHER, PoorHasher(bytes(SECRET_BYTES))])
 def test_the_memory_of_a_key_is_within_its_bound(hasher: KeyHasher) -> None:
-    """Measured where it is worst: a full map of different keys while it is sorted."""
+    """Measured in the worst case: a full map of different keys during a sort."""
     batch = 1_000
     tracemalloc.start()
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Passes over a log on the simulated disk: what stays, what a reader sees, and what is kept for the next pass."""
+"""Passes over a log on the simulated disk: what stays, what a reader sees, and what the next pass needs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from storage.types import Appended, TimestampAndOffset
 
 
 def test_the_newest_value_of_each_key_stays_at_its_offset() -> None:
-    """Older ones go, their offsets stay covered, and nothing is due afterwards."""
+    """Older records are removed, their offsets stay covered, and nothing is due afterwards."""
     log = new_log()
     for number in range(40):
         put(log, [(b"k%d" % (number % 5), b"v%d" % number), (b"same", b"s%d" % number)])
@@ -53,7 +53,7 @@ def test_what_is_active_or_unflushed_or_not_committed_is_left_alone() -> None:
 
 
 def test_a_log_without_duplicates_is_not_written() -> None:
-    """Each segment is read and left byte for byte where it is: no file is made but the checkpoint."""
+    """The pass reads each segment and leaves it byte for byte; the checkpoint is the only new file."""
     disk = SimDisk()
     log = new_log(disk, segment_bytes=300)
     for number in range(30):
@@ -66,7 +66,7 @@ def test_a_log_without_duplicates_is_not_written() -> None:
 
 
 def test_a_segment_is_copied_up_to_its_first_change() -> None:
-    """A change in the middle of a segment leaves what stands before it byte for byte."""
+    """A change in the middle of a segment leaves everything before it byte for byte."""
     disk = SimDisk()
     log = new_log(disk, segment_bytes=10_000)
     for number in range(20):
@@ -83,7 +83,7 @@ def test_a_segment_is_copied_up_to_its_first_change() -> None:
 
 
 def test_small_segments_are_merged() -> None:
-    """After compaction neighbours that fit one segment become one, and fillers of a group become few."""
+    """Neighbours that fit into one segment become one, and the fillers of a group become few."""
     log = new_log()
     for number in range(40):
         put(log, [(b"k", b"%d" % number)])
@@ -98,7 +98,7 @@ def test_small_segments_are_merged() -> None:
 
 
 def test_control_batches_and_records_without_key_stay() -> None:
-    """Neither is compacted by key."""
+    """Compaction by key applies to neither."""
     log = new_log()
     put(log, [(b"k", b"1"), (None, b"no key")])
     put(log, [(b"k", b"marker")], control=True)
@@ -111,7 +111,7 @@ def test_control_batches_and_records_without_key_stay() -> None:
 
 
 def test_a_time_look_up_finds_what_is_left() -> None:
-    """The first record that is left at or after the time, wherever fillers stand."""
+    """The look-up finds the first remaining record at or after the time, wherever fillers are."""
     log = new_log()
     for number in range(30):
         put(log, [(b"k%d" % (number % 3), b"%d" % number)], timestamp_ms=100 * number)
@@ -123,7 +123,7 @@ def test_a_time_look_up_finds_what_is_left() -> None:
 
 
 def test_a_tombstone_stays_for_its_retention_and_then_goes() -> None:
-    """First pass: everything older goes, the tombstone gets a horizon; at the horizon a pass is due and removes it."""
+    """The first pass removes all older records and gives the tombstone a horizon; at the horizon a pass is due and removes it."""
     log = new_log(delete_retention_ms=500)
     put(log, [(b"k", b"old"), (b"other", b"x")])
     put(log, [(b"k", None)])
@@ -140,7 +140,7 @@ def test_a_tombstone_stays_for_its_retention_and_then_goes() -> None:
 
 
 def test_the_horizon_survives_a_restart() -> None:
-    """It stands in the batch, and in the checkpoint when the next pass is due."""
+    """The batch holds the horizon, and the checkpoint says when the next pass is due."""
     disk = SimDisk()
     log = new_log(disk)
     put(log, [(b"k", None)])
@@ -154,7 +154,7 @@ def test_the_horizon_survives_a_restart() -> None:
 
 
 def three_producers(log: PartitionLog) -> list[tuple[bytes, Appended]]:
-    """Three idempotent producers with overlapping keys; returns each batch as it was sent, and where it stands."""
+    """Send batches of three idempotent producers with overlapping keys; return each batch with its place."""
     sent: list[tuple[bytes, Appended]] = []
     for number in range(5):
         for producer_id in (1, 2, 3):
@@ -204,7 +204,7 @@ def test_duplicates_are_found_after_compaction(clean: bool, with_snapshots: bool
 
 
 def test_fillers_out_of_the_window_are_merged() -> None:
-    """Only the last 16 batches of a producer are memory; older ones are covered by one filler."""
+    """Only the last 16 batches of a producer are remembered; one filler covers the older ones."""
     log = new_log(segment_bytes=10**6)
     for number in range(30):
         put(log, [(b"k", b"%d" % number)], producer=ProducerStamp(producer_id=1, base_sequence=number))
@@ -253,7 +253,7 @@ def test_fillers_keep_leader_epochs_apart() -> None:
     )
 )
 def test_a_reader_of_the_whole_log_ends_with_the_same_values(steps: list[list[Pair] | str]) -> None:
-    """Whatever is appended and compacted: the newest value of each key is there, at its offset, and nothing new is."""
+    """After any appends and passes, the newest value of each key is at its offset, and no new record appears."""
     disk = SimDisk()
     log = new_log(disk, segment_bytes=250, delete_retention_ms=150)
     appended: dict[int, Pair] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Passes that cannot do all of their work: full maps, damage, full disks, logs that change under them or before them."""
+"""Passes that cannot complete: full maps, damage, full disks, and logs that change before or during the pass."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from storage.tests.compaction.support import (
 
 
 def test_a_full_map_ends_the_pass_and_the_next_one_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pass by pass everything is compacted, and tombstones wait until everything older of their key is gone."""
+    """Pass by pass everything is compacted. Tombstones wait until all older records of their keys are gone."""
     monkeypatch.setattr("storage.compaction.key_map.MAX_RECORDS_PER_BATCH", 2)
     log = new_log(delete_retention_ms=0)
     for number in range(24):
@@ -48,7 +48,7 @@ def test_a_full_map_ends_the_pass_and_the_next_one_goes_on(monkeypatch: pytest.M
 
 
 def test_a_map_that_cannot_reach_the_dirty_part_begins_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a pass gets on; what may be left below is remembered, and no tombstone goes meanwhile."""
+    """So every pass makes progress. The log remembers that older records may be left, and no tombstone is removed."""
     monkeypatch.setattr("storage.compaction.key_map.MAX_RECORDS_PER_BATCH", 2)
     log = new_log(delete_retention_ms=0)
     for number in range(20):
@@ -98,7 +98,7 @@ def test_a_full_disk_does_not_stop_the_end_of_a_pass() -> None:
 
 
 def test_damage_is_passed_over_and_tombstones_behind_it_stay() -> None:
-    """A damaged segment keeps its bytes; what was deleted in it cannot come back when it is repaired."""
+    """A damaged segment keeps its bytes, and its deleted records do not come back after the repair."""
     disk = SimDisk()
     log = new_log(disk, delete_retention_ms=0, segment_bytes=300)
     put(log, [(b"k", b"old" * 60)])
@@ -124,10 +124,10 @@ def test_damage_is_passed_over_and_tombstones_behind_it_stay() -> None:
             offset = read.next_offset
             found.append(read)
         assert sum(b"k" in each.data for each in found) == 1
-    # Nothing more can be done before the repair, and nothing is tried.
+    # Before the repair no pass can do more, and none is tried.
     assert compact(log, now_ms=400) is None
     assert len(log.damaged) == 1
-    # The repair: the bytes come back, the damage is forgotten.
+    # The repair: the bytes come back, and the damage is forgotten.
     log.close()
     disk.corrupt(first, 0, good)
     disk.remove(f"{LOG}/damaged-ranges")
@@ -142,7 +142,7 @@ def test_damage_is_passed_over_and_tombstones_behind_it_stay() -> None:
 
 
 def test_a_batch_that_cannot_be_rewritten_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is kept as it is; tombstones behind it stay, so that what it still holds is not brought back."""
+    """It stays as it is. Tombstones behind it stay too, so that its old records do not come back."""
 
     def too_large(*args: object, **kwargs: object) -> bytes:
         raise storage.compaction.pass_.BatchTooLargeError("no room for the gaps")
@@ -167,7 +167,7 @@ def test_a_batch_that_cannot_be_rewritten_stays_whole(monkeypatch: pytest.Monkey
 
 
 def test_a_swap_is_refused_when_the_log_changed_meanwhile() -> None:
-    """A truncation or a removal that came first wins; the compacted segment is thrown away."""
+    """An earlier truncation or removal wins, and the compacted segment is thrown away."""
 
     def cut(log: PartitionLog) -> None:
         log.truncate_suffix(3)
@@ -194,7 +194,7 @@ def test_a_swap_is_refused_when_the_log_changed_meanwhile() -> None:
 
 
 def test_a_truncation_below_what_was_compacted_makes_it_dirty_again() -> None:
-    """Whatever comes in its place is compacted like anything new, also after the same number of bytes."""
+    """New records at these offsets are compacted like any others, even if they have the same number of bytes."""
     log = new_log()
     for number in range(30):
         put(log, [(b"k%d" % (number % 10), b"%02d" % number)])
@@ -212,7 +212,7 @@ def test_a_truncation_below_what_was_compacted_makes_it_dirty_again() -> None:
 
 
 def test_a_lost_or_foreign_checkpoint_costs_only_work() -> None:
-    """Without a whole checkpoint everything counts as dirty."""
+    """Without a complete checkpoint everything counts as dirty."""
     disk = SimDisk()
     log = new_log(disk)
     for number in range(30):
@@ -238,7 +238,7 @@ def test_a_lost_or_foreign_checkpoint_costs_only_work() -> None:
 
 
 def test_the_log_start_moves_over_compacted_segments() -> None:
-    """DeleteRecords into a filler, and beyond it, in a compacted log."""
+    """DeleteRecords into a filler of a compacted log, and beyond it."""
     disk = SimDisk()
     log = new_log(disk)
     for number in range(40):
@@ -261,7 +261,7 @@ def test_the_log_start_moves_over_compacted_segments() -> None:
 
 @pytest.mark.parametrize("operation", ["create_file", "append"])
 def test_a_full_disk_leaves_the_log_as_it_is(operation: str) -> None:
-    """Nothing is left of the attempt, and the next one succeeds."""
+    """The pass leaves no file behind, and the next one succeeds."""
     disk = SimDisk()
     log = new_log(disk)
     for number in range(30):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The choice of partition, range and groups."""
+"""The choice of log, range and groups."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_log_that_was_never_compacted_is_all_dirty() -> None:
 
 @pytest.mark.parametrize(("dirty_offset", "is_due"), [(10, True), (20, False), (30, False), (40, False), (19, True)])
 def test_the_dirty_share_must_exceed_the_ratio(dirty_offset: int, is_due: bool) -> None:
-    """Exactly the ratio is not enough; a segment that was compacted in part counts as dirty."""
+    """A share equal to the ratio is not enough; a segment that was compacted in part counts as dirty."""
     found = find_range(replace(FOUR, dirty_offset=dirty_offset), RULES, 100)
     assert (found is not None) == is_due
     if found is not None:
@@ -66,19 +66,19 @@ def test_with_a_ratio_of_zero_anything_dirty_is_due() -> None:
 
 
 def test_nothing_sealed_nothing_to_do() -> None:
-    """The active segment is not in the facts, so a log of one segment is never due."""
+    """The facts exclude the active segment, so a log of one segment is never due."""
     assert find_range(log_of(), RULES, 100) is None
 
 
 @pytest.mark.parametrize(("stable_end_offset", "end_offset"), [(40, 40), (39, 30), (10, 10), (9, None), (0, None)])
 def test_only_segments_wholly_below_the_stable_end_are_touched(stable_end_offset: int, end_offset: int | None) -> None:
-    """What is not flushed, not committed or in an open transaction may still change."""
+    """Records that are unflushed, uncommitted or in an open transaction may still change."""
     found = find_range(replace(FOUR, stable_end_offset=stable_end_offset), RULES, 100)
     assert (found.end_offset if found else None) == end_offset
 
 
 def test_the_range_ends_before_the_first_young_record() -> None:
-    """A segment is young by its largest timestamp; older segments behind it wait for it."""
+    """The largest timestamp decides whether a segment is young; older segments behind it wait."""
     rules = replace(RULES, min_compaction_lag_ms=50)
     facts = log_of(segment(0), segment(1, at_ms=60), segment(2))
     found = find_range(facts, rules, 100)
@@ -91,7 +91,7 @@ def test_the_range_ends_before_the_first_young_record() -> None:
 
 
 def test_an_old_dirty_record_makes_a_log_overdue() -> None:
-    """Whatever the dirty share is; old records that were compacted do not count."""
+    """The dirty share does not matter; old records that were compacted do not count."""
     rules = replace(RULES, max_compaction_lag_ms=50, min_cleanable_dirty_ratio=0.99)
     facts = log_of(segment(0, size_bytes=10**6), segment(1, at_ms=100), dirty_offset=10)
     assert find_range(facts, rules, 150) is None
@@ -101,7 +101,7 @@ def test_an_old_dirty_record_makes_a_log_overdue() -> None:
 
 
 def test_a_tombstone_past_its_horizon_makes_a_log_due() -> None:
-    """Also one in which nothing is dirty; the range is then clean, and empty for the key map."""
+    """This also holds without a dirty record; the range is then clean, and empty for the key map."""
     facts = replace(FOUR, dirty_offset=40, next_horizon_ms=100)
     assert find_range(facts, RULES, 99) is None
     assert find_range(facts, RULES, 100) == CompactionRange(
@@ -110,14 +110,14 @@ def test_a_tombstone_past_its_horizon_makes_a_log_due() -> None:
 
 
 def test_a_dirty_offset_below_the_log_start_begins_at_the_first_segment() -> None:
-    """Retention removed what was dirty."""
+    """Retention has removed the dirty part."""
     found = find_range(log_of(segment(5), segment(6), dirty_offset=20), RULES, 100)
     assert found is not None
     assert found.dirty_offset == 50
 
 
 def test_the_most_urgent_log_is_chosen() -> None:
-    """Overdue before dirty before tombstones; then the dirtiest; then by name, so that the choice is repeatable."""
+    """Overdue before dirty before tombstones; then by dirty share; then by name, so that the choice is repeatable."""
     some = CompactionRange(dirty_offset=0, end_offset=10, dirty_ratio=0.6, urgency=Urgency.DIRTY)
     due = {
         "b": some,
@@ -137,7 +137,7 @@ def test_the_most_urgent_log_is_chosen() -> None:
 
 
 def test_groups_fit_a_segment() -> None:
-    """Neighbours are joined while they fit; a larger segment is a group of its own."""
+    """Neighbours are joined while they fit; a larger segment forms its own group."""
     sealed = [segment(0), segment(1), segment(2, size_bytes=500), segment(3), segment(4)]
     groups = group_segments(sealed, end_offset=45, segment_bytes=200)
     assert [[each.base_offset for each in group] for group in groups] == [[0, 10], [20], [30, 40]]
@@ -147,7 +147,7 @@ def test_groups_fit_a_segment() -> None:
 
 
 def test_a_damaged_segment_is_left_alone() -> None:
-    """Groups do not reach over it, and it is known where it begins."""
+    """No group contains it or reaches over it, and its base offset is known."""
     sealed = [segment(0), segment(1, is_damaged=True), segment(2), segment(3, is_damaged=True)]
     groups = group_segments(sealed, end_offset=40, segment_bytes=10**6)
     assert [[each.base_offset for each in group] for group in groups] == [[0], [20]]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rewriting one batch: any records, any subset that stays."""
+"""Rewrites of one batch: any records, and any subset that stays."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ flags = st.one_of(st.just(True), st.just(False), st.booleans())
 
 @st.composite
 def batches(draw: st.DrawFn) -> tuple[bytes, list[bool], list[bool]]:
-    """A batch with everything that one may have, and two decisions about its records."""
+    """A batch with all optional parts, and two decisions about its records."""
     count = draw(st.integers(1, 12))
 
     def columns(of: st.SearchStrategy) -> st.SearchStrategy:
@@ -58,7 +58,7 @@ def rewrite(batch: bytes, stays: list[bool], horizon_ms: int | None = None) -> b
 def test_what_stays_is_unchanged(
     drawn: tuple[bytes, list[bool], list[bool]], first_ms: int | None, second_ms: int | None
 ) -> None:
-    """Twice rewritten, each record that stays has its offset, timestamp, key, value and headers, and the batch its place."""
+    """After two rewrites every remaining record has its offset, timestamp, key, value and headers, and the batch its place."""
     batch, *decisions = drawn
     for stays, horizon_ms in zip(decisions, (first_ms, second_ms), strict=True):
         before = RecordBatch(batch)
@@ -88,7 +88,7 @@ def test_a_batch_that_loses_nothing_is_not_rewritten() -> None:
 
 
 def test_a_lost_horizon_leaves_the_timestamps() -> None:
-    """When no tombstone is left the bit goes, and every timestamp stays what it was."""
+    """When no tombstone is left, the bit is cleared and every timestamp stays the same."""
     marked = rewrite(bytes(encode_batch([None, b"b"], keys=[b"1", b"2"], timestamps_ms=[1, 2])), [True, True], 7)
     cleared = RecordBatch(rewrite(marked, [False, True]))
     assert cleared.header.delete_horizon_ms is None
@@ -97,14 +97,14 @@ def test_a_lost_horizon_leaves_the_timestamps() -> None:
 
 
 def test_an_equal_timestamp_needs_no_column() -> None:
-    """A horizon that equals all timestamps leaves the column of deltas out."""
+    """If the horizon equals all timestamps, there is no column of deltas."""
     marked = RecordBatch(rewrite(bytes(encode_batch([None], keys=[b"1"], timestamps_ms=7)), [True], 7))
     assert not marked.payload.timestamp_deltas_ms
     assert marked.timestamps_ms() == [7]
 
 
 def test_a_column_of_zeros_is_left_out() -> None:
-    """Also when a record that went had another timestamp."""
+    """This also holds if a removed record had another timestamp."""
     batch = bytes(encode_batch([b"a", b"b", b"c"], keys=[b"1", b"2", b"3"], timestamps_ms=[5, 9, 5]))
     left = RecordBatch(rewrite(batch, [True, False, True]))
     assert not left.payload.timestamp_deltas_ms
@@ -113,7 +113,7 @@ def test_a_column_of_zeros_is_left_out() -> None:
 
 
 def test_gaps_that_do_not_fit_are_refused() -> None:
-    """A batch at the limit of batches may have no room for the offsets of its records; that is an error, not a bad batch."""
+    """A batch at the size limit may have no room for the offsets of its records; that raises an error."""
     count = 100_000
     values = [b"x" * 83] * count
     batch = bytes(encode_batch(values, timestamps_ms=1))
@@ -123,7 +123,7 @@ def test_gaps_that_do_not_fit_are_refused() -> None:
 
 @pytest.mark.parametrize("stays", [[True], [False, False]])
 def test_decisions_must_fit_the_batch(stays: list[bool]) -> None:
-    """One decision for each record, and one that stays: all else is an error of the caller."""
+    """There must be one decision for each record, and one record must stay; anything else is a bug of the caller."""
     with pytest.raises(AssertionError):
         rewrite(bytes(encode_batch([b"a", b"b"])), stays)
 
@@ -140,7 +140,7 @@ def gap(base_offset: int, count: int = 1, *, leader_epoch: int = 0, timestamp_ms
 
 
 def test_neighbouring_gaps_become_one_filler() -> None:
-    """Emptied batches and fillers of one leader epoch are covered by one filler, others by one each."""
+    """One filler covers neighbouring emptied batches and fillers of one leader epoch; other neighbours get their own."""
     gaps = GapFiller()
     assert gaps.take() is None
     batch = read_header(encode_batch([b"a"] * 3, base_offset=10, producer_id=1, producer_epoch=0, base_sequence=5))
@@ -169,7 +169,7 @@ def test_a_filler_covers_no_more_than_its_limit() -> None:
 
 
 def test_a_filler_that_was_a_memory_is_not_unchanged() -> None:
-    """A filler that lost its producer, or kept a timestamp, is written anew."""
+    """A filler that lost its producer, or kept a timestamp, is written again."""
     for header in (
         read_header(gap(5, timestamp_ms=4)),
         read_header(
@@ -187,7 +187,7 @@ def test_a_filler_that_was_a_memory_is_not_unchanged() -> None:
 
 
 def test_gaps_must_join() -> None:
-    """A gap between two gaps would be a lost offset."""
+    """An offset between two gaps would be lost."""
     gaps = GapFiller()
     gaps.add(read_header(gap(5)))
     with pytest.raises(AssertionError, match="7 after 6"):
@@ -195,7 +195,7 @@ def test_gaps_must_join() -> None:
 
 
 def test_a_memory_keeps_producer_and_time() -> None:
-    """What a producer's window and its expiry need is all there."""
+    """The filler has everything that the producer state and its expiry need."""
     batch = encode_batch(
         [b"a"] * 3,
         timestamps_ms=[1, 9, 4],

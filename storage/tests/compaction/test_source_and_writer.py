@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading verified batches of a segment, and writing the segment that takes the place of a group."""
+"""Reads of verified batches of a segment, and writes of the segment that replaces a group."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def segment_of(disk: SimDisk, content: bytes, *, end_offset: int, size_bytes: in
 
 
 def test_batches_of_any_size_are_read_whole() -> None:
-    """Batches that end anywhere in a read, and larger ones, come out as they stand; every byte is paced."""
+    """Batches that end anywhere in a read, and larger ones, are returned whole; the rate limit counts every byte."""
     disk = SimDisk()
     batches = [batch(number, size_bytes) for number, size_bytes in enumerate(SIZES)]
     segment = segment_of(disk, b"".join(batches), end_offset=len(SIZES))
@@ -56,7 +56,7 @@ def test_batches_of_any_size_are_read_whole() -> None:
 
 @pytest.mark.parametrize("wanted", [set(), {0}, {2, 3}, {1, 4, 7}, {5, 6}, {*range(len(SIZES))}])
 def test_a_batch_that_nobody_wants_is_passed_over(wanted: set[int]) -> None:
-    """Its header comes alone; of a large one behind a large one nothing else is read, and none is checked."""
+    """Only its header is returned. Of a large unwanted batch behind a large one nothing else is read, and none is checked."""
     disk = SimDisk()
     batches = [batch(number, size_bytes) for number, size_bytes in enumerate(SIZES)]
     content = b"".join(each if number in wanted else flipped(each) for number, each in enumerate(batches))
@@ -96,7 +96,7 @@ BAD: dict[str, tuple[Callable[[], bytes], int | None, str]] = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_bytes_end_the_read(name: str) -> None:
-    """Nothing is compacted on the word of bytes that are not verified."""
+    """Compaction never relies on unverified bytes."""
     make, size_bytes, message = BAD[name]
     disk = SimDisk()
     segment = segment_of(disk, make(), end_offset=2, size_bytes=size_bytes)
@@ -105,7 +105,7 @@ def test_bad_bytes_end_the_read(name: str) -> None:
 
 
 def test_a_flipped_bit_in_a_large_batch_is_found_too() -> None:
-    """A batch that takes a read of its own is verified like any other."""
+    """A batch with a read of its own is verified like any other."""
     disk = SimDisk()
     segment = segment_of(disk, batch(0) + flipped(batch(1, 2 * READ_BYTES)), end_offset=2)
     with pytest.raises(CorruptLogError, match="the CRC does not match"):
@@ -113,7 +113,7 @@ def test_a_flipped_bit_in_a_large_batch_is_found_too() -> None:
 
 
 def test_a_segment_that_went_is_told() -> None:
-    """Retention may remove a segment while a pass is on its way to it."""
+    """Retention may remove a segment before a pass reads it."""
     disk = SimDisk()
     segment = segment_of(disk, batch(0), end_offset=1)
     disk.remove(PATH)
@@ -122,7 +122,7 @@ def test_a_segment_that_went_is_told() -> None:
 
 
 def test_a_large_group_is_written_in_pieces_and_paced() -> None:
-    """What is written is what was put, from the copied front to the last batch; the rate limit sees all of it."""
+    """The file has exactly the batches that were put, from the copied start to the last one; the rate limit counts all of it."""
     disk = SimDisk()
     batches = [batch(number, size_bytes) for number, size_bytes in enumerate(SIZES)]
     segment = segment_of(disk, b"".join(batches), end_offset=len(SIZES))
@@ -143,7 +143,7 @@ def test_a_large_group_is_written_in_pieces_and_paced() -> None:
 
 @pytest.mark.parametrize("value_bytes", [10, 2 * PIECES_FROM_BYTES])
 def test_a_batch_in_pieces_is_written_whole(value_bytes: int) -> None:
-    """Small ones are joined first, large ones are written as they are."""
+    """Small batches are joined first, large ones are written in pieces."""
     disk = SimDisk()
     segment = segment_of(disk, batch(0, value_bytes), end_offset=1)
     encoded = encode_batch([b"x" * value_bytes, b"y"])
@@ -173,7 +173,7 @@ def test_a_writer_that_is_discarded_before_it_wrote_does_nothing() -> None:
 
 
 def test_a_hole_cannot_be_written() -> None:
-    """Every offset of a group is covered: anything else is an error of the caller, before a byte is kept."""
+    """A group covers every offset: a gap is a bug of the caller, and nothing is written."""
     disk = SimDisk()
     segment = segment_of(disk, batch(0) + batch(1), end_offset=2)
     writer = GroupWriter(disk, DIRECTORY, (segment,), interval_bytes=4096, pace=lambda size: None)
@@ -185,7 +185,7 @@ def test_a_hole_cannot_be_written() -> None:
 
 
 def test_swap_names_are_read_back() -> None:
-    """Only names that were made are read."""
+    """Only names made by `swap_file_name` are parsed."""
     swap = SwapFile(5, 2**62)
     assert parse_swap_file_name(swap_file_name(swap)) == swap
     for name in ("x.swap", "1-2.swap", swap_file_name(swap) + ".tmp", f"{5:020d}.log"):
@@ -193,7 +193,7 @@ def test_swap_names_are_read_back() -> None:
 
 
 def test_a_crc_is_of_what_is_read() -> None:
-    """The helper of these tests makes batches that pass."""
+    """The helper of these tests makes valid batches."""
     damaged = bytearray(batch(0))
     write_header(damaged, read_header(damaged)._replace(crc=0))
     assert len(damaged) > CRC_START

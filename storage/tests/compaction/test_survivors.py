@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which records stay, the life of a tombstone, and what may go into a compacted topic."""
+"""Which records stay, the life of a tombstone, and the rule for records of a compacted topic."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RULE = TombstoneRule(now_ms=1_000, retention_ms=500, end_offset=100)
 def decide(
     batch: bytes | bytearray, newer: list[bytes] | None = None, rule: TombstoneRule = RULE
 ) -> tuple[Survivors, bytes]:
-    """Decide about a batch when newer records of some keys are known; and rewrite it if anything stays."""
+    """Decide on a batch with some known newer records; rewrite it if anything stays."""
     reader = RecordBatch(batch)
     key_map = KeyMap(MAX_RECORDS_PER_BATCH, start_offset=reader.header.base_offset, hasher=HASHER)
     keys = reader.payload.keys
@@ -48,7 +48,7 @@ def flags(*stays: int, horizon_ms: int | None = None) -> Survivors:
 
 
 def test_replaced_records_go_and_others_stay() -> None:
-    """Only a newer record of the same key counts, in another batch or in the same one, with or without gaps."""
+    """Only a newer record of the same key counts, in another batch or the same one, with or without gaps."""
     batch = encode_batch(
         [b"1", b"2", b"3", b"4"], keys=[b"a", None, b"b", b"c"], offset_deltas=[0, 2, 4, 9], base_offset=10
     )
@@ -60,12 +60,12 @@ def test_replaced_records_go_and_others_stay() -> None:
 
 
 def test_a_batch_without_keys_stays() -> None:
-    """Records that were produced before the topic was compacted are not lost."""
+    """Records from before the topic was compacted are not lost."""
     assert decide(encode_batch([b"1", None]), [b"a"])[0] == flags(1, 1)
 
 
 def test_a_tombstone_gets_a_horizon_waits_and_goes() -> None:
-    """First pass: the horizon; before it: nothing changes; at it: the tombstone goes, and the bit with it."""
+    """First pass: the horizon. Before the horizon: no change. At the horizon: the tombstone and the bit are removed."""
     batch = encode_batch([None, b"2"], keys=[b"a", b"b"], timestamps_ms=[3, 4])
     found, marked = decide(batch)
     assert found == flags(1, 1, horizon_ms=1_500)
@@ -79,13 +79,13 @@ def test_a_tombstone_gets_a_horizon_waits_and_goes() -> None:
 
 
 def test_a_replaced_tombstone_goes_at_once() -> None:
-    """A newer record of its key makes a tombstone as useless as any record."""
+    """A newer record of its key makes a tombstone useless."""
     marked = decide(encode_batch([None, b"2"], keys=[b"a", b"b"]))[1]
     assert decide(marked, [b"a"])[0] == flags(0, 1)
 
 
 def test_where_something_older_may_be_left_tombstones_stay() -> None:
-    """Beyond the end of what was cleaned a tombstone gets no horizon, and is not removed after it either."""
+    """Beyond the end of the cleaned part a tombstone gets no horizon, and is not removed after its horizon either."""
     batch = encode_batch([None], keys=[b"a"], base_offset=99)
     assert decide(batch)[0] == flags(1, horizon_ms=1_500)
     beyond = encode_batch([None], keys=[b"a"], base_offset=100)
@@ -103,14 +103,14 @@ def test_a_null_without_a_key_is_no_tombstone() -> None:
 
 
 def test_a_horizon_is_a_timestamp() -> None:
-    """A retention without end gives the largest timestamp, not one that no batch may have."""
+    """An infinite retention gives the largest legal timestamp."""
     rule = replace(RULE, retention_ms=2**62)
     assert decide(encode_batch([None], keys=[b"a"]), rule=rule)[0].delete_horizon_ms == MAX_TIMESTAMP_MS
 
 
 @pytest.mark.parametrize("codec", list(Codec))
 def test_compacted_topic_refuses_records_without_key(codec: Codec) -> None:
-    """Kafka behaviour 6: a key-less record is reported with its index; keyed batches pass, compressed or not."""
+    """Kafka behaviour 6: a record without a key is reported with its index; keyed batches pass, compressed or not."""
     keyed = encode_batch([b"1", b"2"], keys=[b"a", b""], codec=codec)
     assert records_without_key(RecordBatch(keyed).payload) == []
     mixed = encode_batch([b"1", b"2", b"3"], keys=[b"a", None, None], codec=codec)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of the ends of transactions: records first, then time, then the memory of the producer."""
+"""Decisions on the ends of transactions: first their records, then time, then the memory of the producer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def end_at(offset: int, **changes: int) -> BatchHeader:
 
 
 def test_only_a_transactional_control_batch_is_an_end() -> None:
-    """Committed or aborted; other control batches and records are none."""
+    """Commits and aborts are ends; other control batches and records are not."""
     assert is_end(end_at(1))
     assert is_end(header_of(CONTROL_BIT | TRANSACTIONAL_BIT | ABORT_BIT, 1))
     assert not is_end(header_of(CONTROL_BIT, 1))
@@ -46,7 +46,7 @@ def test_only_a_transactional_control_batch_is_an_end() -> None:
 
 
 def test_an_end_waits_for_its_records() -> None:
-    """Only for those of its own producer and transaction; records outside of transactions do not count."""
+    """Only for records of its own producer and transaction; records outside transactions do not count."""
     ends = TransactionEnds(frozenset())
     ends.note_left(header_of(TRANSACTIONAL_BIT, 1))
     ends.note_left(header_of(0, 2, producer_id=2))
@@ -56,7 +56,7 @@ def test_an_end_waits_for_its_records() -> None:
 
 
 def test_an_end_gets_a_horizon_waits_and_goes() -> None:
-    """The first decision without records gives the time; at that time it goes. A time without end is a timestamp."""
+    """The first decision without records sets the horizon; at the horizon the end is removed. An infinite time is a timestamp."""
     assert UNKNOWN.decide(end_at(4), RULE) == EndFate(True, 1_500, 1_500)
     assert UNKNOWN.decide(end_at(4), replace(RULE, retention_ms=2**62)).delete_horizon_ms == MAX_TIMESTAMP_MS
     marked = end_at(4, horizon_ms=1_500)
@@ -65,14 +65,14 @@ def test_an_end_gets_a_horizon_waits_and_goes() -> None:
 
 
 def test_where_records_may_be_left_an_end_stays() -> None:
-    """Beyond the end of what was cleaned it gets no horizon, and is not removed after it either."""
+    """Beyond the end of the cleaned part it gets no horizon, and is not removed after its horizon either."""
     assert UNKNOWN.decide(end_at(99), RULE) == EndFate(True, 1_500, 1_500)
     assert UNKNOWN.decide(end_at(100), RULE) == EndFate(True, None, None)
     assert UNKNOWN.decide(end_at(100, horizon_ms=1), RULE) == EndFate(True, 1, None)
 
 
 def test_the_newest_end_of_a_known_producer_stays() -> None:
-    """And so does one of which it is not known whether it is the newest; neither makes a log due."""
+    """So does an end that may be the newest one; neither makes a log due."""
     ends = TransactionEnds(frozenset({1}))
     marked = end_at(4, horizon_ms=1_500)
     assert ends.decide(marked, LATE) == EndFate(True, 1_500, None)
@@ -88,7 +88,7 @@ def test_the_newest_end_of_a_known_producer_stays() -> None:
 
 
 def test_behind_damage_no_end_gets_its_time() -> None:
-    """Records of its transaction may stand in the segment that is passed over: without the end they would be open again."""
+    """The skipped segment may hold records of its transaction; without the end they would be open again."""
     disk = SimDisk()
     log = new_log(disk)
     send(log, 1, 0, [(b"k", b"in a transaction")])
@@ -108,7 +108,7 @@ def test_behind_damage_no_end_gets_its_time() -> None:
 
 
 def test_an_end_without_records_survives_an_unclean_restart() -> None:
-    """Its horizon stands in the batch, and the log still knows which transactions are open."""
+    """The batch holds its horizon, and the log still knows which transactions are open."""
     disk = SimDisk()
     log = new_log(disk)
     send(log, 1, 0, [(b"k", b"1")])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compaction of a log with transactions: aborted records count for nothing, open ones are waited for, ends stay."""
+"""Compaction of a log with transactions: aborted records do not count, open ones delay the pass, ends stay."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from storage.testing.sim_disk import Crash, SimDisk
 from storage.tests.compaction.support import COMPACT, LOG, Pair, begin, compact, no_pace, pairs, put, roll
 
 SEQUENCE_POSITION = 56
-"""Of the last byte of a header's base sequence."""
+"""Position of the last byte of a header's base sequence."""
 
 
 def append_with(log: PartitionLog, batch: bytearray, bits: int) -> int:
@@ -58,13 +58,13 @@ def new_log(disk: SimDisk) -> PartitionLog:
 
 
 def records_of_users(log: PartitionLog) -> dict[int, Pair]:
-    """Everything but the ends of transactions."""
+    """Return all records except the ends of transactions."""
     ends = {batch.base_offset for batch in read_all(log) if batch.header.is_control}
     return {offset: pair for offset, pair in pairs(log).items() if offset not in ends}
 
 
 def test_an_aborted_record_replaces_nothing_and_goes() -> None:
-    """The committed value before it stays, its own space is given back, and the same holds after a restart."""
+    """The committed value before it stays, its space is freed, and the same holds after a restart."""
     disk = SimDisk()
     log = new_log(disk)
     put(log, [(b"k", b"committed"), (b"other", b"x")])
@@ -97,7 +97,7 @@ def test_an_aborted_record_replaces_nothing_and_goes() -> None:
 
 
 def test_the_memory_of_a_producer_is_not_taken_from_a_header_that_went_bad() -> None:
-    """A batch that leaves only its sequences is checked again: a bit that fell over since the map was built is found."""
+    """A batch of which only the sequences stay is checked again, so a bit that flipped since the map was built is found."""
     disk = SimDisk()
     log = new_log(disk)
     batch = encode_batch([b"old"], keys=[b"k"], producer_id=1, producer_epoch=0, base_sequence=0)
@@ -114,7 +114,7 @@ def test_the_memory_of_a_producer_is_not_taken_from_a_header_that_went_bad() -> 
 
 
 def test_an_aborted_batch_below_the_map_is_checked_before_it_goes() -> None:
-    """It need not have been read in this pass: what says that it was aborted may be the damage itself."""
+    """This pass may not have read it, and the damage itself may be what marks it as aborted."""
     disk = SimDisk()
     log = new_log(disk)
     send(log, 1, 0, [(b"k", b"aborted")])
@@ -132,7 +132,7 @@ def test_an_aborted_batch_below_the_map_is_checked_before_it_goes() -> None:
 
 
 def test_an_open_transaction_is_waited_for() -> None:
-    """What may still be aborted must not replace anything; nothing from its first record on is touched."""
+    """Records that may still be aborted must not replace anything; the pass touches nothing from the first of them on."""
     log = new_log(SimDisk())
     for number in range(12):
         put(log, [(b"k", b"%d" % number)])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mark of an orderly stop of a broker, and everything that is none."""
+"""The mark of a broker's clean shutdown, and files that prove nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def directory() -> LogDirectory:
 
 
 def write(place: LogDirectory, content: bytes) -> None:
-    """Put a mark there that this version would not write."""
+    """Write a mark that this version would not write."""
     assert isinstance(place.disk, SimDisk)
     file = place.disk.create_file(MARK)
     file.append([content])
@@ -33,7 +33,7 @@ def write(place: LogDirectory, content: bytes) -> None:
 
 
 def test_mark_tells_the_epoch_of_the_registration_and_is_replaced_by_the_next() -> None:
-    """It stays when it is read: a process that ends before it registers again has changed nothing."""
+    """Reading the mark keeps it, because a process that ends before it registers again has changed nothing."""
     place = directory()
     assert last_clean_stop([place]) is None
     mark_clean_stop([place], 41)
@@ -44,7 +44,7 @@ def test_mark_tells_the_epoch_of_the_registration_and_is_replaced_by_the_next() 
 
 @pytest.mark.parametrize("how", Crash)
 def test_mark_survives_a_power_failure(how: Crash) -> None:
-    """It is on stable storage when the stop ends."""
+    """It is on stable storage when the shutdown ends."""
     place = directory()
     mark_clean_stop([place], 0)
     assert isinstance(place.disk, SimDisk)
@@ -68,7 +68,7 @@ def test_mark_survives_a_power_failure(how: Crash) -> None:
     ],
 )
 def test_mark_without_an_epoch_or_damaged_proves_nothing(content: bytes) -> None:
-    """One from before epochs were written counts as a stop of which nothing is known."""
+    """A mark from before epochs were written says nothing about the shutdown."""
     place = directory()
     write(place, content)
     assert last_clean_stop([place]) is None
@@ -82,7 +82,7 @@ def test_fields_of_later_versions_are_passed_over() -> None:
 
 
 def test_all_log_directories_must_say_the_same() -> None:
-    """A disk that was put back from an older copy, or has no mark, makes the whole broker unproven."""
+    """A disk with an older mark, or without one, leaves the whole broker unproven."""
     first, second = directory(), directory()
     mark_clean_stop([first, second], 7)
     assert last_clean_stop([first, second]) == 7
@@ -103,7 +103,7 @@ def test_full_disk_leaves_the_stop_unproven() -> None:
 
 
 def test_mark_that_cannot_be_read_proves_nothing() -> None:
-    """A device that fails is found by those who open the logs."""
+    """The logs on the failing device will report it."""
     place = directory()
     mark_clean_stop([place], 7)
     assert isinstance(place.disk, SimDisk)

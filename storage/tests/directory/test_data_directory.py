@@ -38,7 +38,7 @@ def empty() -> SimDisk:
 
 
 def test_create_then_open(empty: SimDisk) -> None:
-    """What was formatted opens with the same identity, and the layout is there."""
+    """A formatted directory opens with the same identity and the whole layout."""
     created = create(empty)
     assert created.meta == DirectoryMeta(cluster_id="cluster-1", node_id=3, directory_id=DIRECTORY_ID)
     created.close()
@@ -55,7 +55,7 @@ def test_create_then_open(empty: SimDisk) -> None:
 
 
 def test_directory_is_locked_while_it_is_open(empty: SimDisk) -> None:
-    """Neither a second open nor a format gets in."""
+    """Neither a second open nor a format succeeds."""
     created = create(empty)
     with pytest.raises(DirectoryLockedError, match="another server"):
         DataDirectory.open(empty, "/data")
@@ -85,7 +85,7 @@ def test_unformatted_directory_is_refused(empty: SimDisk, exists: bool) -> None:
 
 
 def test_wrong_cluster_and_wrong_node_are_refused_before_the_lock(empty: SimDisk) -> None:
-    """Another cluster's or node's directory is refused, saying whose it is."""
+    """The directory of another cluster or node is refused, and the error names the owner."""
     create(empty)
     with pytest.raises(WrongClusterError, match="'cluster-1', not to 'cluster-2'"):
         DataDirectory.open(empty, "/data", cluster_id="cluster-2")
@@ -139,7 +139,7 @@ def test_impossible_identity_is_a_programmer_error(
 
 
 def test_every_crash_while_formatting_leaves_unformatted_or_whole() -> None:
-    """A directory is formatted wholly or not at all, and can be formatted after an interrupted try."""
+    """A directory is formatted completely or not at all, and can be formatted after an interrupted attempt."""
     recorded = SimDisk()
     points: list[SimDisk] = []
     recorded.on_call = lambda call: points.append(recorded.fork())
@@ -160,7 +160,7 @@ def test_every_crash_while_formatting_leaves_unformatted_or_whole() -> None:
 def test_disk_errors_while_formatting_release_the_lock(
     empty: SimDisk, refusal: Refusal, error: type[Exception]
 ) -> None:
-    """A failed format is reported as it is, and holds no lock."""
+    """A failed format reports its error and holds no lock."""
     empty.refuse("append", "meta.json", refusal)
     with pytest.raises(error):
         create(empty)
@@ -190,7 +190,7 @@ def test_path_that_cannot_be_used_is_typed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("blocked", ["metadata", "lock"])
 def test_layout_that_is_in_the_way_is_typed(tmp_path: Path, blocked: str) -> None:
-    """Files where directories belong (and the other way round) are refused when formatting and when opening."""
+    """A file where a directory belongs, or the reverse, is refused when formatting and when opening."""
     disk = PosixDisk()
     path = tmp_path / "data"
     path.mkdir()

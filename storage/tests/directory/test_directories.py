@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several log directories: where partitions lie, where new ones go, and what a failed directory does to that."""
+"""Several log directories: where partitions are, where new ones are placed, and the effect of a failed directory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def load(log_bytes: int, free_bytes: int, *, partition_count: int = 0, is_free: 
 
 
 def test_choice_is_the_least_bytes_for_each_free_byte() -> None:
-    """A larger disk takes more; ties go to fewer partitions, then to the first; what cannot be used is passed over."""
+    """A larger disk takes more; ties go to fewer partitions, then to the first directory; unusable ones are skipped."""
     assert choose_directory([load(100, 1_000), load(150, 2_000)]) == 1
     assert choose_directory([load(100, 1_000), load(250, 2_000)]) == 0
     assert choose_directory([load(0, 10, partition_count=2), load(0, 10, partition_count=1)]) == 1
@@ -42,7 +42,7 @@ def test_choice_is_the_least_bytes_for_each_free_byte() -> None:
 
 
 def test_tight_directory_is_chosen_only_when_all_are() -> None:
-    """A new partition does not go where appends are refused."""
+    """A new partition is not placed where appends are refused."""
     assert choose_directory([load(0, 1_000, is_free=False), load(10**9, 1_000)]) == 1
     assert choose_directory([load(0, 1_000, is_free=False), load(10**9, 1_000, is_free=False)]) == 0
 
@@ -69,7 +69,7 @@ def places(directories: LogDirectories, count: int, *, now_ms: int = 0, start: i
 
 
 def test_new_partitions_spread_by_free_space() -> None:
-    """Empty partitions count too; a disk of three times the room takes three times as many."""
+    """Empty partitions count too: a disk with three times the space takes three times as many."""
     directories = make(100 * MIB, 300 * MIB)
     placed = places(directories, 40)
     assert placed.count("/1") == 3 * placed.count("/0") == 30
@@ -80,14 +80,14 @@ def test_new_partitions_spread_by_free_space() -> None:
 
 
 def test_used_disk_waits_until_the_others_have_as_much() -> None:
-    """Bytes that are there count."""
+    """Existing bytes count."""
     directories = make(100 * MIB, 100 * MIB)
     write(directories.first, name_of(99), 10 * MIB)
     assert places(directories, 13) == ["/1"] * 12 + ["/0"]
 
 
 def test_sizes_are_measured_again_after_a_while() -> None:
-    """Free space is asked every time; a walk over all files is not made for each new partition."""
+    """The free space is read every time, but the files are not scanned for each new partition."""
     first = make(100 * MIB).first
     write(first, name_of(0), 10 * MIB)
     measured = [first.load(now_ms=0)]
@@ -98,7 +98,7 @@ def test_sizes_are_measured_again_after_a_while() -> None:
 
 
 def test_partition_is_found_where_it_lies() -> None:
-    """After a scan a partition stays with its directory, whatever the load; other names are left alone."""
+    """After a scan a partition stays in its directory, whatever the load; other names are ignored."""
     directories = make(100 * MIB, 100 * MIB)
     _, second = directories
     write(second, name_of(0), 50 * MIB)
@@ -114,7 +114,7 @@ def test_partition_is_found_where_it_lies() -> None:
 
 
 def test_partition_in_two_directories_is_an_error_that_names_both() -> None:
-    """Nobody can tell which copy is the newer one."""
+    """It is unknown which copy is newer."""
     directories = make(MIB, MIB, MIB)
     first, _, third = directories
     write(first, name_of(5), 1)
@@ -127,14 +127,14 @@ def test_partition_in_two_directories_is_an_error_that_names_both() -> None:
 
 
 def test_directory_that_cannot_be_listed_is_told() -> None:
-    """A start must not take a missing directory for an empty one."""
+    """A start must not treat a missing directory as empty."""
     directories = LogDirectories([LogDirectory(SimDisk(), "/nothing", limits=LIMITS)])
     with pytest.raises(FileMissingError):
         directories.scan()
 
 
 def test_failed_directory_takes_no_new_partition_and_keeps_its_own() -> None:
-    """The others go on; when all have failed, the error says so."""
+    """The others continue; when all have failed, the error says so."""
     directories = make(100 * MIB, 100 * MIB)
     first, second = directories
     write(first, name_of(0), 1)
@@ -155,7 +155,7 @@ def test_failed_directory_takes_no_new_partition_and_keeps_its_own() -> None:
 
 
 def test_one_directory_is_not_measured() -> None:
-    """The usual case costs no look at the files; a failed one is refused all the same."""
+    """The usual case reads no file sizes; a failed directory is still refused."""
     directories = LogDirectories([LogDirectory(SimDisk(), "/nothing", limits=LIMITS)])
     assert directories.place(name_of(0), now_ms=0) is directories.first
     directories.first.note_failure(DiskFailedError("/0", "gone"))
@@ -164,14 +164,14 @@ def test_one_directory_is_not_measured() -> None:
 
 
 def test_directory_that_does_not_answer_takes_no_new_partition() -> None:
-    """A disk that was taken away is passed over before any write to it failed."""
+    """A disk that was removed is skipped before any write to it has failed."""
     lost = LogDirectory(SimDisk(), "/nothing", limits=LIMITS)
     there = next(iter(make(MIB)))
     assert LogDirectories([lost, there]).place(name_of(0), now_ms=0) is there
 
 
 class VanishingDisk(SimDisk):
-    """A disk whose files go away between being listed and being looked at."""
+    """A disk whose files disappear between listing and measuring."""
 
     def size_bytes(self, path: str) -> int:
         """See `Disk.size_bytes`."""
@@ -179,7 +179,7 @@ class VanishingDisk(SimDisk):
 
 
 def test_files_that_go_away_while_they_are_measured_count_nothing() -> None:
-    """Retention goes on while a partition is placed."""
+    """Retention continues while a partition is placed."""
     disk = VanishingDisk()
     disk.make_directory("/d")
     disk.make_directory("/d/partitions")
@@ -191,7 +191,7 @@ def test_files_that_go_away_while_they_are_measured_count_nothing() -> None:
 
 
 def test_default_limits_keep_a_reserve() -> None:
-    """A directory without limits of its own has the usual ones, ballast included."""
+    """A directory without limits of its own has the default ones, including the ballast."""
     disk = SimDisk()
     disk.make_directory("/d")
     directory = LogDirectory(disk, "/d")

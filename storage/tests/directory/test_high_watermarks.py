@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checkpoint of high watermarks: whole or nothing, and nobody fails because of it."""
+"""The checkpoint of high watermarks: complete or ignored, and never a reason to fail."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ NAMES = st.builds(
 
 
 def test_what_is_written_is_read_and_replaced_as_a_whole(disk: SimDisk) -> None:
-    """The next checkpoint takes the place of the whole one before, also an empty one."""
+    """Each checkpoint, even an empty one, replaces the whole one before."""
     assert read_high_watermarks(disk, DIRECTORY) == {}
     for offsets in (OFFSETS, {name(3): 9}, {}):
         write_high_watermarks(disk, DIRECTORY, offsets)
@@ -62,7 +62,7 @@ def test_file_is_a_text_checkpoint_as_documented(disk: SimDisk) -> None:
 
 @given(st.dictionaries(NAMES, st.integers(0, MAX_OFFSET)))
 def test_lines_round_trip(offsets: dict[str, int]) -> None:
-    """Whatever can be written is read back."""
+    """Everything that can be written is read back."""
     assert decode_high_watermarks(encode_high_watermarks(offsets)) == offsets
 
 
@@ -83,7 +83,7 @@ def test_lines_round_trip(offsets: dict[str, int]) -> None:
     ],
 )
 def test_other_lines_make_the_whole_checkpoint_count_as_missing(disk: SimDisk, line: str) -> None:
-    """The checksum is right, the line is not: the reason is told, and nothing of the file is believed."""
+    """The checksum is right but a line is not: the problem is reported, and nothing of the file is used."""
     file = disk.create_file(FILE)
     file.append([encode_lines([f"{name(2)} 7", line])])
     file.close()
@@ -102,7 +102,7 @@ def test_impossible_names_and_offsets_are_programmer_errors(disk: SimDisk) -> No
 
 
 def test_damaged_and_cut_files_say_nothing_and_why(disk: SimDisk) -> None:
-    """Each byte is under the checksum; a file of any length but the whole is none."""
+    """The checksum covers each byte, and a file of any other length is invalid."""
     write_high_watermarks(disk, DIRECTORY, OFFSETS)
     whole = disk.read_file(FILE)
     for position in range(len(whole)):
@@ -114,7 +114,7 @@ def test_damaged_and_cut_files_say_nothing_and_why(disk: SimDisk) -> None:
 
 
 def test_unreadable_file_says_nothing_and_why(disk: SimDisk) -> None:
-    """The device fails to return it: the start goes on without."""
+    """The device fails to return it, and the start continues without it."""
     write_high_watermarks(disk, DIRECTORY, OFFSETS)
     disk.refuse("pread", FILE, Refusal.IO_ERROR)
     loaded = load_high_watermarks(disk, DIRECTORY)
@@ -125,7 +125,7 @@ def test_unreadable_file_says_nothing_and_why(disk: SimDisk) -> None:
 
 @pytest.mark.parametrize("how", Crash)
 def test_crash_leaves_an_older_checkpoint_or_none(disk: SimDisk, how: Crash) -> None:
-    """Before each call of a write: what is read is one that was written, or nothing."""
+    """After a crash before any call of a write, a written checkpoint is read, or none."""
     write_high_watermarks(disk, DIRECTORY, {name(1): 5})
     disk.sync_filesystem("/")
     forks: list[SimDisk] = []
@@ -143,7 +143,7 @@ def test_crash_leaves_an_older_checkpoint_or_none(disk: SimDisk, how: Crash) -> 
 
 
 def test_full_disk_leaves_the_old_checkpoint(disk: SimDisk) -> None:
-    """The caller is told, and tries again later; a disk that failed is another matter."""
+    """The caller gets the error and tries again later; a failed disk is different."""
     write_high_watermarks(disk, DIRECTORY, {name(1): 5})
     disk.refuse("append", FILE, Refusal.FULL)
     with pytest.raises(DiskFullError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moving a log to another directory: what is copied, what goes along, and what a failure leaves."""
+"""Moves of a log to another directory: what is copied, and what a failure leaves."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def copy(base_offset: int, from_bytes: int, to_bytes: int, generation: int = 1) 
 
 
 def test_round_copies_what_is_missing_and_removes_what_changed() -> None:
-    """New, longer, cut, replaced, removed and empty segments; nothing is left to do for what is equal."""
+    """New, longer, truncated, replaced, removed and empty segments; nothing is done for equal ones."""
     first = plan_round([view(0, 100), view(7, 0)], {})
     assert (first.removals, first.copies, first.size_bytes) == ((), (copy(0, 0, 100), copy(7, 0, 0)), 100)
     copied = {0: held(100), 7: held(50), 9: held(10), 20: held(30), 30: held(5)}
@@ -51,7 +51,7 @@ def test_round_copies_what_is_missing_and_removes_what_changed() -> None:
 
 
 def test_moved_log_is_the_log() -> None:
-    """Records, log start, epochs, windows, damage, seals and the flush point are there; nothing of the move is left."""
+    """Records, log start, epochs, producer state, damage, seals and flushed offset are there; nothing of the move is left."""
     ground = Ground()
     log = ground.open(ground.a)
     fill(log, 20)
@@ -105,7 +105,7 @@ def test_caches_go_along_so_that_the_moved_log_opens_clean() -> None:
 
 
 def test_known_damage_goes_along() -> None:
-    """A quarantined range is a data-loss error for the same offsets in the new place."""
+    """A quarantined range raises a data-loss error for the same offsets in the new directory."""
     ground = Ground()
     log = ground.open(ground.a)
     fill(log, 30)
@@ -128,7 +128,7 @@ def test_known_damage_goes_along() -> None:
 
 
 def test_truncation_under_a_move_copies_the_segment_anew() -> None:
-    """Other batches at the same offsets: the copy must not keep the old ones."""
+    """The segment has other batches at the same offsets, and the copy must not keep the old ones."""
     ground = Ground()
     log = ground.open(ground.a)
     fill(log, 24)
@@ -146,7 +146,7 @@ def test_truncation_under_a_move_copies_the_segment_anew() -> None:
 
 
 def test_source_files_that_vanish_or_shrink_are_taken_up_by_the_next_round() -> None:
-    """A view is older than the log: what it names may be gone. Only the last round must find all of it."""
+    """The view is older than the log, so its files may be missing. Only the last round must find all of them."""
     ground = Ground()
     log = ground.open(ground.a)
     fill(log, 20)
@@ -166,7 +166,7 @@ def test_source_files_that_vanish_or_shrink_are_taken_up_by_the_next_round() -> 
 
 
 def test_large_segments_are_copied_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No piece is larger than a MiB, each waits for the pace, and the file is synced on the way."""
+    """No piece is larger than a MiB, each waits for the rate limit, and the file is synced during the copy."""
     ground = Ground()
     path = f"/a/partitions/{NAME}"
     ground.disk.make_directory(path)
@@ -184,7 +184,7 @@ def test_large_segments_are_copied_in_pieces(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_full_target_ends_the_copy_and_leaves_the_log_alone() -> None:
-    """The target says so; the log goes on, and the copy can be removed."""
+    """The target's error ends the copy; the log continues, and the copy can be removed."""
     ground = Ground()
     log = ground.open(ground.a)
     fill(log, 20)
@@ -200,7 +200,7 @@ def test_full_target_ends_the_copy_and_leaves_the_log_alone() -> None:
 
 
 def test_revoked_move_leaves_the_source_as_the_log() -> None:
-    """The copy had its name already: the next start removes it, whether or not the rename survived."""
+    """The copy already had its name. The next start removes it, whether or not the rename survived."""
     ground = Ground()
     log = ground.open(ground.a)
     fill(log, 20)
@@ -223,7 +223,7 @@ def test_revoked_move_leaves_the_source_as_the_log() -> None:
 
 
 def test_mark_that_is_not_whole_is_no_mark() -> None:
-    """Torn, foreign or missing."""
+    """A mark that is torn, foreign or missing does not count."""
     disk = SimDisk()
     assert read_mark(disk, "/x") is None
     for content in (b"", b"junk\n"):
@@ -235,7 +235,7 @@ def test_mark_that_is_not_whole_is_no_mark() -> None:
 
 
 def test_failure_of_the_decision_is_told() -> None:
-    """Nobody may write the log on: the disk of the source failed."""
+    """The disk of the source failed, so nothing may write the log."""
     ground = Ground()
     log = ground.open(ground.a)
     ground.disk.refuse("sync_directory", NAME, Refusal.IO_ERROR)
@@ -244,7 +244,7 @@ def test_failure_of_the_decision_is_told() -> None:
 
 
 def test_open_log_builder_is_unaffected_by_marks() -> None:
-    """A log opens beside the files of a move; they are left alone."""
+    """A log opens beside the files of a move and leaves them alone."""
     disk = SimDisk()
     log = open_log(disk, "/log", replace(SMALL)).log
     decide(disk, "/log", MoveMark(MOVE_ID, B))
@@ -254,7 +254,7 @@ def test_open_log_builder_is_unaffected_by_marks() -> None:
 
 
 def test_mark_with_other_lines_is_no_mark() -> None:
-    """Whole, but not of a move."""
+    """A complete text checkpoint with other lines does not count."""
     disk = SimDisk()
     for lines in (["one"], ["move_id 1", "directory_id 2"]):
         replace_file(disk, "/x", encode_lines(lines))
@@ -271,7 +271,7 @@ def opened(ground: Ground) -> tuple[PartitionLog, MoveSource, MoveFuture]:
 
 
 def test_switch_whose_copy_does_not_open_is_taken_back() -> None:
-    """The log goes on where it was, and what is left of the copy can be removed."""
+    """The log continues where it was, and the copy can be removed."""
     ground = Ground()
     log, source, future = opened(ground)
     other = open_log(ground.disk, "/other").log

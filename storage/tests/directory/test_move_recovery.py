@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which directory holds a log after a move was interrupted: the judgement, and crashes before every call of the disk."""
+"""Which directory holds a log after an interrupted move: the decision, and crashes before every disk call."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ def steps(places: list[Place], directory_ids: tuple[bytes, ...] = ALL) -> list[t
 
 
 def test_settled_partition_asks_for_nothing() -> None:
-    """Also one that lies twice without any mark: that is for an operator to judge."""
+    """This also holds for a partition in two directories without any mark, which an operator must judge."""
     assert steps([at(A)]) == []
     assert steps([at(A), at(B)]) == []
     assert steps([]) == []
 
 
 def test_unfinished_copy_goes() -> None:
-    """The log is where it was; a copy or a retired log without any log beside it stays for an operator."""
+    """The log stays where it was. A copy or a retired log without any log beside it stays for an operator."""
     assert steps([at(A), at(B, FUTURE_SUFFIX, moved_from=None)]) == [(Step.REMOVE, B)]
     assert steps([at(B, FUTURE_SUFFIX)]) == []
     assert steps([at(A, MOVED_SUFFIX)]) == []
 
 
 def test_decided_move_is_finished() -> None:
-    """Before and after the copy has its name, and when the source is retired already."""
+    """Before and after the copy has its name, and after the source was retired."""
     to_b, from_a = MoveMark(MOVE_ID, B), MoveMark(MOVE_ID, A)
     finish = [(Step.RETIRE, A), (Step.SETTLE, B)]
     assert steps([at(A, moved_to=to_b), at(B, FUTURE_SUFFIX)]) == [(Step.PLACE, B), *finish]
@@ -58,12 +58,12 @@ def test_decided_move_is_finished() -> None:
 
 
 def test_mark_of_an_absent_source_is_kept() -> None:
-    """Its disk may come back with a log that says that it moved away."""
+    """Its disk may come back with a log whose mark says that it has moved."""
     assert steps([at(B, moved_from=MoveMark(MOVE_ID, A))], (B, C)) == []
 
 
 def test_copy_that_is_gone_gives_the_log_back_to_its_source() -> None:
-    """The target was emptied or given up; a copy of another move is no copy of this one."""
+    """The target was emptied or given up; a copy of another move does not count."""
     log = at(A, moved_to=MoveMark(MOVE_ID, B))
     assert steps([log]) == [(Step.REVOKE, A)]
     other = at(B, FUTURE_SUFFIX, move_id=OTHER)
@@ -71,7 +71,7 @@ def test_copy_that_is_gone_gives_the_log_back_to_its_source() -> None:
 
 
 def test_revoked_copy_goes_although_the_log_has_moved_on() -> None:
-    """Directory B failed under a move and was given up, then the log went from A to C: B comes back with an old copy."""
+    """Directory B failed during a move and was given up, then the log moved from A to C, and B comes back with an old copy."""
     old = at(B, moved_from=MoveMark(OTHER, A))
     assert steps([at(A), old]) == [(Step.RETIRE, B)]
     assert steps([at(C), old]) == [(Step.RETIRE, B)]
@@ -82,7 +82,7 @@ def test_revoked_copy_goes_although_the_log_has_moved_on() -> None:
 
 
 def test_interrupted_revocation_is_carried_out_by_the_start() -> None:
-    """The mark names a copy that is not there: it goes, durably, and the log is used."""
+    """The mark names a copy that does not exist: the mark is removed durably, and the log is used."""
     ground = Ground()
     log = ground.open(ground.a)
     fill(log, 3)
@@ -98,7 +98,7 @@ def test_interrupted_revocation_is_carried_out_by_the_start() -> None:
 
 
 def test_directories_are_found_by_id_and_take_over_a_moved_partition() -> None:
-    """What the broker knows follows the log."""
+    """The broker's table follows the log."""
     ground = Ground()
     ground.open(ground.a).close()
     ground.directories.scan()
@@ -116,12 +116,12 @@ def test_directories_are_found_by_id_and_take_over_a_moved_partition() -> None:
 
 @pytest.fixture
 def quiet(caplog: pytest.LogCaptureFixture) -> None:
-    """Some hundred interrupted moves need not be told."""
+    """Silence the log lines about some hundred interrupted moves."""
     caplog.set_level(logging.CRITICAL, logger="storage.directory.move_recovery")
 
 
 def scenario(ground: Ground, told: list[int]) -> None:
-    """A move beside appends; `told` gets the flushed offset whenever an append is acknowledged."""
+    """Move a log beside appends; `told` gets the flushed offset whenever an append is acknowledged."""
     log = ground.open(ground.a)
     fill(log, 9)
     told.append(log.flush())
@@ -165,7 +165,7 @@ def check_after(disk: SimDisk, how: Crash, seed: int, acknowledged: int) -> None
 
 @pytest.mark.usefixtures("quiet")
 def test_crash_before_every_call_leaves_exactly_one_log() -> None:
-    """Every acknowledged record is in it, whatever of the rest survived, and nothing of the move is left after the start."""
+    """It has every acknowledged record, whatever else survived, and the start leaves nothing of the move."""
     ground = Ground()
     told = [0]
     points: list[tuple[SimDisk, int, SimCall]] = []
@@ -175,7 +175,7 @@ def test_crash_before_every_call_leaves_exactly_one_log() -> None:
     kinds = list(Crash)
     for number, (disk, acknowledged, call) in enumerate(points):
         how = kinds[number // 2 % len(kinds)]
-        # The steps of the switch, and names that are not synced, matter most: these are crashed in every way.
+        # The steps of the switch, and unsynced names, matter most, so they are crashed in every way.
         every = call.operation in ("rename", "remove_directory")
         if not every and number % 2:
             continue
@@ -188,7 +188,7 @@ def test_crash_before_every_call_leaves_exactly_one_log() -> None:
 
 @pytest.mark.usefixtures("quiet")
 def test_crashes_while_a_start_settles_a_move_are_settled_by_the_next() -> None:
-    """From every point of the switch: the recovery is crashed before each of its own calls."""
+    """The recovery from every point of the switch is crashed before each of its own calls."""
     ground = Ground()
     told = [0]
     points: list[tuple[SimDisk, int]] = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Room of a log directory: states and their hysteresis, the ballast, and who may write."""
+"""Space of a log directory: states with hysteresis, the ballast, and who may write."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def states_of(watch: SpaceWatch, *free_bytes: int) -> list[SpaceState]:
 
 
 def test_limits_bound_the_states_with_an_eighth_of_hysteresis() -> None:
-    """Each limit is exclusive on the way down, and the state is left an eighth above it (inclusive)."""
+    """Each limit is exclusive on the way down; the directory leaves the state an eighth above it (inclusive)."""
     watch = SpaceWatch(LIMITS, has_ballast=True)
     assert watch.state is FREE
     assert states_of(watch, 800, 799, 800, 899, 900) == [FREE, TIGHT, TIGHT, TIGHT, FREE]
@@ -34,7 +34,7 @@ def test_limits_bound_the_states_with_an_eighth_of_hysteresis() -> None:
 
 
 def test_ballast_counts_as_used_whether_it_is_there_or_not() -> None:
-    """Giving it back leaves a full directory full, although more is free now."""
+    """Removing it leaves a full directory full, although more bytes are free now."""
     watch = SpaceWatch(LIMITS, has_ballast=True)
     assert states_of(watch, 500) == [TIGHT]
     assert watch.ballast_move() is BallastMove.NONE
@@ -64,7 +64,7 @@ def test_limits_are_derived_from_one_number() -> None:
 
 
 class MeasuredDisk(SimDisk):
-    """A simulated disk with a number of free bytes, or none that it tells, and a count of the questions."""
+    """A simulated disk with a given number of free bytes, or no answer, and a count of the questions."""
 
     def __init__(self, *, capacity_bytes: int) -> None:
         super().__init__(capacity_bytes=capacity_bytes)
@@ -80,7 +80,7 @@ class MeasuredDisk(SimDisk):
         return super().free_bytes(path)
 
     def fill_to(self, free_bytes: int) -> None:
-        """Let another file take all but `free_bytes`."""
+        """Add a file that takes all but `free_bytes`."""
         if self.exists("/data/other"):
             self.remove("/data/other")
         file = self.create_file("/data/other")
@@ -89,7 +89,7 @@ class MeasuredDisk(SimDisk):
 
 
 def test_ballast_is_written_whole_and_given_back() -> None:
-    """It takes its size on the disk, in bytes that do not repeat; a second `take` changes nothing."""
+    """It takes its full size on the disk, in bytes that do not repeat; a second `take` changes nothing."""
     disk = MeasuredDisk(capacity_bytes=10 * PIECE_BYTES)
     ballast = Ballast(disk, "/data/ballast", 2 * PIECE_BYTES + 5)
     assert not ballast.is_there()
@@ -108,7 +108,7 @@ def test_ballast_is_written_whole_and_given_back() -> None:
 
 
 def test_ballast_without_room_leaves_nothing() -> None:
-    """A half one would hold room that nobody gives back; what an interrupted one left goes too."""
+    """A partial one would hold space for ever; the rest of an interrupted one is removed too."""
     disk = MeasuredDisk(capacity_bytes=PIECE_BYTES + 5)
     ballast = Ballast(disk, "/data/ballast", 2 * PIECE_BYTES)
     assert not ballast.take()
@@ -145,7 +145,7 @@ def test_tight_directory_refuses_clients_and_a_full_one_everybody() -> None:
 
 
 def test_disk_is_asked_at_a_bounded_rate() -> None:
-    """Once a second while little is written; at once after a sixteenth of the soft limit was written."""
+    """The disk is asked once a second while little is written, and at once after a sixteenth of the soft limit."""
     disk = MeasuredDisk(capacity_bytes=10_000)
     guard = SpaceGuard(disk, "/data", LIMITS)
     for _ in range(40):
@@ -160,7 +160,7 @@ def test_disk_is_asked_at_a_bounded_rate() -> None:
 
 
 def test_mute_disk_changes_nothing() -> None:
-    """A disk that does not tell its free space is judged by the last number."""
+    """If a disk does not report its free space, the last number counts."""
     disk = MeasuredDisk(capacity_bytes=10_000)
     guard = SpaceGuard(disk, "/data", LIMITS)
     disk.fill_to(10)
@@ -173,7 +173,7 @@ def test_mute_disk_changes_nothing() -> None:
 
 
 def test_guard_holds_the_ballast_and_gives_it_back_when_full() -> None:
-    """A full directory gets room for its checkpoints; the ballast comes back once there is plenty again."""
+    """A full directory gets space for its checkpoints; the ballast is written again once there is plenty."""
     disk = MeasuredDisk(capacity_bytes=10_000)
     guard = SpaceGuard(disk, "/data", LIMITS)
     assert guard.tend(0) is BallastMove.TAKE
@@ -190,7 +190,7 @@ def test_guard_holds_the_ballast_and_gives_it_back_when_full() -> None:
 
 
 def test_start_on_a_full_disk_has_the_room_of_the_ballast() -> None:
-    """It is given back before anything is written, in a full directory only, and once."""
+    """The ballast is removed before anything is written, once, and in a full directory only."""
     disk = MeasuredDisk(capacity_bytes=10_000)
     SpaceGuard(disk, "/data", LIMITS).tend(0)
     assert not make_room(disk, "/data", LIMITS)
@@ -204,7 +204,7 @@ def test_start_on_a_full_disk_has_the_room_of_the_ballast() -> None:
 
 
 def test_ballast_that_finds_no_room_is_tried_again() -> None:
-    """Somebody else took the room between the look and the writing."""
+    """Another process took the space between the measurement and the write."""
     disk = MeasuredDisk(capacity_bytes=10_000)
     guard = SpaceGuard(disk, "/data", LIMITS)
     disk.refuse("append", "ballast", Refusal.FULL)
@@ -215,7 +215,7 @@ def test_ballast_that_finds_no_room_is_tried_again() -> None:
 
 
 def test_work_that_nobody_waits_for_asks_for_room_first() -> None:
-    """A move leaves the directory free; compaction, which frees space later, may use what lies between the limits."""
+    """A move leaves the directory free. Compaction, which frees space later, may use the space between the limits."""
     disk = MeasuredDisk(capacity_bytes=10_000)
     guard = SpaceGuard(disk, "/data", LIMITS)
     hard_bytes = LIMITS.hard_bytes
@@ -238,7 +238,7 @@ def test_work_that_nobody_waits_for_asks_for_room_first() -> None:
 
 
 def test_disk_that_does_not_tell_bars_nobody() -> None:
-    """Before the first answer there is nothing to judge by."""
+    """Before the first answer nothing is refused."""
     disk = MeasuredDisk(capacity_bytes=10_000)
     disk.is_mute = True
     SpaceGuard(disk, "/data", LIMITS).check_room(10**9, now_ms=0)

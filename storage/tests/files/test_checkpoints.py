@@ -20,7 +20,7 @@ def test_lines_round_trip() -> None:
 
 
 def test_damaged_lines_are_not_used() -> None:
-    """A text that is cut, lengthened or has any bit flipped gives nothing."""
+    """A text that is truncated or lengthened, or has a flipped bit, is refused."""
     content = encode_lines(["5 100", "6 200"])
     for size in range(len(content)):
         assert decode_lines(content[:size]) is None
@@ -40,13 +40,13 @@ def test_checksum_alone_does_not_make_a_checkpoint(body: bytes) -> None:
 
 
 def test_parent_of() -> None:
-    """The directory of a path, the root included."""
+    """The parent directory of a path, including that of the root."""
     assert parent_of("/a/b") == "/a"
     assert parent_of("/a") == "/"
 
 
 def test_replace_is_old_or_new_at_every_crash_point() -> None:
-    """Whatever survives of an interrupted replacement, one whole content is read; the new one once it returned."""
+    """Whatever survives an interrupted replacement, one complete content is read; the new one once the call has returned."""
     disk = SimDisk()
     replace_file(disk, "/file", encode_lines(["old"]))
     points: list[SimDisk] = []
@@ -65,7 +65,7 @@ def test_replace_is_old_or_new_at_every_crash_point() -> None:
 
 
 def test_replace_cleans_up_after_a_full_disk_and_after_a_crash() -> None:
-    """A full disk leaves the old content and no temporary file; a temporary file of before is replaced."""
+    """A full disk leaves the old content and no temporary file; an old temporary file is replaced."""
     disk = SimDisk()
     replace_file(disk, "/file", b"old")
     disk.refuse("append", ".tmp", Refusal.FULL)
@@ -86,7 +86,7 @@ CLEAN = RecoveryPoint(flushed_offset=9, clean_end=CleanEnd(segment_base_offset=5
 
 
 def test_slot_with_the_larger_sequence_counts() -> None:
-    """Of two valid slots the later one is read; a bad one is passed over."""
+    """Of two valid slots the later one is read; a damaged one is ignored."""
     old, new = encode_slot(RecoveryPoint(flushed_offset=3), 4).ljust(512, b"\0"), encode_slot(CLEAN, 5)
     assert decode_slots(old + new) == (5, CLEAN)
     assert decode_slots(new.ljust(512, b"\0") + old) == (5, CLEAN)
@@ -99,7 +99,7 @@ def test_slot_with_the_larger_sequence_counts() -> None:
 
 
 def test_unsynced_point_never_claims_more_than_was_written() -> None:
-    """After a crash the point read is one of those written, never beyond the last one; a synced one stays."""
+    """After a crash the file holds a point that was written, never a later one; a synced point stays."""
     for how in Crash:
         for seed in range(20):
             disk = SimDisk()
@@ -122,7 +122,7 @@ def test_unsynced_point_never_claims_more_than_was_written() -> None:
 
 
 def test_full_disk_leaves_the_old_point() -> None:
-    """A point that finds no space is not written; the old lower bound still holds."""
+    """A point without space is not written, and the old lower bound is still valid."""
     disk = SimDisk()
     file = RecoveryPointFile.open_or_create(disk, "")
     file.write_synced(CLEAN)

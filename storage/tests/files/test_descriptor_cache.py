@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bound on open files: what is closed, what never, and that no thread loses a file under its hands."""
+"""The limit on open files: what is closed, what never is, and that no thread loses a file during a call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from storage.tests.watched_disk import WatchedDisk, disk_of_four, open_all
 
 
 class TestBudgetedDisk(DiskConformance):
-    """A disk under a budget of one file keeps every promise of a disk."""
+    """A disk under a budget of one file keeps every guarantee of a disk."""
 
     @pytest.fixture
     def disk(self) -> Disk:
@@ -39,7 +39,7 @@ def disk() -> WatchedDisk:
 
 
 def test_file_used_longest_ago_closes_and_opens_again_at_its_next_use(disk: WatchedDisk) -> None:
-    """Never more than the bound is open, and every file can be read all the same."""
+    """Never more files than the limit are open, and every file can still be read."""
     budget = FileBudget(2)
     a, b, c = open_all(budget, disk, "abc")
     assert disk.open_paths == ["/b", "/c"]
@@ -55,7 +55,7 @@ def test_file_used_longest_ago_closes_and_opens_again_at_its_next_use(disk: Watc
 
 
 def test_unsynced_file_stays_open_beyond_the_bound(disk: WatchedDisk) -> None:
-    """Its descriptor is the one that will report a write error; once synced it closes."""
+    """Its descriptor is the one that will report a write error; once synced, it closes."""
     budget = FileBudget(1)
     a, b, c = open_all(budget, disk, "abc")
     a.append([b"x"])
@@ -73,7 +73,7 @@ def test_unsynced_file_stays_open_beyond_the_bound(disk: WatchedDisk) -> None:
 
 
 def test_bytes_written_while_a_sync_runs_are_unsynced(disk: WatchedDisk) -> None:
-    """A sync covers what was written before it began."""
+    """A sync covers only bytes written before it began."""
     budget = FileBudget(1)
     (a,) = open_all(budget, disk, "a")
     a.append([b"1"])
@@ -86,7 +86,7 @@ def test_bytes_written_while_a_sync_runs_are_unsynced(disk: WatchedDisk) -> None
 
 
 def test_failed_sync_keeps_the_file_open(disk: WatchedDisk) -> None:
-    """Nothing takes the file away that would say that the bytes are lost."""
+    """The budget never closes the descriptor that knows about the lost bytes."""
     budget = FileBudget(1)
     a, _ = open_all(budget, disk, "ab")
     a.append([b"1"])
@@ -98,7 +98,7 @@ def test_failed_sync_keeps_the_file_open(disk: WatchedDisk) -> None:
 
 
 def test_refused_append_may_have_left_something(disk: WatchedDisk) -> None:
-    """A file whose append failed counts as written to."""
+    """A file whose append failed counts as written."""
     (a,) = open_all(FileBudget(1), disk, "a")
     disk.refuse("append", "/a", Refusal.FULL)
     with pytest.raises(DiskError):
@@ -107,7 +107,7 @@ def test_refused_append_may_have_left_something(disk: WatchedDisk) -> None:
 
 
 def test_created_file_is_unsynced_until_its_owner_says_otherwise(disk: WatchedDisk) -> None:
-    """`may_close` gives the descriptor free; a file without a budget is left alone by it."""
+    """`may_close` releases the descriptor; it leaves a file without a budget alone."""
     budget = FileBudget(1)
     created = budget.disk(disk).create_file("/new")
     open_all(budget, disk, "a")
@@ -121,7 +121,7 @@ def test_created_file_is_unsynced_until_its_owner_says_otherwise(disk: WatchedDi
 
 
 def test_hint_keeps_no_file_open(disk: WatchedDisk) -> None:
-    """What was written with `write_hint` need not be synced: the file may close at once, also after a write that failed."""
+    """Bytes of `write_hint` need no sync: the file may close at once, even after a failed write."""
     budget = FileBudget(1)
     (a,) = open_all(budget, disk, "a")
     write_hint(a, b"A", 0)
@@ -138,7 +138,7 @@ def test_hint_keeps_no_file_open(disk: WatchedDisk) -> None:
 
 
 def test_file_is_not_closed_under_a_read_of_another_thread(disk: WatchedDisk) -> None:
-    """The reader inside keeps its descriptor; what closes instead, or later, is free."""
+    """The reader keeps its descriptor; another file is closed, or this one later."""
     budget = FileBudget(1)
     (a,) = open_all(budget, disk, "a")
     found: list[bytes] = []
@@ -156,7 +156,7 @@ def test_file_is_not_closed_under_a_read_of_another_thread(disk: WatchedDisk) ->
 
 
 def test_close_waits_for_a_read_inside(disk: WatchedDisk) -> None:
-    """An owner that closes a file which a thread is reading takes it from nobody; nobody enters it afterwards."""
+    """An owner closes a file during a read of another thread: the read completes, and no later call enters the file."""
     budget = FileBudget(1)
     (a,) = open_all(budget, disk, "a")
     found: list[bytes] = []
@@ -175,7 +175,7 @@ def test_close_waits_for_a_read_inside(disk: WatchedDisk) -> None:
 
 
 def test_two_threads_that_open_one_file_share_it(disk: WatchedDisk) -> None:
-    """The second descriptor is given back."""
+    """The second descriptor is closed."""
     budget = FileBudget(1)
     (a,) = open_all(budget, disk, "a")
     budget.close_idle()
@@ -190,7 +190,7 @@ def test_two_threads_that_open_one_file_share_it(disk: WatchedDisk) -> None:
 
 
 def test_process_limit_is_met_by_closing_idle_files(disk: WatchedDisk) -> None:
-    """One more is opened in place of those that may close; the error only comes when none may."""
+    """A new file opens after idle ones were closed; the error comes only if none may be closed."""
     disk.limit = 2
     budget = FileBudget(100)
     a, _ = open_all(budget, disk, "ab")
@@ -205,7 +205,7 @@ def test_process_limit_is_met_by_closing_idle_files(disk: WatchedDisk) -> None:
 
 
 class ShortOfDescriptors(WatchedDisk):
-    """A disk that needs a descriptor for a moment to read a whole file or to list a directory, as a real one does."""
+    """A disk that briefly needs a descriptor to read a whole file or to list a directory, like a real one."""
 
     def read_file(self, path: str) -> bytes:
         """See `Disk.read_file`."""
@@ -223,7 +223,7 @@ class ShortOfDescriptors(WatchedDisk):
 
 
 def test_reading_a_file_and_listing_meet_the_process_limit_too() -> None:
-    """Idle files give their descriptors; without any the error comes."""
+    """Idle files release their descriptors; without any the error comes."""
     disk = ShortOfDescriptors()
     for name in "ab":
         file = disk.create_file(f"/{name}")
@@ -246,7 +246,7 @@ def test_reading_a_file_and_listing_meet_the_process_limit_too() -> None:
 
 
 def test_failed_close_does_not_hurt_who_needed_the_room(disk: WatchedDisk) -> None:
-    """The failure belongs to the disk of the closed file; its own owner is told when he closes it himself."""
+    """The failure belongs to the disk of the closed file, whose owner sees it at its own close."""
     budget = FileBudget(1)
     open_all(budget, disk, "a")
     disk.bad_close = "/a"
@@ -257,7 +257,7 @@ def test_failed_close_does_not_hurt_who_needed_the_room(disk: WatchedDisk) -> No
 
 
 def test_wrapping_is_idempotent(disk: WatchedDisk) -> None:
-    """The same disk gives the same wrapped disk, a wrapped one itself."""
+    """The same disk gives the same wrapped disk; a wrapped one gives itself."""
     budget = FileBudget(1)
     wrapped = budget.disk(disk)
     assert budget.disk(disk) is wrapped
@@ -266,7 +266,7 @@ def test_wrapping_is_idempotent(disk: WatchedDisk) -> None:
 
 
 def test_many_threads_read_many_files_through_one_descriptor(tmp_path: Path) -> None:
-    """Every read returns the bytes of its own file, whatever closes meanwhile."""
+    """Every read returns the bytes of its own file, whatever is closed in the meantime."""
     disk, budget = PosixDisk(), FileBudget(1)
     files = []
     for number in range(6):
@@ -293,14 +293,14 @@ def test_many_threads_read_many_files_through_one_descriptor(tmp_path: Path) -> 
 
 
 def test_files_without_a_budget_need_no_marks(disk: WatchedDisk) -> None:
-    """A plain file takes what a budgeted one takes."""
+    """A plain file accepts the same calls as a budgeted one."""
     plain = disk.open_file("/a")
     note_synced(plain, write_mark(plain))
     assert needs_sync(plain)
 
 
 def test_file_that_its_owner_closed_is_not_counted_by_a_late_sync(disk: WatchedDisk) -> None:
-    """A truncation closed it while the whole file system was being synced."""
+    """A truncation closed it during a sync of the whole file system."""
     budget = FileBudget(1)
     (a,) = open_all(budget, disk, "a")
     a.append([b"1"])

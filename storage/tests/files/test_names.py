@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""File and directory names, both ways."""
+"""File and directory names: formatting and parsing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_offset_file_name_round_trip(suffix: str, offset: int) -> None:
     "name", ["", "1.log", f"{2**63:020d}.log", f"{0:020d}.txt", f"{0:020d}.log.tmp", f"{0:021d}.log", "recovery-point"]
 )
 def test_other_names_are_no_offset_files(name: str) -> None:
-    """Whatever was not made by `offset_file_name` is not taken for it."""
+    """Names that `offset_file_name` did not make are not parsed."""
     assert parse_offset_file_name(name) is None
 
 
@@ -57,7 +57,7 @@ def test_partition_directory_name_round_trip(partition: int) -> None:
     ["", "metadata", "ab-1", "0" * 32, "0" * 32 + "-01", "0" * 32 + "-2147483648", "G" * 32 + "-1", "a" * 32 + "--1"],
 )
 def test_other_names_are_no_partition_directories(name: str) -> None:
-    """A foreign or malformed directory name is not taken for a partition."""
+    """A foreign or malformed directory name is not parsed as a partition."""
     assert parse_partition_directory_name(name) is None
 
 

@@ -40,7 +40,7 @@ from storage.types import LogSettings
     ],
 )
 def test_syncfs_is_used_only_where_it_reports_errors(system: str, release: str, is_offered: bool) -> None:
-    """Before Linux 5.8 a write error would be hidden by it; other systems have none."""
+    """Before Linux 5.8 it would hide a write error; other systems do not have it."""
     assert (find_syncfs(system, release) is not None) is is_offered
 
 
@@ -51,7 +51,7 @@ def test_disk_without_syncfs_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_failed_syncfs_fails_the_disk_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a failed fdatasync: never tried again, and nothing is written any more."""
+    """As after a failed fdatasync: there is no retry, and no further write."""
     disk = PosixDisk()
     calls: list[int] = []
     monkeypatch.setattr(posix, "_syncfs", lambda descriptor: calls.append(descriptor) or -1)
@@ -78,7 +78,7 @@ def limit(what: int, value: int) -> Iterator[None]:
 
 
 def test_partial_append_is_cut_back(tmp_path: Path) -> None:
-    """When the kernel takes only a part of an append, the file has its former size and works again afterwards."""
+    """If the kernel writes only a part of an append, the file gets its former size and works again afterwards."""
     disk = PosixDisk()
     file = disk.create_file(f"{tmp_path}/a")
     file.append([b"x" * 5_000])
@@ -95,7 +95,7 @@ def test_partial_append_is_cut_back(tmp_path: Path) -> None:
 
 
 def test_log_survives_a_full_disk(tmp_path: Path) -> None:
-    """A log whose append finds no space refuses it, serves reads, and goes on when there is space again."""
+    """A log whose append finds no space refuses it, serves reads, and continues when there is space again."""
     disk = PosixDisk()
     log = open_log(disk, f"{tmp_path}/log", LogSettings()).log
     append(log, [b"a" * 3_000])
@@ -111,7 +111,7 @@ def test_log_survives_a_full_disk(tmp_path: Path) -> None:
 
 
 def test_short_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel that returns less than it was asked for (2 GiB at most, network file systems) does not shorten a read."""
+    """A kernel that returns less than requested (2 GiB at most, network file systems) does not shorten a read."""
     file = PosixDisk().create_file(f"{tmp_path}/a")
     file.append([b"0123456789"])
     pread = os.pread
@@ -124,7 +124,7 @@ def test_short_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel that takes only a part of an append or a write gets the rest."""
+    """A kernel that writes only a part of an append or a write gets the rest."""
     file = PosixDisk().create_file(f"{tmp_path}/a")
     pwrite = os.pwrite
     monkeypatch.setattr(os, "pwritev", lambda descriptor, parts, position: pwrite(descriptor, parts[0][:2], position))
@@ -137,7 +137,7 @@ def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_an_append_may_have_any_number_of_parts(tmp_path: Path) -> None:
-    """The kernel takes 1,024 at once and refuses more; compaction of small batches has thousands."""
+    """The kernel accepts 1,024 parts at once and refuses more; compaction of small batches has thousands."""
     file = PosixDisk().create_file(f"{tmp_path}/a")
     for count in (MAX_PARTS, MAX_PARTS + 1, 5 * MAX_PARTS):
         size = file.size
@@ -149,7 +149,7 @@ def test_an_append_may_have_any_number_of_parts(tmp_path: Path) -> None:
 
 
 def test_a_large_append_goes_to_the_device_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small ones wait for the kernel or for a sync; a kernel that refuses the advice changes nothing."""
+    """Small appends wait for the kernel or for a sync; a refused advice changes nothing."""
     advised: list[tuple[int, int]] = []
 
     def advise(descriptor: int, position: int, size_bytes: int, advice: int) -> None:
@@ -182,7 +182,7 @@ def test_exhausted_descriptors_are_typed(tmp_path: Path) -> None:
 
 
 def test_failed_sync_fails_the_whole_disk_for_writing(tmp_path: Path) -> None:
-    """After one failed fdatasync nothing of the directory is written any more, reads go on, and nothing is retried."""
+    """After one failed fdatasync nothing in the directory is written, reads continue, and nothing is retried."""
     disk = PosixDisk()
     healthy = disk.create_file(f"{tmp_path}/healthy")
     healthy.append([b"kept"])
@@ -233,7 +233,7 @@ def test_write_errors_fail_the_disk(tmp_path: Path, call: str) -> None:
 
 
 def test_read_error_is_typed_and_no_failure(tmp_path: Path) -> None:
-    """A read that the device refuses concerns this range only."""
+    """A read error of the device concerns only this range."""
     disk = PosixDisk()
     file = disk.create_file(f"{tmp_path}/a")
     file.append([b"0123456789"])
@@ -248,7 +248,7 @@ def test_read_error_is_typed_and_no_failure(tmp_path: Path) -> None:
 
 
 def test_unexpected_error_of_a_name_fails_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error that no rule names (EIO on a rename, say) is final."""
+    """An error without a rule of its own (EIO on a rename, for example) is final."""
     disk = PosixDisk()
     disk.create_file(f"{tmp_path}/a").close()
 
@@ -262,7 +262,7 @@ def test_unexpected_error_of_a_name_fails_the_disk(tmp_path: Path, monkeypatch: 
 
 
 def test_lock_of_another_process_is_seen_and_ends_with_it(tmp_path: Path) -> None:
-    """Flock keeps two processes apart; the kernel gives it back when the holder is killed."""
+    """Flock keeps two processes apart; the kernel releases it when the holder is killed."""
     program = (
         "import sys, time\n"
         "from storage.files.posix import PosixDisk\n"
@@ -296,7 +296,7 @@ def test_path_with_a_file_in_the_way_is_an_access_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size_bytes", [0, 1, SMALL_FILE_BYTES - 1, SMALL_FILE_BYTES, SMALL_FILE_BYTES + 1, 100_000])
 def test_whole_files_are_read_whatever_their_size(tmp_path: Path, size_bytes: int) -> None:
-    """Small ones are read with one call; no descriptor is left behind by any."""
+    """Small files are read with one call; no descriptor is left open."""
     content = os.urandom(size_bytes)
     (tmp_path / "file").write_bytes(content)
     assert PosixDisk().read_file(str(tmp_path / "file")) == content
@@ -304,7 +304,7 @@ def test_whole_files_are_read_whatever_their_size(tmp_path: Path, size_bytes: in
 
 
 def test_short_reads_of_a_small_file_are_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A network file system may return less than there is."""
+    """A network file system may return less than the file has."""
     (tmp_path / "file").write_bytes(b"0123456789")
     whole_read = os.read
     monkeypatch.setattr(os, "read", lambda descriptor, size_bytes: whole_read(descriptor, min(4, size_bytes)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs `lograft log` in this process: for the tests of the commands."""
+"""Runs `lograft log` in this process, for the tests of the commands."""
 
 from __future__ import annotations
 

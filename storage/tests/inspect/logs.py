@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real logs on a real file system, hurt in known places: for the tests of the tools that inspect them."""
+"""Real logs on a real file system, damaged in known places, for the tests of the inspection tools."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SETTINGS = replace(SMALL, segment_bytes=2_000)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a batch stands."""
+    """The place of a batch."""
 
     segment_base_offset: int
     position: int
@@ -39,7 +39,7 @@ def open_partition(parent: Path) -> PartitionLog:
 
 
 def fill(log: PartitionLog, count: int = 40) -> None:
-    """Append batches of one to three records: two producers and none, rising epochs, timestamps that go back at times."""
+    """Append batches of one to three records: two producers and none, rising epochs, timestamps that sometimes go back."""
     sequences = [0, 0]
     for number in range(count):
         producer, record_count = number % 3, 1 + number % 3
@@ -77,7 +77,7 @@ def scrub(log: PartitionLog) -> None:
 
 
 def places(directory: Path) -> list[Place]:
-    """Return where every batch of a whole log stands, ascending."""
+    """Return the place of every batch of a complete log, ascending."""
     return [
         Place(segment_base_offset=int(path.stem), position=position, header=header)
         for path in segments(directory)
@@ -108,14 +108,14 @@ def failures(directory: Path) -> list[Finding]:
 
 
 def damage(directory: Path) -> list[tuple[int | None, int | None]]:
-    """Return the offset ranges that are called damaged; nothing else may be found."""
+    """Return the offset ranges with a damage finding; check that there is no other finding."""
     found = failures(directory)
     assert all(finding.severity is Severity.DAMAGE for finding in found), found
     return [(finding.base_offset, finding.end_offset) for finding in found]
 
 
 def fingerprint(directory: Path) -> dict[str, tuple[bytes, int, int]]:
-    """Return content, time of change and mode of everything below a directory."""
+    """Return content, modification time and mode of everything below a directory."""
     return {
         str(path.relative_to(directory)): (
             path.read_bytes() if path.is_file() else b"",
@@ -132,7 +132,7 @@ def only(found: list[Finding]) -> Finding:
 
 
 def change_batch(path: Path, position: int, at: int, data: bytes, size_bytes: int) -> None:
-    """Overwrite bytes of a batch and make its CRC right again."""
+    """Overwrite bytes of a batch and correct its CRC."""
     content = bytearray(path.read_bytes())
     content[position + at : position + at + len(data)] = data
     body = bytes(content[position + CRC_START : position + size_bytes])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`lograft log dump` and `lograft log verify` on real directories: what they print, how they end, and that nothing changes."""
+"""`lograft log dump` and `lograft log verify` on real directories: output, exit codes, and that nothing changes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_healthy_log_ends_with_0(directory: Path) -> None:
 
 
 def test_findings_end_with_1_and_are_shown(directory: Path) -> None:
-    """Damage is in the table with its offsets and bytes, and in JSON with its numbers."""
+    """The table shows damage with its offsets and bytes, and JSON with its numbers."""
     place = places(directory)[6]
     path = segment_path(directory, place.segment_base_offset)
     flip(path, place.position + 65)
@@ -65,7 +65,7 @@ def test_strict_counts_notes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["nowhere", "notes.txt", "empty"])
 def test_what_is_no_log_is_wrong_usage(tmp_path: Path, name: str) -> None:
-    """A path that is not there, a foreign file, a foreign directory: one line on standard error and exit code 2."""
+    """A missing path, a foreign file or a foreign directory: one line on standard error and exit code 2."""
     (tmp_path / "notes.txt").write_text("x")
     (tmp_path / "empty").mkdir()
     for command in ("verify", "dump"):
@@ -77,7 +77,7 @@ def test_what_is_no_log_is_wrong_usage(tmp_path: Path, name: str) -> None:
 
 
 def test_nothing_is_ever_changed(data: Path) -> None:
-    """Both commands, on good and on damaged directories, leave every byte, time and mode as it was."""
+    """Both commands leave every byte, time and mode as it was, on good and on damaged directories."""
     (partition,) = [path for path in (data / "partitions").iterdir() if len(path.name) == 34]
     for step in range(3):
         if step == 1:
@@ -97,7 +97,7 @@ def test_nothing_is_ever_changed(data: Path) -> None:
 
 
 def test_read_only_directory_is_enough(directory: Path) -> None:
-    """The tools open nothing for writing: a directory without write permission is judged all the same."""
+    """The tools open nothing for writing, so they judge a directory without write permission."""
     for path in directory.iterdir():
         path.chmod(0o440)
     directory.chmod(0o550)
@@ -106,7 +106,7 @@ def test_read_only_directory_is_enough(directory: Path) -> None:
 
 
 def test_log_of_a_running_server_is_readable(tmp_path: Path) -> None:
-    """No lock is taken: an open log can be looked at."""
+    """The tools take no lock, so they can read an open log."""
     log = open_partition(tmp_path)
     append(log, [b"now"], leader_epoch=0)
     assert run("verify", log.directory)[0] == 0
@@ -115,7 +115,7 @@ def test_log_of_a_running_server_is_readable(tmp_path: Path) -> None:
 
 
 def test_data_directory_is_verified_as_a_whole(data: Path) -> None:
-    """Its own files, the metadata log and every partition; what was set aside is noted."""
+    """Its own files, the metadata log and every partition; removed directories get a note."""
     reports = rows("verify", data)
     assert [Path(report["path"]).name for report in reports][:2] == ["data", "log"]
     assert len(reports) == 3
@@ -150,7 +150,7 @@ def test_data_directory_without_anything_is_verified(tmp_path: Path) -> None:
 
 
 def test_single_files_are_verified(directory: Path) -> None:
-    """Each file of a log by itself: good, and with a changed byte."""
+    """Each file of a log alone: good, and with a changed byte."""
     for path in sorted(directory.iterdir()):
         assert run("verify", path)[0] == 0, path
         if path.stat().st_size:
@@ -161,7 +161,7 @@ def test_single_files_are_verified(directory: Path) -> None:
 
 
 def test_single_segment_with_an_odd_epoch_and_a_torn_end(directory: Path) -> None:
-    """A segment by itself tells of damage between and behind its batches, and of epochs that go back."""
+    """A single segment shows damage between and behind its batches, and epochs that go back."""
     place = places(directory)[3]
     flip(segments(directory)[0], place.position + 15)
     (report,) = rows("verify", segments(directory)[0])
@@ -180,7 +180,7 @@ def test_single_log_start_is_verified(tmp_path: Path) -> None:
 
 
 def test_files_that_cannot_be_read_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Missing files, directories in their place and failing devices are typed errors that name the path."""
+    """Missing files, directories in their place and failing devices give typed errors with the path."""
     assert read_small(f"{tmp_path}/none") is None
     assert list_directories(f"{tmp_path}/none") == []
     with pytest.raises(FileMissingError, match="none"):
@@ -207,7 +207,7 @@ def test_files_that_cannot_be_read_are_told(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_settings_of_the_log_do_not_matter(tmp_path: Path) -> None:
-    """The tools know no settings: a log of large segments is judged as one of small ones."""
+    """The tools know no settings: they judge a log of large segments like one of small ones."""
     log: PartitionLog = open_log(PosixDisk(), f"{tmp_path}/log", SMALL).log
     for number in range(50):
         append(log, [os.urandom(100)], leader_epoch=number // 10)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`lograft log dump`: what it shows of data directories, logs, segments, caches and checkpoints."""
+"""`lograft log dump`: its output for data directories, logs, segments, caches and checkpoints."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def directory(sealed_directory: Path) -> Path:
 
 
 def test_dump_of_a_data_directory_lists_its_logs(data: Path) -> None:
-    """Whose it is, and one row for each log."""
+    """The owner of the directory, and one row for each log."""
     found = rows("dump", data)
     assert [row["log"].split("/")[0] for row in found if row["type"] == "log"] == ["metadata", "partitions"]
     (partition,) = [row for row in found if row["type"] == "log" and row["partition"] is not None]
@@ -55,14 +55,14 @@ def test_dump_of_a_log_shows_what_is_there(directory: Path) -> None:
 
 
 def test_dump_of_an_unfinished_log_directory(tmp_path: Path) -> None:
-    """A directory with no more than a bad recovery point."""
+    """A directory with nothing but a bad recovery point."""
     (tmp_path / RECOVERY_POINT_FILE).write_bytes(b"")
     found = rows("dump", tmp_path)
     assert {row["type"] for row in found} == {"fact"}
 
 
 def test_dump_of_batches(directory: Path) -> None:
-    """A row for each batch: of a segment file, of a log, of a range of offsets."""
+    """One row for each batch: of a segment file, of a log, of a range of offsets."""
     everything = places(directory)
     assert [row["base_offset"] for row in rows("dump", directory, "--batches")] == [
         place.header.base_offset for place in everything
@@ -84,7 +84,7 @@ def test_dump_of_batches(directory: Path) -> None:
 
 
 def test_dump_of_records(tmp_path: Path) -> None:
-    """A row for each record: keys, values and headers as text or base64, only the offsets asked for."""
+    """One row for each record: keys, values and headers as text or base64, only the requested offsets."""
     log = open_log(PosixDisk(), f"{tmp_path}/log").log
     batch = encode_batch(
         [b"v0", None, b"\xff"],
@@ -110,7 +110,7 @@ def test_dump_of_records(tmp_path: Path) -> None:
 
 
 def test_long_and_unprintable_values_stay_on_the_table(tmp_path: Path) -> None:
-    """A table cuts long cells and shows no control characters to the terminal."""
+    """A table shortens long cells and prints no control characters."""
     log = open_log(PosixDisk(), f"{tmp_path}/log").log
     append(log, [b"a" * 1_000 + b"end", b"\x1b[31mred"])
     log.close()
@@ -121,7 +121,7 @@ def test_long_and_unprintable_values_stay_on_the_table(tmp_path: Path) -> None:
 
 
 def test_dump_reads_on_behind_damage(directory: Path) -> None:
-    """Bad bytes are a row of their own, in batches and in records."""
+    """Bad bytes get a row of their own, in batches and in records."""
     place = places(directory)[2]
     flip(segments(directory)[0], place.position + 65)
     batches = rows("dump", segments(directory)[0])
@@ -142,7 +142,7 @@ def places_end(directory: Path) -> int:
 
 
 def test_dump_shows_a_torn_end(directory: Path) -> None:
-    """What is behind the last whole batch of a file is shown, also when it is all there is at an offset."""
+    """Bytes behind the last complete batch of a file are shown, even if there is nothing else at an offset."""
     last = segments(directory)[-1]
     with last.open("ab") as file:
         file.write(b"torn")
@@ -152,7 +152,7 @@ def test_dump_shows_a_torn_end(directory: Path) -> None:
 
 
 def test_dump_shows_bytes_behind_the_last_record(directory: Path) -> None:
-    """Bytes of nobody's records between two segments are a row too."""
+    """Bytes between two segments that belong to no record get a row too."""
     path = segments(directory)[0]
     size_bytes = path.stat().st_size
     with path.open("ab") as file:
@@ -166,7 +166,7 @@ def test_dump_shows_bytes_behind_the_last_record(directory: Path) -> None:
 
 
 def test_dump_of_a_batch_whose_payload_cannot_be_read(directory: Path) -> None:
-    """A right CRC over a payload that is none: the row says so."""
+    """The CRC matches but the payload is invalid, and the row says so."""
     place = places(directory)[0]
     change_batch(segments(directory)[0], 0, 61, b"\xff\xff", place.header.size_bytes)
     found = rows("dump", segments(directory)[0], "--records")
@@ -183,7 +183,7 @@ def test_dump_names_what_is_special_about_a_batch(tmp_path: Path) -> None:
 
 
 def test_dump_of_caches_and_checkpoints(directory: Path) -> None:
-    """Every other file of a log: entries, windows, chunks, slots, epochs, identity."""
+    """Every other file of a log: entries, producer state, chunks, slots, epochs, identity."""
     cleaner = ["dirty_offset 9", "map_offset 0", "leader_epoch 0", "next_horizon_ms -1", "0 77"]
     (directory / CLEANER_FILE).write_bytes(encode_lines(cleaner))
     (directory / DAMAGE_FILE).write_bytes(encode_lines(["0 0 1 0 99"]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parsers of the tools: what the engine writes they read, and every broken rule of the page has its own reason."""
+"""The parsers of the tools: they read what the engine writes, and every broken rule of the page has its own reason."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_broken_indexes_are_refused(parse: Callable[[bytes], object], content: b
 
 
 def test_snapshots_are_read() -> None:
-    """Producers with and without batches, and transactions where there are any."""
+    """Producers with and without batches, and transactions if there are any."""
     assert parse_snapshot(snapshot(struct.pack(">i", 0))) == ((), NO_TRANSACTIONS)
     found = parse_snapshot(snapshot(struct.pack(">i", 2) + PRODUCER + IDLE + TRANSACTIONS))
     first, second = found.producers
@@ -146,7 +146,7 @@ def test_the_slot_with_the_larger_sequence_counts() -> None:
 
 
 def test_bad_slots_say_why() -> None:
-    """Cut, never written, damaged, of another kind, in the wrong place."""
+    """Truncated, never written, damaged, of another kind, in the wrong place."""
     good = slots((RecoveryPoint(flushed_offset=3), 4), (RecoveryPoint(flushed_offset=3), 5))
     assert [slot.fault for slot in parse_recovery_point(good)] == [None, None]
     assert [slot.fault for slot in parse_recovery_point(good[:600])] == [None, "the file has 88 of its 512 bytes"]
@@ -173,7 +173,7 @@ def test_bad_slots_say_why() -> None:
     ],
 )
 def test_sectors_that_were_never_written_show(content: bytes, expected: bool) -> None:
-    """A file that is empty, or has a sector of zeros, was not written as a whole."""
+    """A file that is empty, or has a sector of zeros, was not written completely."""
     assert was_never_written(content) is expected
 
 

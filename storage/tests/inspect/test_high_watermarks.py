@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tools and the checkpoint of high watermarks: shown by itself, judged with its data directory."""
+"""The tools and the checkpoint of high watermarks: shown alone, judged with its data directory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def written(root: Path) -> Path:
 
 
 def found_in(root: Path) -> list[tuple[Severity, str]]:
-    """Findings of the data directory about the checkpoint."""
+    """Return the findings of the data directory about the checkpoint."""
     report = next(iter(verify_path(str(root))))
     return [(each.severity, each.message) for each in report.findings if each.file == HIGH_WATERMARK_FILE]
 
@@ -47,7 +47,7 @@ def test_dump_shows_each_partition(data: Path) -> None:
 
 
 def test_verify_judges_it_as_a_cache(data: Path) -> None:
-    """Whole: nothing to say. Changed: a cache that is not used. Never written, as a power failure leaves it: a note."""
+    """Complete: no finding. Changed: an unused cache. Never written, as after a power failure: a note."""
     assert found_in(data) == []
     path = written(data)
     assert found_in(data) == []

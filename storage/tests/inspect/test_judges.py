@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The judges by themselves: cases that the engine does not leave behind, or only with features of other modules."""
+"""The judges alone, for cases that the engine does not leave behind, or only with features of other modules."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def entry(*batches: tuple[int, int, int], producer_epoch: int = 0) -> SnapshotFi
 
 
 def test_snapshot_that_agrees() -> None:
-    """The same windows; a producer that was forgotten, or whose older batches were, is no contradiction."""
+    """Equal producer state; a forgotten producer, or forgotten older batches, are no contradiction."""
     replay = ProducerReplay(0)
     for offset in range(4):
         replay.batch(produced(offset, offset))
@@ -75,7 +75,7 @@ def test_snapshot_that_agrees() -> None:
     ],
 )
 def test_snapshot_that_contradicts(snapshot: SnapshotFile, word: str) -> None:
-    """Batches that are not there, not the newest, of another epoch, or missing."""
+    """Batches that do not exist, are not the newest, have another epoch, or are missing."""
     replay = ProducerReplay(0)
     for offset in range(4):
         replay.batch(produced(offset, offset))
@@ -83,7 +83,7 @@ def test_snapshot_that_contradicts(snapshot: SnapshotFile, word: str) -> None:
 
 
 def test_batches_that_cannot_be_seen_are_not_held_against_a_snapshot() -> None:
-    """Below the first segment, in damage, and in fillers without a producer nobody can tell."""
+    """Below the first segment, in damage, and in fillers without a producer, the judge cannot decide."""
     replay = ProducerReplay(10)
     replay.batch(produced(10, 5))
     replay.opaque(11, 13)
@@ -111,7 +111,7 @@ def test_filler_with_a_producer_is_a_batch_of_its_window() -> None:
 
 
 def test_end_of_a_transaction_fences_older_epochs() -> None:
-    """A control batch of a higher epoch empties the window; one outside a transaction has no say."""
+    """A control batch of a higher epoch empties the producer's state; one outside a transaction changes nothing."""
     replay = ProducerReplay(0)
     replay.batch(produced(0, 0))
     replay.batch(produced(1, -1, producer_epoch=9)._replace(attributes=CONTROL_BIT))
@@ -121,7 +121,7 @@ def test_end_of_a_transaction_fences_older_epochs() -> None:
 
 
 def test_coordinator_epoch_is_no_sequence() -> None:
-    """The end of a transaction has it where data has its sequence, and is no batch of the window."""
+    """The end of a transaction has it where data has its sequence, and does not count as a batch of the producer."""
     replay = ProducerReplay(0)
     replay.batch(produced(0, 0))
     replay.batch(produced(1, 7)._replace(attributes=CONTROL_BIT | TRANSACTIONAL_BIT))
@@ -140,14 +140,14 @@ def test_coordinator_epoch_is_no_sequence() -> None:
     ],
 )
 def test_impossible_transactions_of_a_snapshot(transactions: TransactionsView, word: str) -> None:
-    """What a snapshot says of transactions lies before it, in order."""
+    """The transactions in a snapshot lie before it, in order."""
     assert word in (ProducerReplay(0).contradiction(SnapshotFile((), transactions), 10) or "")
     good = TransactionsView(9, (OpenTransaction(1, 8),), (AbortedTransaction(1, 1, 5), AbortedTransaction(1, 2, 6)))
     assert ProducerReplay(0).contradiction(SnapshotFile((), good), 10) is None
 
 
 def test_filler_may_carry_any_epoch_that_it_covers() -> None:
-    """One batch may cover several epochs only as a filler of compaction; below the first known epoch all fit."""
+    """Only a filler of compaction may cover several epochs; below the first known epoch all fit."""
     epochs = LeaderEpochs([EpochStart(2, 10), EpochStart(4, 20)])
     wide = header(15, epoch=4, last_offset_delta=10)
     assert epoch_fits(epochs, wide)
@@ -159,7 +159,7 @@ def test_filler_may_carry_any_epoch_that_it_covers() -> None:
 
 
 def test_epochs_without_a_checkpoint() -> None:
-    """The odd one is blamed: the one that rises above both neighbours, or the one that falls below them."""
+    """The finding names the odd batch: one above both neighbours, or one below them."""
     for numbers, blamed in (
         ([1, 1, 9, 1, 1], [2]),
         ([1, 1, 0, 1, 1], [2]),
@@ -177,7 +177,7 @@ def test_epochs_without_a_checkpoint() -> None:
 
 
 def test_entries_inside_damage_are_not_judged() -> None:
-    """An index made before the damage may point into it; entries before it that match nothing are told."""
+    """An index from before the damage may point into it; entries before it that match no batch are reported."""
     index = OffsetIndex(0)
     for offset, position in ((1, 100), (2, 200), (4, 400)):
         index.add(offset, position)
@@ -209,7 +209,7 @@ def test_entries_inside_damage_are_not_judged() -> None:
 
 
 def test_first_batch_needs_no_entry() -> None:
-    """Position 0 is known without an index: an entry for it is not what the engine writes."""
+    """Position 0 is known without an index, and the engine writes no entry for it."""
     index = OffsetIndex(0)
     index.add(0, 0)
     report = LogReport(path="")

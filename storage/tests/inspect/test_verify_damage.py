@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verify names exactly what is damaged: the segments of a real log, hurt in many ways."""
+"""Verify names exactly what is damaged: the segments of a real log, damaged in many ways."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def directory(tmp_path: Path) -> Path:
 @CLEAN_OR_NOT
 @pytest.mark.parametrize("at", [*range(12), 16, *range(17, 61, 3), 70])
 def test_changed_byte_of_a_batch_is_named_by_its_offsets_and_bytes(tmp_path: Path, clean: bool, at: int) -> None:
-    """Any byte but those of the leader epoch: the finding is the batch, no more and no less."""
+    """For any byte except those of the leader epoch, the finding is exactly the batch."""
     directory = make_log(tmp_path, clean=clean)
     for place in places(directory)[5::17]:
         path = segment_path(directory, place.segment_base_offset)
@@ -58,7 +58,7 @@ def test_changed_byte_of_a_batch_is_named_by_its_offsets_and_bytes(tmp_path: Pat
 
 @pytest.mark.parametrize("mask", [0x01, 0x40])
 def test_changed_leader_epoch_is_named(directory: Path, mask: int) -> None:
-    """The checkpoint tells which batch has another epoch than it should."""
+    """The checkpoint shows which batch has the wrong epoch."""
     for place in places(directory)[3::11]:
         path = segment_path(directory, place.segment_base_offset)
         flip(path, place.position + 15, mask)
@@ -70,7 +70,7 @@ def test_changed_leader_epoch_is_named(directory: Path, mask: int) -> None:
 
 
 def test_without_checkpoint_the_neighbours_tell_of_an_odd_leader_epoch(directory: Path) -> None:
-    """Epochs that go back are found from the headers alone, too high and too low ones."""
+    """The headers alone show epochs that go back, both too high and too low ones."""
     (directory / EPOCH_FILE).unlink()
     for place, mask in ((places(directory)[20], 0x40), (places(directory)[20], 0x01)):
         path = segment_path(directory, place.segment_base_offset)
@@ -82,7 +82,7 @@ def test_without_checkpoint_the_neighbours_tell_of_an_odd_leader_epoch(directory
 
 
 def test_neighbours_with_a_wrong_leader_epoch_are_one_finding(directory: Path) -> None:
-    """A checkpoint that disagrees with a whole stretch of the log is told once for each segment."""
+    """A checkpoint that disagrees with a whole part of the log gives one finding for each segment."""
     content = (directory / EPOCH_FILE).read_bytes()
     lines = content.decode().splitlines()[2:-1]
     (directory / EPOCH_FILE).write_bytes(
@@ -98,7 +98,7 @@ def test_neighbours_with_a_wrong_leader_epoch_are_one_finding(directory: Path) -
 
 
 def test_several_damages_are_told_apart(directory: Path) -> None:
-    """Damage in different places is several findings; what lies between is good."""
+    """Damage in different places gives several findings; everything between is good."""
     victims = places(directory)[2], places(directory)[4], places(directory)[30]
     for place in victims:
         flip(segment_path(directory, place.segment_base_offset), place.position + 65)
@@ -107,7 +107,7 @@ def test_several_damages_are_told_apart(directory: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_random_garbage_hits_exactly_the_batches_that_it_touches(tmp_path: Path, seed: int) -> None:
-    """A run of random bytes over several batches: every batch it touches is named, in neighbouring ranges, and no other."""
+    """Random bytes over several batches: every batch that they touch is named, in neighbouring ranges, and no other."""
     directory = make_log(tmp_path)
     rng = random.Random(seed)
     path = rng.choice(segments(directory)[:-1])
@@ -128,7 +128,7 @@ def test_random_garbage_hits_exactly_the_batches_that_it_touches(tmp_path: Path,
 
 
 def test_cut_segment_in_the_middle_loses_the_offsets_up_to_the_next(directory: Path) -> None:
-    """A sealed segment that got shorter: the offsets from the cut to the next segment are damaged."""
+    """A sealed segment became shorter: the offsets from its new end to the next segment are damaged."""
     first, second = segments(directory)[:2]
     os.truncate(first, first.stat().st_size // 2)
     ((base_offset, end_offset),) = damage(directory)
@@ -138,7 +138,7 @@ def test_cut_segment_in_the_middle_loses_the_offsets_up_to_the_next(directory: P
 
 
 def places_before(directory: Path, path: Path) -> list[int]:
-    """Return the boundaries of the whole batches of a cut segment."""
+    """Return the boundaries of the complete batches of a truncated segment."""
     ends = [int(path.stem)]
     try:
         for _, header in iter_batches(path.read_bytes()):
@@ -150,7 +150,7 @@ def places_before(directory: Path, path: Path) -> list[int]:
 
 @CLEAN_OR_NOT
 def test_cut_last_segment_below_the_recovery_point_is_damage(tmp_path: Path, clean: bool) -> None:
-    """What was flushed and is gone is damage up to the recovery point, at a batch boundary too."""
+    """Flushed records that are missing are damage up to the recovery point, even at a batch boundary."""
     directory = make_log(tmp_path, clean=clean)
     end_offset, last = check(directory).log_end_offset, segments(directory)[-1]
     last_place = places(directory)[-1]
@@ -189,7 +189,7 @@ def test_overlapping_segments_are_named(directory: Path) -> None:
 
 
 def test_bytes_behind_the_last_record_of_a_segment_are_named(directory: Path) -> None:
-    """Bytes of nobody's records are told by their place."""
+    """Bytes that belong to no record are reported with their place."""
     path = segments(directory)[1]
     size_bytes = path.stat().st_size
     path.write_bytes(path.read_bytes() + b"z" * 99)
@@ -199,7 +199,7 @@ def test_bytes_behind_the_last_record_of_a_segment_are_named(directory: Path) ->
 
 
 def test_damage_above_the_recovery_point_in_front_of_good_batches_is_damage(tmp_path: Path) -> None:
-    """Every sector of the bad bytes was written and good batches follow: that is no torn tail."""
+    """Every sector of the bad bytes was written, and good batches follow, so it is not a torn tail."""
     log = open_partition(tmp_path)
     fill(log, 30)
     log.close(clean=False)
@@ -226,7 +226,7 @@ def test_damage_above_the_recovery_point_in_front_of_good_batches_is_damage(tmp_
     ],
 )
 def test_batch_that_breaks_a_rule_under_a_right_crc_is_found(directory: Path, at: int, data: bytes, word: str) -> None:
-    """What a buggy writer would leave behind: the CRC matches and the content does not."""
+    """As a buggy writer would leave it: the CRC matches and the content is wrong."""
     place = next(place for place in places(directory)[4:] if place.header.has_producer)
     path = segment_path(directory, place.segment_base_offset)
     change_batch(path, place.position, at, data, place.header.size_bytes)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verify names the damaged file: caches, checkpoints and the recovery point of a real log, hurt in many ways."""
+"""Verify names the damaged file: caches, checkpoints and the recovery point of a real log, damaged in many ways."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def directory(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("suffix", [INDEX_SUFFIX, TIME_INDEX_SUFFIX, SEAL_SUFFIX])
 def test_every_byte_of_a_cache_of_a_segment_counts(tmp_path: Path, suffix: str) -> None:
-    """Any changed byte of an index or a seal is named, as something that can be built anew."""
+    """Any changed byte of an index or a seal is reported, as a file that can be rebuilt."""
     directory = make_log(tmp_path, sealed=True)
     path = segment_path(directory, int(segments(directory)[1].stem), suffix)
     for position in range(0, path.stat().st_size, 5):
@@ -51,7 +51,7 @@ def resealed(body: bytes) -> bytes:
 
 
 def test_false_entry_of_an_offset_index_is_found(directory: Path) -> None:
-    """An index whose CRC is right but whose entries are no batch boundaries, or do not ascend, is told."""
+    """An index with a valid CRC whose entries are no batch boundaries, or do not ascend, is reported."""
     path = segment_path(directory, int(segments(directory)[1].stem), INDEX_SUFFIX)
     good = path.read_bytes()
     for entry, word in (
@@ -70,7 +70,7 @@ def test_false_entry_of_an_offset_index_is_found(directory: Path) -> None:
 
 
 def test_false_entry_of_a_time_index_is_found(directory: Path) -> None:
-    """A time index that claims too little, points between batches, goes back or has a wrong footer is told."""
+    """A time index that claims too little, points between batches, goes back or has a wrong footer is reported."""
     path = segment_path(directory, int(segments(directory)[1].stem), TIME_INDEX_SUFFIX)
     good = path.read_bytes()
     footer = len(good) - 40
@@ -95,7 +95,7 @@ def test_false_entry_of_a_time_index_is_found(directory: Path) -> None:
 
 
 def test_seal_that_does_not_match_is_found(tmp_path: Path) -> None:
-    """A chunk that differs although all batches check out, and a wrong timestamp."""
+    """A chunk that differs although all its batches are good, and a wrong timestamp."""
     directory = make_log(tmp_path, sealed=True)
     path = segment_path(directory, 0, SEAL_SUFFIX)
     seal = decode_seal(path.read_bytes())
@@ -106,7 +106,7 @@ def test_seal_that_does_not_match_is_found(tmp_path: Path) -> None:
 
 
 def test_seal_says_no_more_than_what_another_finding_says(tmp_path: Path) -> None:
-    """Damage inside a chunk, or a changed leader epoch, is one finding and not two."""
+    """Damage inside a chunk, or a changed leader epoch, gives one finding and not two."""
     directory = make_log(tmp_path, sealed=True)
     place = places(directory)[2]
     path = segment_path(directory, place.segment_base_offset)
@@ -128,7 +128,7 @@ def test_every_byte_of_a_snapshot_counts(directory: Path) -> None:
 
 
 def test_snapshot_of_another_state_is_found(directory: Path) -> None:
-    """A snapshot that is whole but says what the batches before it do not say."""
+    """The snapshot is undamaged, but contradicts the batches before it."""
     snapshots = sorted(directory.glob(f"*{SNAPSHOT_SUFFIX}"))
     newest, before = snapshots[-1], snapshots[-2]
     good = newest.read_bytes()
@@ -158,7 +158,7 @@ def test_every_used_byte_of_the_recovery_point_counts(directory: Path, name: str
 
 
 def test_lost_or_cut_recovery_point_is_found(directory: Path) -> None:
-    """Beside segments it was durable first: a missing or cut one is damage to it."""
+    """It was durable before the segments, so a missing or truncated one is a finding."""
     os.truncate(directory / RECOVERY_POINT_FILE, 600)
     assert "slot 1" in only(failures(directory)).message
     (directory / RECOVERY_POINT_FILE).unlink()
@@ -175,7 +175,7 @@ def test_every_byte_of_a_text_checkpoint_counts(directory: Path, name: str) -> N
 
 
 def test_partition_metadata_of_another_partition_is_found(directory: Path) -> None:
-    """The file and the directory's name must say the same; without the file only the name does."""
+    """The file and the directory's name must agree; without the file only the name is known."""
     (directory / PARTITION_FILE).write_bytes(encode_lines([f"topic_id {'ab' * 16}", "partition 3"]))
     assert "directory's name does not" in only(failures(directory)).message
     (directory / PARTITION_FILE).unlink()
@@ -183,7 +183,7 @@ def test_partition_metadata_of_another_partition_is_found(directory: Path) -> No
 
 
 def test_damaged_list_of_damage_is_found(directory: Path) -> None:
-    """A list that is cut, that overlaps, or that points beyond a segment."""
+    """A list that is truncated, overlaps, or points beyond a segment."""
     (directory / DAMAGE_FILE).write_bytes(encode_lines(["0 1 2 3 4"])[:-3])
     assert only(failures(directory)).file == DAMAGE_FILE
     (directory / DAMAGE_FILE).write_bytes(encode_lines(["0 1 3 3 4", "0 2 4 5 6"]))
@@ -195,7 +195,7 @@ def test_damaged_list_of_damage_is_found(directory: Path) -> None:
 
 
 def test_recorded_range_that_does_not_join_its_neighbours_is_found(directory: Path) -> None:
-    """A range that begins behind the end of the batch before it leaves offsets that nothing covers."""
+    """A range that begins behind the end of the previous batch leaves uncovered offsets."""
     first, second, third = places(directory)[:3]
     line = f"0 {second.header.base_offset} {third.header.base_offset} {second.position} {third.position}"
     (directory / DAMAGE_FILE).write_bytes(encode_lines([line]))
@@ -215,7 +215,7 @@ def test_bad_log_start_is_found(directory: Path) -> None:
 
 
 def test_clean_mark_that_lies_is_found(directory: Path) -> None:
-    """The mark of a clean stop must name the end that the batches have."""
+    """The mark of a clean close must match the end of the batches."""
     content = bytearray((directory / RECOVERY_POINT_FILE).read_bytes())
     for slot in range(2):
         flushed = struct.unpack_from(">q", content, slot * 512 + 16)[0]

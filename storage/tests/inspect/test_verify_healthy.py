@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verify finds nothing in a log that is as it should be: closed, killed, torn by a power failure, damaged and told so."""
+"""Verify finds nothing wrong in a legal log: closed, killed, torn by a power failure, or with recorded damage."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def notes(directory: Path) -> list[str]:
 
 
 def test_log_that_was_closed_is_healthy(tmp_path: Path) -> None:
-    """A closed log, with and without seals, has not even a note; the report counts what is there."""
+    """A closed log, with and without seals, has not even a note; the report has the right counts."""
     directory = make_log(tmp_path, sealed=True)
     assert notes(directory) == []
     report = check(directory)
@@ -49,7 +49,7 @@ def test_log_that_was_closed_is_healthy(tmp_path: Path) -> None:
 
 
 def test_log_in_use_is_healthy(tmp_path: Path) -> None:
-    """A copy taken under a running server: open, partly flushed, with an index from before that is stale."""
+    """A copy taken during operation: open, partly flushed, with a stale index from before."""
     make_log(tmp_path)
     log = open_partition(tmp_path)
     directory = Path(log.directory)
@@ -68,7 +68,7 @@ def fill_more(log: PartitionLog) -> None:
 
 
 def test_new_and_empty_logs_are_healthy(tmp_path: Path) -> None:
-    """A directory of which only the beginning exists, an empty log, and one with only a segment without records."""
+    """A directory that is only partly made, an empty log, and one with only an empty segment."""
     directory = tmp_path / "000102030405060708090a0b0c0d0e0f-3"
     directory.mkdir()
     assert notes(directory) == []
@@ -80,7 +80,7 @@ def test_new_and_empty_logs_are_healthy(tmp_path: Path) -> None:
 
 
 def test_torn_tail_is_noted_with_its_bytes(tmp_path: Path) -> None:
-    """A batch of which only a part was written before the end is what a crash leaves behind."""
+    """A batch that was written only in part before the end is what a crash leaves."""
     directory = make_log(tmp_path, clean=False)
     last = segments(directory)[-1]
     size_bytes, end_offset = last.stat().st_size, check(directory).log_end_offset
@@ -101,7 +101,7 @@ def places_bytes(directory: Path) -> bytes:
 
 
 def test_flush_group_torn_in_its_middle_is_noted(tmp_path: Path) -> None:
-    """Sectors that were never written, in front of good batches and good segments, above the recovery point."""
+    """Sectors that were never written, before good batches and good segments, above the recovery point."""
     log = open_partition(tmp_path)
     fill(log, 40)
     log.close(clean=False)
@@ -119,7 +119,7 @@ def test_flush_group_torn_in_its_middle_is_noted(tmp_path: Path) -> None:
 
 
 def test_damage_that_is_recorded_is_a_note(tmp_path: Path) -> None:
-    """Once the engine has put damage out of service the log is as it should be; all around it is still judged."""
+    """Once the engine has quarantined damage, the log is legal; everything around it is still judged."""
     directory = make_log(tmp_path, clean=False)
     victims = places(directory)[3], places(directory)[25]
     for place in victims:
@@ -144,7 +144,7 @@ def places_after(directory: Path) -> int:
 
 
 def test_damage_at_the_end_with_a_new_segment_behind_it_is_a_note(tmp_path: Path) -> None:
-    """A log whose last segment was cut below the recovery point, opened again and written on."""
+    """The last segment was truncated below the recovery point; then the log was opened and written again."""
     directory = make_log(tmp_path)
     last = segments(directory)[-1]
     os.truncate(last, last.stat().st_size - 10)
@@ -156,7 +156,7 @@ def test_damage_at_the_end_with_a_new_segment_behind_it_is_a_note(tmp_path: Path
 
 
 def test_lost_front_is_a_note_once_it_is_recorded(tmp_path: Path) -> None:
-    """The empty segment that stands for missing files at the front is no finding."""
+    """The empty segment for the missing files at the start is not a finding."""
     directory = make_log(tmp_path)
     segments(directory)[0].unlink()
     assert failures(directory)
@@ -166,7 +166,7 @@ def test_lost_front_is_a_note_once_it_is_recorded(tmp_path: Path) -> None:
 
 
 def test_truncated_logs_are_healthy(tmp_path: Path) -> None:
-    """After the tail or the front was dropped, at once and after further appends."""
+    """After the tail or the head was dropped, at once and after further appends."""
     log = open_partition(tmp_path)
     directory = Path(log.directory)
     fill(log)
@@ -207,7 +207,7 @@ def test_segments_below_the_log_start_are_noted(tmp_path: Path) -> None:
 
 
 def test_missing_caches_are_no_finding(tmp_path: Path) -> None:
-    """Without indexes, snapshots and seals there is only more to do at the next opening."""
+    """Without indexes, snapshots and seals the next opening only has more work."""
     directory = make_log(tmp_path, sealed=True)
     for path in list(directory.iterdir()):
         if path.suffix in (INDEX_SUFFIX, ".timeindex", SNAPSHOT_SUFFIX, ".seal"):
@@ -216,7 +216,7 @@ def test_missing_caches_are_no_finding(tmp_path: Path) -> None:
 
 
 def test_missing_epochs_of_a_flushed_log_are_a_finding(tmp_path: Path) -> None:
-    """The checkpoint was saved with the flush, so it must be there."""
+    """The checkpoint was saved with the flush, so it must exist."""
     directory = make_log(tmp_path)
     (directory / EPOCH_FILE).unlink()
     (finding,) = failures(directory)
@@ -225,7 +225,7 @@ def test_missing_epochs_of_a_flushed_log_are_a_finding(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", bytes(40), bytes(700), b"x" * 512 + bytes(512)])
 def test_cache_that_power_failure_left_unwritten_is_a_note(tmp_path: Path, content: bytes) -> None:
-    """Caches are not synced: an empty file and sectors of zeros are no proof of damage."""
+    """Caches are not synced: an empty file and sectors of zeros do not prove damage."""
     directory = make_log(tmp_path)
     for suffix in (INDEX_SUFFIX, ".timeindex", ".seal"):
         segment_path(directory, 0, suffix).write_bytes(content)
@@ -247,7 +247,7 @@ def test_leftovers_are_noted(tmp_path: Path) -> None:
 
 
 def test_range_of_a_segment_that_is_gone_is_a_note(tmp_path: Path) -> None:
-    """Recorded damage of removed segments is forgotten by the next save."""
+    """The next save forgets the recorded damage of removed segments."""
     directory = make_log(tmp_path)
     (directory / "damaged-ranges").write_bytes(encode_lines(["7 8 9 10 11"]))
     assert any("not there: forgotten" in message for message in notes(directory))
@@ -262,7 +262,7 @@ def test_verify_can_read_what_posix_wrote_without_an_identity(tmp_path: Path) ->
 
 
 def test_interrupted_compaction_is_a_note(tmp_path: Path) -> None:
-    """A compacted segment that waits for its place stands for the originals, whichever of them are left."""
+    """A compacted segment waiting for its name replaces the originals, whichever of them are left."""
     directory = make_log(tmp_path, sealed=True)
     first, second, third = segments(directory)[:3]
     swap = directory / f"{first.stem}-{third.stem}.swap"
@@ -281,7 +281,7 @@ def test_interrupted_compaction_is_a_note(tmp_path: Path) -> None:
 
 
 def test_cleaner_checkpoint_is_judged_by_its_form(tmp_path: Path) -> None:
-    """A whole one is fine, a torn one is what an unsynced write leaves behind, a damaged one is a finding."""
+    """A complete one is fine, a torn one comes from an unsynced write, a damaged one is a finding."""
     directory = make_log(tmp_path)
     path = directory / "cleaner-checkpoint"
     path.write_bytes(encode_lines(["dirty_offset 9", "map_offset 0", "leader_epoch -1", "next_horizon_ms -1", "0 77"]))
@@ -294,7 +294,7 @@ def test_cleaner_checkpoint_is_judged_by_its_form(tmp_path: Path) -> None:
 
 
 def test_snapshot_and_stale_seal_in_a_damaged_place_are_no_findings(tmp_path: Path) -> None:
-    """What lies in the middle of damage cannot be judged; a seal of another end is stale."""
+    """A snapshot in the middle of damage cannot be judged; a seal of another end is stale."""
     directory = make_log(tmp_path, sealed=True)
     second = segments(directory)[1]
     snapshot = max(directory.glob(f"*{SNAPSHOT_SUFFIX}"))
@@ -325,7 +325,7 @@ def test_torn_batch_at_the_end_of_a_segment_in_front_of_others(tmp_path: Path) -
 
 
 def test_tail_that_was_removed_before_it_was_flushed_is_a_note(tmp_path: Path) -> None:
-    """A log that ends below its log start begins again there when it is opened."""
+    """A log that ends below its log start restarts there at the next opening."""
     log = open_partition(tmp_path)
     fill(log, 20)
     log.close(clean=False)
@@ -339,7 +339,7 @@ def test_tail_that_was_removed_before_it_was_flushed_is_a_note(tmp_path: Path) -
 
 
 def test_log_that_is_being_emptied_is_as_empty_as_its_next_opening_makes_it(tmp_path: Path) -> None:
-    """The mark of a restart is a note; whatever else lies there, torn or half gone, does not count any more."""
+    """The mark of a restart is a note; all other files, torn or partly removed, do not count."""
     directory = make_log(tmp_path)
     segments(directory)[1].unlink()
     flip(segments(directory)[0], 70)

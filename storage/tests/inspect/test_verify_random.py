@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verify finds nothing in logs of random work, whatever a crash leaves behind, also of compaction and scrubs."""
+"""Verify finds nothing wrong in logs of random work, whatever a crash leaves, also during compaction and scrubs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from storage.tests.compaction.support import COMPACT, compact, put, roll
 
 
 def export(disk: SimDisk, directory: str, target: Path) -> None:
-    """Write what a simulated disk holds to the real file system."""
+    """Write the content of a simulated disk to the real file system."""
     target.mkdir(exist_ok=True)
     for path in target.iterdir():
         path.unlink()
@@ -28,7 +28,7 @@ def export(disk: SimDisk, directory: str, target: Path) -> None:
 
 
 def write_at_random(log: PartitionLog, rng: random.Random, epoch: int) -> int:
-    """Append, flush and cut at random; return the last leader epoch."""
+    """Append, flush and truncate at random; return the last leader epoch."""
     sequences: dict[int, int] = {}
     for _ in range(rng.randint(0, 40)):
         action = rng.random()
@@ -51,7 +51,7 @@ def write_at_random(log: PartitionLog, rng: random.Random, epoch: int) -> int:
 @pytest.mark.parametrize("how", list(Crash), ids=lambda how: how.name)
 @pytest.mark.parametrize("seed", range(12))
 def test_whatever_a_crash_leaves_behind_is_no_finding(tmp_path: Path, how: Crash, seed: int) -> None:
-    """Random work, a power failure that tears and loses at random: verify finds nothing, and expects the end that opening finds."""
+    """After random work and a random power failure, verify finds nothing wrong, and expects the same log end as the opening."""
     rng = random.Random(f"{how.name}-{seed}")
     disk = SimDisk()
     disk.make_directory("/data")
@@ -78,7 +78,7 @@ def test_whatever_a_crash_leaves_behind_is_no_finding(tmp_path: Path, how: Crash
 @pytest.mark.parametrize("how", [None, *Crash], ids=lambda how: "running" if how is None else how.name)
 @pytest.mark.parametrize("seed", range(4))
 def test_compacted_logs_are_healthy(tmp_path: Path, how: Crash | None, seed: int) -> None:
-    """Fillers, batches with gaps, tombstones with horizons, producers' memories; killed in the middle and after it."""
+    """Fillers, batches with gaps, tombstones with horizons, fillers of producers; killed during compaction and after it."""
     rng = random.Random(f"{seed}-{how}")
     disk = SimDisk()
     disk.make_directory("/data")
@@ -112,7 +112,7 @@ def test_compacted_logs_are_healthy(tmp_path: Path, how: Crash | None, seed: int
 
 
 def scrub_on(disk: SimDisk, log: PartitionLog) -> None:
-    """Seal what compaction left."""
+    """Seal the compacted segments."""
     scrub = LogScrub(log)
     rate = RateLimit(10**9, now_ms=lambda: 0, wait_ms=lambda wait_ms: False)
     while (work := scrub.begin(flushed_offset=log.flushed_offset, now_ms=0, interval_ms=1)) is not None:

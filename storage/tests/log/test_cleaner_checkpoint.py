@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is remembered of compaction, and how far it is believed."""
+"""The cleaner checkpoint: what a log remembers of compaction, and how far it trusts that."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ numbers = st.integers(0, 2**62)
     )
 )
 def test_the_checkpoint_reads_back(state: CleanState) -> None:
-    """What is written is what is read."""
+    """The decoded state is the encoded one."""
     assert decode_state(state.encode()) == state
 
 
@@ -46,7 +46,7 @@ def test_the_checkpoint_reads_back(state: CleanState) -> None:
     ],
 )
 def test_other_lines_are_no_checkpoint(change: object) -> None:
-    """They are not believed in part."""
+    """No part of them is used."""
     assert callable(change)
     with pytest.raises(MalformedTextError):
         decode_state(change(STATE.encode()))
@@ -54,7 +54,7 @@ def test_other_lines_are_no_checkpoint(change: object) -> None:
 
 
 def test_a_log_that_is_the_same_is_believed() -> None:
-    """As far as it was compacted."""
+    """It is trusted as far as it was compacted."""
     assert STATE.offsets_of(leader_epoch=3, sealed=SIZES, sealed_end=30) == (15, 25)
     assert STATE.offsets_of(leader_epoch=3, sealed=[*SIZES, SegmentSize(30, 5)], sealed_end=40) == (15, 25)
     # Retention took the first segment.
@@ -62,7 +62,7 @@ def test_a_log_that_is_the_same_is_believed() -> None:
 
 
 def test_a_log_that_changed_is_dirty_from_there() -> None:
-    """A segment of another size, a log that is shorter, another history."""
+    """A segment of another size, a shorter log, another history."""
     changed = [SIZES[0], SegmentSize(10, 51), SIZES[2]]
     assert STATE.offsets_of(leader_epoch=3, sealed=changed, sealed_end=30) == (10, 10)
     assert STATE.offsets_of(leader_epoch=3, sealed=SIZES[:2], sealed_end=20) == (15, 20)
@@ -72,7 +72,7 @@ def test_a_log_that_changed_is_dirty_from_there() -> None:
 
 
 def test_a_pass_is_remembered_with_the_segments_below_its_end() -> None:
-    """Those that begin below the dirty offset are known by their size."""
+    """The state keeps the sizes of the segments that begin below the dirty offset."""
     outcome = partial(CleanState.after, map_offset=15, next_horizon_ms=9, leader_epoch=3)
     assert outcome(dirty_offset=25, segments=[*SIZES, SegmentSize(25, 1)]) == STATE
     assert outcome(dirty_offset=20, segments=SIZES).segments == SIZES[:2]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Closing a log: the mark of a clean stop is written where it is not there yet, and nothing is written where it is."""
+"""Closing a log: it writes the mark of a clean close where it is missing, and nothing where it exists."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from storage.tests.support import LARGE, LOG, kill
 
 
 def opened(disk: SimDisk, *, clean: bool) -> PartitionLog:
-    """Open the log, which must be found as a clean stop leaves it, or must not; forget the calls of the disk."""
+    """Open the log and check whether the opening was clean; forget the recorded disk calls."""
     found = open_log(disk, LOG, LARGE)
     assert found.report.clean is clean
     disk.calls.clear()
@@ -22,7 +22,7 @@ def opened(disk: SimDisk, *, clean: bool) -> PartitionLog:
 
 
 def test_a_log_that_nobody_used_costs_a_stop_nothing(disk: SimDisk) -> None:
-    """New, opened again, and opened once more after records: what is marked clean is closed without a call that changes anything."""
+    """New, opened again, or opened once more with records: a log that is marked clean closes without a changing disk call."""
     log = open_log(disk, LOG, LARGE).log
     disk.calls.clear()
     assert not log.has_unsaved
@@ -40,7 +40,7 @@ def test_a_log_that_nobody_used_costs_a_stop_nothing(disk: SimDisk) -> None:
 
 
 def test_a_new_log_that_is_killed_is_found_clean_until_something_is_appended(disk: SimDisk) -> None:
-    """The mark of a new log speaks for no record: an append takes it away, flushed or not."""
+    """The mark of a new log covers no record: an append invalidates it, flushed or not."""
     open_log(disk, LOG, LARGE)
     kill(disk)
     log = opened(disk, clean=True)
@@ -57,7 +57,7 @@ def test_a_new_log_that_is_killed_is_found_clean_until_something_is_appended(dis
 def test_a_loss_of_power_behind_the_mark_of_a_new_log_keeps_what_was_flushed(
     disk: SimDisk, how: Crash, seed: int
 ) -> None:
-    """Whatever the disk keeps of what was not flushed, the mark is not taken for a clean end above it."""
+    """Whatever the disk keeps of unflushed data, the mark does not count as a clean end above it."""
     log = open_log(disk, LOG, LARGE).log
     append(log, [b"flushed"])
     log.flush()
@@ -70,7 +70,7 @@ def test_a_loss_of_power_behind_the_mark_of_a_new_log_keeps_what_was_flushed(
 
 
 def test_a_cut_back_to_nothing_is_marked_anew(disk: SimDisk) -> None:
-    """The file is as small as the mark of the new log says, but a cut has taken that mark away."""
+    """The file is as small as the mark of the new log says, but the truncation has removed that mark."""
     log = open_log(disk, LOG, LARGE).log
     append(log, [b"a"])
     log.flush()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sectors in wrong places, files cut before known damage, segments of an older, longer log: told exactly, and never a crash.
+"""Sectors in wrong places, truncated files with known damage, segments of an older, longer log: reported exactly, never a crash.
 
-Each test is a seed of the corruption run (`integration_tests.crash.corrupt`) that broke a law, cut down to its reason.
+Each test is a seed of the corruption run (`integration_tests.crash.corrupt`) that broke a law, reduced to its cause.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def move(disk: SimDisk, batches_bytes: bytes, to_position: int) -> None:
 
 
 def test_run_of_later_batches_in_a_wrong_place_hides_nothing(disk: SimDisk) -> None:
-    """A sector read from farther back holds whole batches with higher offsets: what follows its place is still served."""
+    """A sector from farther back holds whole batches with higher offsets; everything behind its place is still served."""
     batches = write_log(disk, count=20)
     content = disk.read_file(FIRST)
-    # Batches 15 and 16, as a misdirected write puts them over the middle of batches 3 to 5.
+    # Batches 15 and 16, written over the middle of batches 3 to 5 by a misdirected write.
     piece = content[position_of(batches, 15) : position_of(batches, 17)]
     move(disk, piece, position_of(batches, 3) + 20)
     served, lost = readable(open_log(disk, LOG, LARGE).log)
@@ -35,7 +35,7 @@ def test_run_of_later_batches_in_a_wrong_place_hides_nothing(disk: SimDisk) -> N
 
 
 def test_few_batches_moved_back_do_not_hide_the_run_before_them(disk: SimDisk) -> None:
-    """Earlier batches that stand farther back by mistake are not believed against a longer run."""
+    """A few earlier batches that are farther back by mistake do not count against a longer run."""
     batches = write_log(disk, count=20)
     content = disk.read_file(FIRST)
     piece = content[position_of(batches, 4) : position_of(batches, 6)]
@@ -48,13 +48,13 @@ def test_few_batches_moved_back_do_not_hide_the_run_before_them(disk: SimDisk) -
 
 
 def test_long_run_behind_damage_is_trusted_at_once(disk: SimDisk) -> None:
-    """Behind more whole bytes than a misplaced sector can hold nothing is looked for: the run is taken as it is."""
+    """A run with more whole bytes than a misplaced sector can hold is accepted without a further search."""
     log = open_log(disk, LOG, LARGE).log
     values = [b"%02d" % number * 6_000 for number in range(20)]
     for value in values:
         append(log, [value])
     log.close()
-    # A header that says nothing any more, so that the next batch has to be searched for.
+    # The header is useless, so that the next batch must be searched for.
     flip(disk, FIRST, 2 * (len(disk.read_file(FIRST)) // 20) + 10)
     flip(disk, FIRST, 2 * (len(disk.read_file(FIRST)) // 20) + 16)
     log = open_log(disk, LOG, LARGE).log
@@ -66,7 +66,7 @@ def test_long_run_behind_damage_is_trusted_at_once(disk: SimDisk) -> None:
 
 
 def damaged_log(disk: SimDisk, number: int) -> int:
-    """A log of 12 batches with one known and saved damaged batch; return the batches' size."""
+    """Make a log of 12 batches with one known and saved damaged batch; return the size of a batch."""
     batches = write_log(disk)
     size_bytes = batches[0].header.size_bytes
     flip(disk, FIRST, position_of(batches, number) + 70)
@@ -79,7 +79,7 @@ def damaged_log(disk: SimDisk, number: int) -> int:
 
 @pytest.mark.parametrize("left", [0, 1, 3, 5])
 def test_file_cut_before_known_damage(disk: SimDisk, left: int) -> None:
-    """The file of a segment ends before the damage that is known in it: everything from the cut on is lost, each record once."""
+    """A segment file ends before its known damage: everything from its end on is lost, each record once."""
     size_bytes = damaged_log(disk, 5)
     disk.cut(FIRST, left * size_bytes + (65 if left else 0))
     log = open_log(disk, LOG, LARGE).log
@@ -91,14 +91,14 @@ def test_file_cut_before_known_damage(disk: SimDisk, left: int) -> None:
 
 
 def test_empty_read_inside_the_log_is_never_given(disk: SimDisk) -> None:
-    """Index files from before the damage was known do not fit it: the segment is walked, and reading goes on."""
+    """Index files from before the damage do not match it: the segment is walked, and reading continues."""
     batches = write_log(disk)
     index = offset_file_name(0, INDEX_SUFFIX)
     log = open_log(disk, LOG, LARGE).log
     log.close()
     kept = disk.read_file(f"{LOG}/{index}")
     size_bytes = batches[0].header.size_bytes
-    # As a moved run leaves it: batch 8 was found in the place of batch 6, and the damage behind it ends at batch 10.
+    # As after a moved run: batch 8 is in the place of batch 6, and the damage behind it ends at batch 10.
     piece = disk.read_file(FIRST)[8 * size_bytes : 9 * size_bytes]
     move(disk, piece, 6 * size_bytes)
     lines = f"0\n2\n0 6 8 {6 * size_bytes} {6 * size_bytes}\n0 9 10 {7 * size_bytes} {10 * size_bytes}\n"
@@ -112,7 +112,7 @@ def test_empty_read_inside_the_log_is_never_given(disk: SimDisk) -> None:
 
 
 def longer_segment(disk: SimDisk) -> tuple[int, PartitionLog]:
-    """A log of small segments whose first file is that of an older log, where it reached beyond the next segment's base."""
+    """Make a log of small segments whose first file comes from an older log and reaches beyond the next segment's base."""
     log = open_log(disk, LOG).log
     for number in range(30):
         append(log, [b"value-%02d" % number * 3])
@@ -131,7 +131,7 @@ def longer_segment(disk: SimDisk) -> tuple[int, PartitionLog]:
 
 
 def test_older_longer_segment_keeps_to_its_end(disk: SimDisk) -> None:
-    """Whole batches beyond the end of their segment are not served, and nothing but a typed error comes of them."""
+    """Whole batches beyond the end of their segment are not served; at most a typed error follows."""
     next_base, log = longer_segment(disk)
     seen: list[int] = []
     offset = 0

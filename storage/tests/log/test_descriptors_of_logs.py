@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logs under one bound on open files: flush groups keep theirs, idle ones give them back."""
+"""Logs under one limit on open files: flush groups keep their descriptors, idle logs release them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def groups(logs: Sequence[PartitionLog]) -> list[FlushWork]:
 
 
 def test_logs_share_one_budget(disk: WatchedDisk) -> None:
-    """Active, sealed and checkpoint files of all logs together keep the bound once they are flushed."""
+    """Once flushed, the active, sealed and checkpoint files of all logs together keep the limit."""
     budget = FileBudget(3)
     logs = open_logs(disk, budget, 4)
     assert len(disk.open_paths) <= 3
@@ -62,7 +62,7 @@ def test_logs_share_one_budget(disk: WatchedDisk) -> None:
 
 
 def test_group_in_flight_keeps_its_files(disk: WatchedDisk) -> None:
-    """Whatever else is opened, the descriptors that hold unsynced bytes stay; a running group opens none."""
+    """Whatever else is opened, the descriptors with unsynced bytes stay open, and a running group opens no file."""
     budget = FileBudget(1)
     logs = open_logs(disk, budget, 2)
     for log in logs:
@@ -80,7 +80,7 @@ def test_group_in_flight_keeps_its_files(disk: WatchedDisk) -> None:
 
 
 def test_group_that_was_synced_with_the_whole_file_system_gives_its_files_free(disk: WatchedDisk) -> None:
-    """What was appended after the group was made is not taken for synced; logs with budgets of their own share a disk."""
+    """Appends after the group was made do not count as synced; logs with budgets of their own share a disk."""
     budget = FileBudget(1)
     logs = [*open_logs(disk, budget, 2), PartitionLog.open(disk, "/own", settings=SMALL, now_ms=0).log]
     for log in logs:
@@ -100,7 +100,7 @@ def test_group_that_was_synced_with_the_whole_file_system_gives_its_files_free(d
 
 
 def test_file_of_a_synced_segment_is_not_in_the_next_group(disk: WatchedDisk) -> None:
-    """A cut segment was synced by the cut; the group after it does not open it, even when its file is gone by then."""
+    """The truncation has synced the segment, so the next group does not open it, even if its file was removed since."""
     budget = FileBudget(1)
     (log,) = open_logs(disk, budget, 1)
     for number in range(3):
@@ -114,7 +114,7 @@ def test_file_of_a_synced_segment_is_not_in_the_next_group(disk: WatchedDisk) ->
 
 
 def test_recovery_point_hint_holds_no_descriptor(disk: WatchedDisk) -> None:
-    """A slot that is lost is legal, so that it is not waited for; one that must not be lost is synced."""
+    """A slot may be lost, so the log does not wait for it; a slot that must not be lost is synced."""
     budget = FileBudget(1)
     (log,) = open_logs(disk, budget, 1)
     append(log, [b"x"])
@@ -124,7 +124,7 @@ def test_recovery_point_hint_holds_no_descriptor(disk: WatchedDisk) -> None:
 
 
 def test_recovery_point_that_cannot_be_opened_leaves_the_old_bound(disk: WatchedDisk) -> None:
-    """A flush that is done stays done: the next open only verifies more."""
+    """The flush still counts, and the next opening only verifies more."""
     budget = FileBudget(1)
     (log,) = open_logs(disk, budget, 1)
     for _ in range(SYNC_INTERVAL_FLUSHES + 1):
@@ -141,7 +141,7 @@ def test_recovery_point_that_cannot_be_opened_leaves_the_old_bound(disk: Watched
 
 
 def test_unclean_close_leaves_a_running_group_the_recovery_point(disk: WatchedDisk) -> None:
-    """The group that syncs the recovery point too is not robbed of it."""
+    """The group that also syncs the recovery point keeps its file."""
     (log,) = open_logs(disk, FileBudget(), 1)
     for _ in range(SYNC_INTERVAL_FLUSHES - 1):
         append(log, [b"x"])
@@ -155,7 +155,7 @@ def test_unclean_close_leaves_a_running_group_the_recovery_point(disk: WatchedDi
 
 
 def test_owners_in_several_threads_share_one_descriptor(tmp_path: Path) -> None:
-    """Logs are opened, written, flushed, read and closed side by side; each reads exactly what it wrote."""
+    """Logs are opened, written, flushed, read and closed in parallel; each reads exactly what it wrote."""
     disk, budget = PosixDisk(), FileBudget(1)
     failures: list[object] = []
 

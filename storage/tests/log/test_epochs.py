@@ -19,7 +19,7 @@ def filled() -> LeaderEpochs:
     [(0, (0, 10)), (1, (1, 10)), (2, (2, 20)), (3, (2, 20)), (4, (2, 20)), (5, (5, 30)), (6, (6, 42)), (7, None)],
 )
 def test_end_offset_for_epoch(epoch: int, expected: tuple[int, int] | None) -> None:
-    """The largest epoch at or below the asked one ends where the next begins; the last one at the log end (KIP-279)."""
+    """The largest epoch at or below the requested one ends where the next begins; the last one at the log end (KIP-279)."""
     assert filled().end_offset_for(epoch, 42) == (None if expected is None else EpochEnd(*expected))
 
 
@@ -38,7 +38,7 @@ def test_assign_last_epoch_again_changes_nothing() -> None:
 
 
 def test_assign_forgets_epochs_without_records() -> None:
-    """An epoch that began at the same offset left no record behind."""
+    """An epoch that began at the same offset has no record."""
     epochs = filled()
     epochs.assign(8, 30)
     assert epochs.entries() == [EpochStart(2, 10), EpochStart(5, 20), EpochStart(8, 30)]
@@ -59,20 +59,20 @@ def test_epoch_at(offset: int, epoch: int | None) -> None:
 
 @pytest.mark.parametrize(("to_offset", "left"), [(0, 0), (10, 0), (11, 1), (30, 2), (31, 3)])
 def test_truncate_suffix(to_offset: int, left: int) -> None:
-    """Epochs that begin at the cut or beyond are gone."""
+    """Epochs that begin at the new end or beyond are forgotten."""
     epochs = filled()
     assert epochs.truncate_suffix(to_offset) == (left < 3)
     assert len(epochs.entries()) == left
 
 
 def test_divergence_of_an_unknown_epoch_is_a_programmer_error() -> None:
-    """The caller answers an epoch above all known ones before it asks."""
+    """The caller must first reject an epoch above all known ones."""
     with pytest.raises(AssertionError):
         filled().divergence(last_epoch=7, fetch_offset=0, log_end_offset=42)
 
 
 def test_lines_round_trip() -> None:
-    """What the checkpoint holds gives the same cache."""
+    """The decoded checkpoint gives the same cache."""
     decoded = LeaderEpochs.decode_entries(filled().encode_entries())
     assert decoded is not None
     assert decoded.entries() == filled().entries()
@@ -82,7 +82,7 @@ def test_lines_round_trip() -> None:
     "lines", [["1"], ["a 1"], ["1 a"], ["1 -1"], ["1 2 3"], ["2 10", "2 20"], ["2 10", "1 20"], ["2 10", "3 10"], [""]]
 )
 def test_impossible_lines_are_not_used(lines: list[str]) -> None:
-    """Anything that is no strictly increasing list of pairs gives nothing."""
+    """Lines that are not a strictly increasing list of pairs are refused."""
     with pytest.raises(MalformedTextError):
         LeaderEpochs.decode_entries(lines)
 
@@ -107,7 +107,7 @@ def test_end_of_the_run_at_an_offset(offset: int, end: int) -> None:
     ],
 )
 def test_epoch_that_begins_earlier_than_was_known(epoch: int, start: int, expected: list[tuple[int, int]]) -> None:
-    """It is moved back, or takes its place between two others."""
+    """It moves back, or is inserted between two others."""
     epochs = filled()
     epochs.begin_earlier(epoch, start)
     assert epochs.entries() == expected

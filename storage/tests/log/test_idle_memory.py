@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a partition costs that nobody uses: memory, descriptors, and calls to the disk when it is opened."""
+"""The cost of an idle partition: memory, descriptors, and disk calls of an opening."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from storage.testing.sim_disk import SimDisk, SimFile
 from storage.types import LogSettings
 
 LOG_COUNT = 2_000
-"""Logs that are open at the same time."""
+"""Number of logs that are open at the same time."""
 
 IDLE_LOG_BYTES = 3_300
 """Most bytes of memory that an idle log may take (exclusive), as Python counts them: resident memory is about a tenth more,
@@ -34,7 +34,7 @@ IDENTITY = PartitionIdentity(bytes(range(16)), 3)
 
 
 def write_template(directory: Path, *, batches: int) -> None:
-    """Write one log, closed clean, that is then copied."""
+    """Write one log, closed cleanly, to be copied."""
     log = PartitionLog.open(PosixDisk(), str(directory), settings=SETTINGS, now_ms=0).log
     for number in range(batches):
         producer = ProducerStamp(producer_id=7, base_sequence=number)
@@ -44,7 +44,7 @@ def write_template(directory: Path, *, batches: int) -> None:
 
 @pytest.fixture(params=[0, 3], ids=["empty", "small"])
 def copies(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
-    """Directories of 2,000 logs that were closed clean: empty ones, or of three batches."""
+    """Directories of 2,000 logs that were closed cleanly: empty ones, or with three batches."""
     write_template(tmp_path / "template", batches=request.param)
     files = list((tmp_path / "template").iterdir())
     directories: list[str] = []
@@ -52,7 +52,7 @@ def copies(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
         directory = tmp_path / str(number)
         directory.mkdir()
         for file in files:
-            # Links: the logs are opened and read only, and 2,000 of them are made in no time.
+            # Links, which are fast to make: the logs are only opened and read.
             os.link(file, directory / file.name)
         directories.append(str(directory))
     return directories
@@ -71,7 +71,7 @@ def traced() -> Iterator[None]:
 def test_idle_log_takes_less_than_four_kibibytes_and_no_descriptor(
     copies: list[str], record_property: pytest.RecordProperty
 ) -> None:
-    """2,000 open logs that nobody uses; the bytes of each stand in the report of the test run."""
+    """2,000 open, unused logs; the test report contains the bytes of each."""
     disk, budget = PosixDisk(), FileBudget(16)
     before_bytes, _ = tracemalloc.get_traced_memory()
     logs = [PartitionLog.open(disk, directory, settings=SETTINGS, now_ms=0, files=budget).log for directory in copies]
@@ -84,7 +84,7 @@ def test_idle_log_takes_less_than_four_kibibytes_and_no_descriptor(
 
 
 def open_below(directory: Path) -> list[str]:
-    """Files below a directory that this process has open; those of other tests may close at any time."""
+    """Return the files below a directory that this process has open; those of other tests may close at any time."""
     paths: list[str] = []
     for descriptor in os.listdir("/proc/self/fd"):
         with suppress(FileNotFoundError):
@@ -93,7 +93,7 @@ def open_below(directory: Path) -> list[str]:
 
 
 def test_used_logs_keep_to_the_budget(tmp_path: Path) -> None:
-    """Logs that were written and read leave no more descriptors behind than the budget has."""
+    """Written and read logs leave no more descriptors open than the budget allows."""
     write_template(tmp_path / "template", batches=0)
     disk, budget = PosixDisk(), FileBudget(4)
     logs: list[PartitionLog] = []
@@ -111,7 +111,7 @@ def test_used_logs_keep_to_the_budget(tmp_path: Path) -> None:
 
 
 def test_new_log_needs_no_descriptor_either() -> None:
-    """A created log that nobody has written to gives its files free."""
+    """A created log without an append releases its files."""
     disk, budget = SimDisk(), FileBudget(1)
     for number in range(3):
         PartitionLog.open(disk, f"/{number}", settings=SETTINGS, now_ms=0, files=budget)
@@ -119,7 +119,7 @@ def test_new_log_needs_no_descriptor_either() -> None:
 
 
 class CountingDisk(SimDisk):
-    """A simulated disk that notes every call that reaches it, reads included."""
+    """A simulated disk that notes every call, including reads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ def open_counted(disk: CountingDisk) -> PartitionLog:
 
 @pytest.mark.parametrize("batches", [0, 3])
 def test_clean_open_calls_the_disk_only_for_what_is_there(batches: int) -> None:
-    """Each file is read once, nothing is written, and no file stays open; what is not there is not asked for."""
+    """Each file is read once, nothing is written, no file stays open, and missing files are not requested."""
     disk = CountingDisk()
     log = open_counted(disk)
     for number in range(batches):
@@ -196,7 +196,7 @@ def test_clean_open_calls_the_disk_only_for_what_is_there(batches: int) -> None:
 
 
 def test_first_use_opens_the_files(tmp_path: Path) -> None:
-    """A log that was opened without a descriptor reads and appends as any other."""
+    """A log that was opened without a descriptor reads and appends like any other."""
     write_template(tmp_path / "log", batches=3)
     disk = PosixDisk()
     log = PartitionLog.open(disk, str(tmp_path / "log"), settings=SETTINGS, now_ms=0).log
@@ -209,7 +209,7 @@ def test_first_use_opens_the_files(tmp_path: Path) -> None:
 
 
 def test_indexes_rest_until_the_first_append(tmp_path: Path) -> None:
-    """Opening looks at them, and lets them go; an append has them again, and the log is as if they had stayed."""
+    """The opening reads them and drops them. An append loads them again, and the log is as if they had stayed."""
     write_template(tmp_path / "log", batches=3)
     log = PartitionLog.open(PosixDisk(), str(tmp_path / "log"), settings=SETTINGS, now_ms=0).log
     active = log.segments.active
@@ -227,7 +227,7 @@ def test_indexes_rest_until_the_first_append(tmp_path: Path) -> None:
 
 
 def test_indexes_rest_in_a_follower_too(tmp_path: Path) -> None:
-    """A follower's batches begin a new segment by the age of the first one, which only the index knows."""
+    """A follower's batches start a new segment by the age of the first one, which only the index knows."""
     leader = PartitionLog.open(PosixDisk(), str(tmp_path / "leader"), settings=SETTINGS, now_ms=0).log
     for timestamp_ms in (1_000, 1_001, 1_000 + SETTINGS.segment_ms, 1_001 + SETTINGS.segment_ms):
         append(leader, [b"x"], timestamp_ms=timestamp_ms)
@@ -244,7 +244,7 @@ def test_indexes_rest_in_a_follower_too(tmp_path: Path) -> None:
 
 
 def test_resting_index_that_is_lost_meanwhile_is_built_anew(tmp_path: Path) -> None:
-    """The files are caches: somebody may remove them while the log is open."""
+    """The files are caches, so they may be removed while the log is open."""
     write_template(tmp_path / "log", batches=3)
     log = PartitionLog.open(PosixDisk(), str(tmp_path / "log"), settings=SETTINGS, now_ms=0).log
     (tmp_path / "log" / f"{0:020d}.index").unlink()
@@ -256,7 +256,7 @@ def test_resting_index_that_is_lost_meanwhile_is_built_anew(tmp_path: Path) -> N
 
 
 def test_index_that_had_to_be_built_does_not_rest(tmp_path: Path) -> None:
-    """No file has it: it stays in memory, and the next clean stop writes it."""
+    """No file has it, so it stays in memory, and the next clean close writes it."""
     write_template(tmp_path / "log", batches=3)
     for suffix in ("index", "timeindex"):
         path = tmp_path / "log" / f"{0:020d}.{suffix}"
@@ -269,7 +269,7 @@ def test_index_that_had_to_be_built_does_not_rest(tmp_path: Path) -> None:
 
 
 def test_idle_log_is_as_old_as_its_first_record(tmp_path: Path) -> None:
-    """Its segment rolls by the clock although its indexes rest, and is not young again because it was opened."""
+    """Its segment rolls by the clock although its indexes are dropped, and an opening does not make it young again."""
     write_template(tmp_path / "log", batches=3)
     due_ms = 1_000 + SETTINGS.segment_ms + 1
     log = PartitionLog.open(PosixDisk(), str(tmp_path / "log"), settings=SETTINGS, now_ms=due_ms).log

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Acceptance behaviours of Kafka's log layer, each named after the test that it is drawn from.
+"""Acceptance behaviours of Kafka's log layer, each named after the original test.
 
-6, 12 and 13 are behaviours of compaction and stand with its tests: `compaction/test_survivors`, `test_pass` and
-`test_transaction_ends`; the second half of 10 is in `brokerd.tests.replica.test_cleaning`, 11 over gRPC in `test_compression_type`.
+6, 12 and 13 are behaviours of compaction and are tested there: `compaction/test_survivors`, `test_pass` and
+`test_transaction_ends`. The second half of 10 is in `brokerd.tests.replica.test_cleaning`, and 11 over gRPC in
+`test_compression_type`.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from storage.types import Appended, EpochEnd, TimestampAndOffset
 
 
 def test_1_duplicate_appends(log: PartitionLog) -> None:
-    """A resend of any batch in the window returns the original offsets and appends nothing; overlap and older are refused.
+    """A resend of a remembered batch returns the original offsets and appends nothing; overlap and older batches are refused.
 
-    UnifiedLogTest.testDuplicateAppends; the window here is 16 batches.
+    UnifiedLogTest.testDuplicateAppends; Lograft remembers 16 batches.
     """
     for number in range(18):
         append(log, [b"a", b"b"], producer=ProducerStamp(producer_id=1, base_sequence=number * 2))
@@ -50,7 +51,7 @@ def test_1_duplicate_appends(log: PartitionLog) -> None:
 
 
 def test_2_old_producer_epoch(log: PartitionLog) -> None:
-    """After epoch 1, an append at epoch 0 is fenced and leaves the log as it was. UnifiedLogTest.testOldProducerEpoch."""
+    """After epoch 1, an append with epoch 0 is fenced and leaves the log as it was. UnifiedLogTest.testOldProducerEpoch."""
     append(log, [b"a"], producer=ProducerStamp(producer_id=1, producer_epoch=1))
     with pytest.raises(ProducerFencedError):
         append(log, [b"b"], producer=ProducerStamp(producer_id=1, producer_epoch=0, base_sequence=1))
@@ -76,7 +77,7 @@ def test_2_zombie_coordinator_fenced(disk: SimDisk, log: PartitionLog) -> None:
 
 
 def _end_transaction(log: PartitionLog, *, coordinator_epoch: int) -> None:
-    """Append the marker that commits a transaction; the coordinator's epoch stands where data has its sequence."""
+    """Append the marker that commits a transaction; the coordinator's epoch replaces the sequence."""
     batch = make_batch([b""], producer=ProducerStamp(producer_id=1, base_sequence=coordinator_epoch), control=True)
     (attributes,) = struct.unpack_from(">h", batch, 21)
     struct.pack_into(">h", batch, 21, attributes | TRANSACTIONAL_BIT)
@@ -103,7 +104,7 @@ def test_3_time_based_log_roll_during_append(disk: SimDisk) -> None:
 
 
 def test_3_clock_counts_when_the_first_batch_has_no_timestamp(disk: SimDisk) -> None:
-    """Without a timestamp in the segment's first batch, its age is the clock since it was created."""
+    """If the segment's first batch has no timestamp, its age is the time since it was created."""
     log = open_log(disk, "/data/log", replace(SMALL, segment_bytes=10**6, segment_ms=1_000), now_ms=50).log
 
     def follow(now_ms: int) -> None:
@@ -127,7 +128,7 @@ def _restamp_crc(batch: bytearray) -> None:
 
 
 def test_3_time_based_log_roll_without_an_append(disk: SimDisk) -> None:
-    """An empty segment never rolls by age; a filled one rolls by the clock too, so that old data goes from an idle topic.
+    """An empty segment never rolls by age; a filled one also rolls by the clock, so that an idle topic loses its old data.
 
     UnifiedLogTest.testTimeBasedLogRollDuringAppendMessages; rolling without an append is Lograft's own.
     """
@@ -141,14 +142,14 @@ def test_3_time_based_log_roll_without_an_append(disk: SimDisk) -> None:
 
 
 def test_4_async_delete(disk: SimDisk) -> None:
-    """Deleted segments get their files renamed at once; these vanish only after the delay.
+    """The files of deleted segments are renamed at once, and removed only after the delay.
 
     UnifiedLogTest.testAsyncDelete.
     """
     log = open_log(disk, "/data/log", replace(SMALL, retention_ms=999, file_delete_delay_ms=1_000)).log
     for _ in range(100):
         append(log, [b"x" * 20], timestamp_ms=0, now_ms=1)
-    # All of it is too old, the active segment too.
+    # All of it is too old, including the active segment.
     bases = [segment.base_offset for segment in log.segments]
     assert log.apply_retention(100, 1_000) == len(bases) > 1
     for base_offset in bases:
@@ -226,7 +227,7 @@ def test_8_index_rebuild(disk: SimDisk, log: PartitionLog) -> None:
 
 
 def test_9_unclean_stop_scans_from_the_recovery_point(disk: SimDisk, log: PartitionLog) -> None:
-    """After an unclean stop only segments from the recovery point on are walked, and snapshots exist for them afterwards.
+    """After an unclean stop only segments from the recovery point on are walked, and then have snapshots.
 
     LogLoaderTest.testProducerSnapshotsRecoveryAfterUncleanShutdown.
     """
@@ -256,7 +257,7 @@ def test_9_unclean_stop_scans_from_the_recovery_point(disk: SimDisk, log: Partit
 
 
 def test_10_control_records_not_allowed_from_clients() -> None:
-    """A control batch is refused unless it comes from inside; timestamps in the future are in `brokerd.tests.replica.test_cleaning`.
+    """A client's control batch is refused; `brokerd.tests.replica.test_cleaning` tests timestamps in the future.
 
     LogValidatorTest.testControlRecordsNotAllowedFromClients.
     """
@@ -268,7 +269,7 @@ def test_10_control_records_not_allowed_from_clients() -> None:
 
 
 def test_11_different_codec_causes_recompression(log: PartitionLog) -> None:
-    """A batch in another codec than the topic's is stored in the topic's; everything else of it is as it was.
+    """A batch in another codec than the topic's is stored in the topic's codec, otherwise unchanged.
 
     LogValidatorTest.testDifferentCodecCausesRecompression; the codecs here are none and zstd.
     """
@@ -305,7 +306,7 @@ FULL_VALUES = [b"value-%03d" % number * 5 if number % 7 else None for number in 
 
 
 def _full_batch(codec: Codec, base_sequence: int = 0) -> bytearray:
-    """A batch with everything that a record can have."""
+    """Return a batch with all optional parts of a record."""
     count = len(FULL_VALUES)
     return encode_batch(
         FULL_VALUES,
@@ -320,7 +321,7 @@ def _full_batch(codec: Codec, base_sequence: int = 0) -> bytearray:
 
 
 def test_11_recompression_keeps_the_limit_of_the_topic() -> None:
-    """What is too large in the topic's codec is refused, and no more than the limit is inflated for that."""
+    """A batch that is too large in the topic's codec is refused, and at most the limit is inflated for that."""
     batch = encode_batch([bytes(100_000)], timestamps_ms=1, codec=Codec.ZSTD)
     header = read_header(batch)
     for max_bytes in (1_024, 100_000, 100_061):
@@ -339,7 +340,7 @@ EPOCH_BATCHES = ((0, 2), (3, 6), (4, 5), (7, 1), (9, 3))
 
 @pytest.fixture
 def epoch_log(log: PartitionLog) -> PartitionLog:
-    """The log of behaviour 14: end offset 17, and now leader epoch 10 begins."""
+    """Return the log of behaviour 14: end offset 17, where leader epoch 10 begins."""
     for epoch, count in EPOCH_BATCHES:
         for _ in range(count):
             append(log, [b"x"], leader_epoch=epoch)
@@ -365,7 +366,7 @@ def epoch_log(log: PartitionLog) -> PartitionLog:
 def test_14_last_fetched_offset_validation(
     epoch_log: PartitionLog, last_epoch: int, fetch_offset: int, diverging: tuple[int, int] | None
 ) -> None:
-    """A follower's (last epoch, end offset) is a prefix of this log, or is told where to cut.
+    """A follower's (last epoch, end offset) is a prefix of this log, or the follower is told where to truncate.
 
     PartitionTest.testLastFetchedOffsetValidation.
     """

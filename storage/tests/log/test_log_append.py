@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Appending: as a leader, as a follower, rolling, refusing."""
+"""Appends: as a leader, as a follower, rolls, refusals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from storage.types import Appended, LogSettings
 
 
 def test_append_stamps_offset_and_epoch_and_nothing_else(log: PartitionLog) -> None:
-    """The stored batch is the client's, but for base offset and leader epoch; the CRC still matches."""
+    """The stored batch is the client's, except base offset and leader epoch; the CRC still matches."""
     append(log, [b"a", b"b"], leader_epoch=4)
     sent = make_batch([b"c", b"d", b"e"])
     header = RecordBatch(sent).header
@@ -34,7 +34,7 @@ def test_append_stamps_offset_and_epoch_and_nothing_else(log: PartitionLog) -> N
 
 
 def test_control_batches_take_offsets_and_are_kept(log: PartitionLog) -> None:
-    """A control batch is one more batch of the log (the Raft log is full of them)."""
+    """A control batch is a batch of the log like any other (the Raft log is full of them)."""
     append(log, [b"leader change"], control=True)
     append(log, [b"record"])
     assert [batch.header.is_control for batch in read_all(log)] == [True, False]
@@ -42,7 +42,7 @@ def test_control_batches_take_offsets_and_are_kept(log: PartitionLog) -> None:
 
 
 def test_segment_rolls_by_size_and_each_batch_stays_whole(log: PartitionLog) -> None:
-    """A batch that does not fit begins a new segment; one larger than a segment gets its own."""
+    """A batch that does not fit starts a new segment; one larger than a segment gets its own."""
     append(log, [b"x" * 400])
     append(log, [b"x" * 400])
     assert log.segment_count == 1
@@ -83,7 +83,7 @@ def test_segment_rolls_when_a_relative_offset_would_not_fit(log: PartitionLog) -
 
 
 def test_settings_can_be_replaced(log: PartitionLog) -> None:
-    """New settings hold from the next append on."""
+    """New settings apply from the next append on."""
     log.apply_settings(replace(SMALL, segment_bytes=1))
     append(log, [b"a"])
     append(log, [b"b"])
@@ -96,7 +96,7 @@ def test_settings_can_be_replaced(log: PartitionLog) -> None:
     [{"segment_bytes": 0}, {"segment_bytes": 2**31}, {"segment_ms": 0}, {"index_bytes": 23}, {"max_producers": 0}],
 )
 def test_impossible_settings_are_a_programmer_error(settings: dict[str, int]) -> None:
-    """Values that no log can keep are refused when the settings are made."""
+    """Values that no log can use are refused when the settings are made."""
     with pytest.raises(AssertionError):
         replace(LogSettings(), **settings)
 
@@ -156,7 +156,7 @@ def test_follower_refuses_bad_bytes_and_writes_nothing(log: PartitionLog) -> Non
 
 
 def test_leader_epoch_must_not_go_back(log: PartitionLog) -> None:
-    """An append under an older epoch is refused; fencing comes before, so this is damage or a bug, and nothing is written."""
+    """An append under an older epoch is refused. Fencing comes before, so this is damage or a bug; nothing is written."""
     append(log, [b"a"], leader_epoch=3)
     with pytest.raises(OutOfOrderOffsetError, match="leader epoch 2 after 3"):
         append(log, [b"b"], leader_epoch=2)
@@ -166,7 +166,7 @@ def test_leader_epoch_must_not_go_back(log: PartitionLog) -> None:
 
 
 def test_full_disk_leaves_the_log_as_it_was(disk: SimDisk, log: PartitionLog) -> None:
-    """Without space nothing is appended, no sequence is used up, and appending works again once there is space."""
+    """Without space nothing is appended and no sequence is used up; appends work again once there is space."""
     append(log, [b"a"], producer=ProducerStamp(producer_id=1))
     disk.refuse("append", ".log", Refusal.FULL)
     with pytest.raises(DiskFullError, match="free space"):
@@ -178,7 +178,7 @@ def test_full_disk_leaves_the_log_as_it_was(disk: SimDisk, log: PartitionLog) ->
 
 
 def test_full_disk_at_a_roll_leaves_the_log_as_it_was(disk: SimDisk, log: PartitionLog) -> None:
-    """A roll that finds no space for the new segment changes nothing; caches without space are left out."""
+    """A roll without space for the new segment changes nothing; caches without space are omitted."""
     append(log, [b"a" * 800])
     disk.refuse("create_file", ".log", Refusal.FULL)
     with pytest.raises(DiskFullError):
@@ -191,7 +191,7 @@ def test_full_disk_at_a_roll_leaves_the_log_as_it_was(disk: SimDisk, log: Partit
 
 
 def test_real_capacity_limit(disk: SimDisk, log: PartitionLog) -> None:
-    """A disk that really fills up refuses appends, serves reads, and a reopen finds all that was appended."""
+    """A full disk refuses appends and serves reads, and an opening finds everything that was appended."""
     disk.capacity_bytes = 6_000
     appended = 0
     while disk.free_bytes("/data") > 300:
@@ -208,7 +208,7 @@ def test_real_capacity_limit(disk: SimDisk, log: PartitionLog) -> None:
 
 
 def test_write_error_fails_the_log_for_good(disk: SimDisk, log: PartitionLog) -> None:
-    """After an I/O error nothing is written any more, and reads go on."""
+    """After an I/O error nothing is written, and reads continue."""
     append(log, [b"a"])
     disk.refuse("append", ".log", Refusal.IO_ERROR)
     with pytest.raises(DiskFailedError):
@@ -237,7 +237,7 @@ def test_follower_write_error_fails_the_log(disk: SimDisk, log: PartitionLog) ->
 
 
 def test_closed_log_refuses_everything(log: PartitionLog) -> None:
-    """A closed log answers with its directory; closing twice is allowed."""
+    """A closed log raises an error with its directory; a second close is allowed."""
     append(log, [b"a"])
     log.close()
     log.close()
@@ -255,7 +255,7 @@ def test_closed_log_refuses_everything(log: PartitionLog) -> None:
 
 
 def test_producers_are_bounded(disk: SimDisk) -> None:
-    """More producers than allowed are forgotten, those idle longest first."""
+    """Beyond the limit the log forgets producers, those that were idle longest first."""
     log = open_log(disk, "/data/log", replace(SMALL, max_producers=4)).log
     for producer_id in range(10):
         append(log, [b"x"], producer=ProducerStamp(producer_id=producer_id))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the proofs found (model, crash enumeration, corruption), cut down to the fewest steps."""
+"""Findings of the proofs (model, crash enumeration, corruption), reduced to the fewest steps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def flush(world: World) -> None:
 
 
 def test_group_in_flight_outlives_two_truncations() -> None:
-    """A file of the group is cut and synced, so that the budget closes it, and then removed: the group has nothing to do there."""
+    """A file of the group is truncated and synced, so that the budget closes it, and then removed: the group skips it."""
     world = World(TINY)
     for _ in range(40):
         append_model(world, 1)
@@ -38,7 +38,7 @@ def test_group_in_flight_outlives_two_truncations() -> None:
 
 
 def test_roll_does_not_close_a_file_of_the_group_in_flight() -> None:
-    """A segment that was cut to the flushed offset may be closed when many are open, but not while a group syncs it."""
+    """A segment truncated to the flushed offset may be closed when many are open, but not while a group syncs it."""
     world = World(TINY)
     append_model(world, 1)
     append_model(world, 1)
@@ -46,7 +46,7 @@ def test_roll_does_not_close_a_file_of_the_group_in_flight() -> None:
     append_model(world, 1)
     world.perform(BeginFlush(), RNG)
     world.perform(TruncateSuffix(to_offset=1), RNG)
-    # Too large for the rest of the segment: it stays as it was cut, and others follow.
+    # Too large for the rest of the segment: the segment stays as it was truncated, and others follow.
     for _ in range(10):
         append_model(world, 1, size_bytes=350)
     world.perform(RunFlush(), RNG)
@@ -54,7 +54,7 @@ def test_roll_does_not_close_a_file_of_the_group_in_flight() -> None:
 
 
 def test_cut_back_to_the_clean_end_is_on_stable_storage() -> None:
-    """Killed between truncating to the size at the clean close and the sync: the log opens, and the tail stays gone."""
+    """Killed between truncating to the size at the clean close and the sync: the log opens, and the tail stays removed."""
     for seed in range(20):
         rng = random.Random(seed)
         world = World(ONE_SEGMENT)
@@ -72,7 +72,7 @@ def test_cut_back_to_the_clean_end_is_on_stable_storage() -> None:
 
 
 def _calls_before_sync() -> int:
-    """Return how many calls of the disk this truncation makes before it syncs the log file."""
+    """Return the number of disk calls of this truncation before it syncs the log file."""
     world = World(ONE_SEGMENT)
     for _ in range(3):
         append_model(world, 1)
@@ -86,7 +86,7 @@ def _calls_before_sync() -> int:
 
 
 def test_bytes_of_nobody_behind_a_complete_active_segment(disk: SimDisk) -> None:
-    """The last batches were found before their place: the log is served to its end, and can be appended to."""
+    """The last batches are in an earlier place: the log is served to its end, and accepts appends."""
     batches = write_log(disk, flush=True)
     content = disk.read_file(FIRST)
     open_log(disk, LOG, LARGE).log.close()
@@ -100,9 +100,9 @@ def test_bytes_of_nobody_behind_a_complete_active_segment(disk: SimDisk) -> None
 
 
 def test_snapshot_of_lost_batches_does_not_outlive_a_clean_open(disk: SimDisk) -> None:
-    """A later life rolled, and a power failure kept nothing of it but a snapshot file, which is removed.
+    """A later life rolled, and a power failure kept only its snapshot file, which is removed.
 
-    Else a later recovery would take it for the truth and call new records duplicates.
+    Otherwise a later recovery would use it and report new records as duplicates.
     """
     settings = replace(SMALL, segment_bytes=400)
     log = open_log(disk, LOG, settings).log

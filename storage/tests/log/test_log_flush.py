@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flush groups, the flush threads, closing."""
+"""Flush groups, flush threads, closing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def begin(log: PartitionLog) -> FlushWork:
 
 
 def test_flushed_offset_moves_only_when_the_owner_takes_the_group_back(log: PartitionLog) -> None:
-    """Neither making nor running a group changes what the log claims; the next group holds what came meanwhile."""
+    """Neither making nor running a group changes the flushed offset; the next group has all later appends."""
     append(log, [b"a", b"b"])
     work = begin(log)
     append(log, [b"c"])
@@ -60,7 +60,7 @@ def test_group_syncs_old_segments_before_new_ones_and_then_the_names(disk: SimDi
 
 
 def test_directory_is_synced_only_after_a_roll_or_a_new_epoch(disk: SimDisk, log: PartitionLog) -> None:
-    """A plain group costs one sync, one after a roll two; a segment that was flushed to its end is not synced again."""
+    """A normal group costs one sync, one after a roll two; a fully flushed segment is not synced again."""
     append(log, [b"x"])
     log.flush()
     disk.calls.clear()
@@ -74,7 +74,7 @@ def test_directory_is_synced_only_after_a_roll_or_a_new_epoch(disk: SimDisk, log
 
 
 def test_recovery_point_file_is_synced_now_and_then(disk: SimDisk, log: PartitionLog) -> None:
-    """A power failure leaves the recovery point behind by a bounded number of groups."""
+    """After a power failure the recovery point lags by a bounded number of groups."""
     for _ in range(2 * SYNC_INTERVAL_FLUSHES):
         append(log, [b"x"])
         log.flush()
@@ -110,7 +110,7 @@ def test_failed_sync_fails_the_log_and_is_never_retried(disk: SimDisk, log: Part
 
 
 def test_flush_in_the_calling_thread_reports_a_failure(disk: SimDisk, log: PartitionLog) -> None:
-    """`flush` takes the group back even when it failed."""
+    """`flush` takes the group back even if it failed."""
     append(log, [b"a"])
     disk.refuse("sync", ".log", Refusal.IO_ERROR)
     with pytest.raises(DiskFailedError):
@@ -119,7 +119,7 @@ def test_flush_in_the_calling_thread_reports_a_failure(disk: SimDisk, log: Parti
 
 
 def test_full_disk_for_the_epoch_checkpoint_is_no_failure(disk: SimDisk, log: PartitionLog) -> None:
-    """Nothing is claimed, and a later group succeeds once there is space."""
+    """Nothing counts as flushed, and a later group succeeds once there is space."""
     append(log, [b"a"], leader_epoch=3)
     disk.refuse("append", "leader-epoch", Refusal.FULL)
     with pytest.raises(DiskFullError):
@@ -130,7 +130,7 @@ def test_full_disk_for_the_epoch_checkpoint_is_no_failure(disk: SimDisk, log: Pa
 
 
 def test_unwritable_recovery_point_fails_the_next_write(disk: SimDisk, log: PartitionLog) -> None:
-    """The group itself is on stable storage; the log is failed for good."""
+    """The group itself is on stable storage, but the log is failed for good."""
     append(log, [b"a"])
     disk.refuse("write", "recovery-point", Refusal.IO_ERROR)
     with pytest.raises(DiskFailedError):
@@ -141,7 +141,7 @@ def test_unwritable_recovery_point_fails_the_next_write(disk: SimDisk, log: Part
 
 
 def test_truncation_during_a_flush_caps_what_the_group_claims(disk: SimDisk, log: PartitionLog) -> None:
-    """Records appended at truncated offsets after the group was made are not claimed by it."""
+    """The group does not claim records that were appended at truncated offsets after it was made."""
     for number in range(4):
         append(log, [b"old-%d" % number])
     work = begin(log)
@@ -176,7 +176,7 @@ def test_truncated_segments_stay_open_until_the_group_is_back(log: PartitionLog)
 
 
 def test_close_during_a_flush_closes_the_files_afterwards(log: PartitionLog) -> None:
-    """An unclean close leaves the running group its files."""
+    """An unclean close leaves the files open for the running group."""
     append(log, [b"a"])
     work = begin(log)
     log.close(clean=False)
@@ -199,7 +199,7 @@ def test_clean_close_spares_the_next_open_any_walk(disk: SimDisk, log: Partition
 
 
 def test_append_after_a_clean_open_makes_the_log_unclean(disk: SimDisk, log: PartitionLog) -> None:
-    """The clean mark holds only for exactly the size that it names."""
+    """The clean mark is valid only for exactly the size that it names."""
     append(log, [b"a"])
     log.close()
     again = open_log(disk, "/data/log").log
@@ -211,7 +211,7 @@ def test_append_after_a_clean_open_makes_the_log_unclean(disk: SimDisk, log: Par
 
 
 def test_flusher_runs_groups_of_many_logs(tmp_path: Path) -> None:
-    """Groups run in threads, one in flight a log; the owner takes them back; closing finishes what was submitted."""
+    """Groups run in threads, one in flight for each log; owners take them back; closing finishes all submitted groups."""
     disk = PosixDisk()
     logs = [open_log(disk, str(tmp_path / f"log-{number}")).log for number in range(5)]
     done: queue.SimpleQueue[tuple[int, FlushWork, BaseException | None]] = queue.SimpleQueue()
@@ -253,7 +253,7 @@ def test_flusher_reports_a_failed_group(disk: SimDisk, log: PartitionLog) -> Non
 
 
 def test_flusher_outlives_an_owner_that_is_gone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A report that fails is logged, and the thread goes on with other logs."""
+    """A failed report is logged, and the thread continues with other logs."""
     disk = PosixDisk()
     flusher = GroupFlusher(1)
     first, second = (open_log(disk, f"{tmp_path}/{name}").log for name in ("first", "second"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading by offset and by time."""
+"""Reads by offset and by time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from storage.types import LogRead, TimestampAndOffset
 
 @pytest.fixture
 def filled(log: PartitionLog) -> PartitionLog:
-    """60 batches of 3 records in many segments."""
+    """Return a log of 60 batches of 3 records in many segments."""
     for number in range(60):
         append(log, [b"%d" % (number * 3 + n) for n in range(3)], timestamp_ms=10_000 + number * 10)
     assert log.segment_count == 5
@@ -28,7 +28,7 @@ def filled(log: PartitionLog) -> PartitionLog:
 
 
 def test_every_offset_is_found_in_its_batch(filled: PartitionLog) -> None:
-    """A read at any offset begins with the batch that holds it, in any order of reads."""
+    """A read at any offset begins with the batch that holds it, whatever the order of reads."""
     for offset in (*range(180), *range(179, -1, -7)):
         chunk = filled.read(offset, 1)
         batch = RecordBatch(chunk.data)
@@ -73,7 +73,7 @@ def test_nothing_at_or_beyond_the_end_offset_is_returned(filled: PartitionLog) -
 
 
 def test_offsets_outside_the_log_are_refused(filled: PartitionLog) -> None:
-    """Below the start and above the end the error names the readable range; at the end there is just nothing yet."""
+    """Below the start and above the end the error names the readable range; at the end the read returns nothing."""
     for offset in (-1, 181):
         with pytest.raises(OffsetOutOfRangeError) as caught:
             filled.read(offset, 100)
@@ -93,7 +93,7 @@ def test_tail_reader_gets_what_is_appended(log: PartitionLog) -> None:
 
 
 def test_remembered_positions_and_open_segments_are_bounded(filled: PartitionLog) -> None:
-    """However many readers there are, memory and file descriptors stay small."""
+    """Memory and descriptors stay small, however many readers there are."""
     filled.flush()
     for offset in range(180):
         filled.read(offset, 1)
@@ -102,14 +102,14 @@ def test_remembered_positions_and_open_segments_are_bounded(filled: PartitionLog
 
 
 def test_unflushed_segments_stay_open(filled: PartitionLog) -> None:
-    """The descriptor that wrote data is kept until it is synced: only it reports the write error."""
+    """The descriptor that wrote data stays open until it is synced, because only it reports the write error."""
     for offset in range(180):
         filled.read(offset, 1)
     assert all(segment.is_open for segment in filled._segments)
 
 
 def test_read_error_is_typed_and_leaves_the_log_usable(disk: SimDisk, filled: PartitionLog) -> None:
-    """A device that cannot return bytes gives `DiskReadError`; other reads and appends go on."""
+    """If the device cannot return bytes, `DiskReadError` is raised; other reads and appends continue."""
     disk.refuse("pread", ".log", Refusal.IO_ERROR)
     with pytest.raises(DiskReadError):
         filled.read(0, 100)
@@ -126,7 +126,7 @@ def test_find_timestamp_is_the_first_record_so_late(filled: PartitionLog) -> Non
 
 
 def test_find_timestamp_looks_into_batches_and_compressed_ones(disk: SimDisk) -> None:
-    """Inside a batch the first record counts, whatever the order of timestamps."""
+    """Inside a batch the first matching record counts, whatever the order of timestamps."""
     from lograft.wire.compression import Codec
 
     log = open_log(disk, "/data/log").log
@@ -151,7 +151,7 @@ def test_find_timestamp_with_timestamps_that_go_back(log: PartitionLog) -> None:
 
 
 def test_find_timestamp_passes_over_control_batches_and_the_end_offset(log: PartitionLog) -> None:
-    """Control records are no user records, and nothing beyond the end offset exists."""
+    """Control records are not user records, and records beyond the end offset do not count."""
     append(log, [b"leader change"], timestamp_ms=900, control=True)
     append(log, [b"a"], timestamp_ms=500)
     append(log, [b"b"], timestamp_ms=900)

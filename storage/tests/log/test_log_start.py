@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file `log-start`: what it says after every way to write, lose and damage it."""
+"""The file `log-start` after every way to write, lose and damage it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SLOTS = TwoSlots(b"TEST", "q")
 
 @pytest.fixture
 def root() -> SimDisk:
-    """A disk on which the file is written into `/`."""
+    """Return a disk on which the file is written into `/`."""
     return SimDisk()
 
 
@@ -28,14 +28,14 @@ def load(disk: SimDisk) -> LogStartFile:
 
 
 def test_a_log_that_never_lost_its_front_has_no_file(root: SimDisk) -> None:
-    """Without a file the log start is 0, and reading makes none."""
+    """Without a file the log start is 0, and reading makes no file."""
     assert load(root).offset == 0
     assert root.list_directory("/") == []
 
 
 @pytest.mark.parametrize("how", Crash)
 def test_what_was_written_is_on_stable_storage(root: SimDisk, how: Crash) -> None:
-    """The first write makes the file by replacement, later ones go in place; each survives every crash."""
+    """The first write makes the file by replacement, later ones overwrite it in place; each survives every crash."""
     file = load(root)
     for offset in (5, 9, 12):
         file.write_synced(offset)
@@ -47,7 +47,7 @@ def test_what_was_written_is_on_stable_storage(root: SimDisk, how: Crash) -> Non
 
 
 def test_one_bad_slot_is_no_loss(root: SimDisk) -> None:
-    """Both slots say the same: either may be damaged."""
+    """Both slots have the same content, so either may be damaged."""
     file = load(root)
     file.write_synced(5)
     file.write_synced(9)
@@ -58,7 +58,7 @@ def test_one_bad_slot_is_no_loss(root: SimDisk) -> None:
 
 
 def test_two_bad_slots_count_as_zero_and_are_replaced(root: SimDisk) -> None:
-    """Nothing is known then; the next write makes the file whole again."""
+    """Then the log start is unknown; the next write makes the file valid again."""
     load(root).write_synced(5)
     root.corrupt("/log-start", 0, bytes(1_024))
     file = load(root)
@@ -68,7 +68,7 @@ def test_two_bad_slots_count_as_zero_and_are_replaced(root: SimDisk) -> None:
 
 
 def test_a_file_that_was_cut_is_replaced_by_the_next_write(root: SimDisk) -> None:
-    """What is left of it is still read; a slot that is not there cannot be written in place."""
+    """Its remaining slot is still read; a missing slot cannot be written in place."""
     load(root).write_synced(5)
     root.cut("/log-start", 600)
     file = load(root)
@@ -78,7 +78,7 @@ def test_a_file_that_was_cut_is_replaced_by_the_next_write(root: SimDisk) -> Non
 
 
 def test_a_full_disk_leaves_the_old_log_start(root: SimDisk) -> None:
-    """Neither the making of the file nor a write in place claims what did not happen."""
+    """Neither the creation of the file nor a write in place claims anything."""
     file = load(root)
     root.refuse("append", "log-start", Refusal.FULL)
     with pytest.raises(DiskFullError):
@@ -94,7 +94,7 @@ def test_a_full_disk_leaves_the_old_log_start(root: SimDisk) -> None:
 
 
 def test_a_failed_sync_is_fatal(root: SimDisk) -> None:
-    """The log start is claimed only after the sync."""
+    """The log start moves only after the sync."""
     file = load(root)
     file.write_synced(5)
     root.refuse("sync", "log-start", Refusal.IO_ERROR)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a look-up reads, and what it does where headers are not the plain ones."""
+"""The files that a look-up reads, and look-ups with unusual headers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class NotingDisk(SimDisk):
 
 @pytest.fixture
 def disk() -> NotingDisk:
-    """A disk with one log of forty batches of three records in many segments, closed clean."""
+    """A disk with one log of forty batches of three records in many segments, closed cleanly."""
     made = NotingDisk()
     log = open_log(made, LOG).log
     for number in range(40):
@@ -45,7 +45,7 @@ def disk() -> NotingDisk:
 
 
 def one_segment(disk: SimDisk, value_bytes: int = 20, count: int = 12) -> tuple[SimFile, list[Boundary], int]:
-    """Write batches of one record to one segment; return its file, where each batch starts, and the end."""
+    """Write batches of one record to one segment; return its file, the start of each batch, and the end."""
     log = open_log(disk, LOG, replace(SMALL, segment_bytes=10**8)).log
     for _ in range(count):
         append(log, [bytes(value_bytes)])
@@ -61,7 +61,7 @@ def one_segment(disk: SimDisk, value_bytes: int = 20, count: int = 12) -> tuple[
 
 @pytest.mark.parametrize("value_bytes", [20, 3_000, HEADER_CHUNK_BYTES + 5])
 def test_each_offset_is_found_from_each_batch_below(value_bytes: int) -> None:
-    """Whatever fits into one read of headers: many batches, a few, or not even one."""
+    """With many batches, a few, or not even one in one read of headers."""
     file, starts, end_position = one_segment(SimDisk(), value_bytes)
     for first, floor in enumerate(starts):
         for wanted in starts[first:]:
@@ -69,7 +69,7 @@ def test_each_offset_is_found_from_each_batch_below(value_bytes: int) -> None:
 
 
 def test_look_up_beyond_the_bytes_is_refused() -> None:
-    """The segment says that it holds the offset, and the file ends before it."""
+    """The segment should contain the offset, but the file ends before it."""
     file, starts, end_position = one_segment(SimDisk())
     with pytest.raises(BadBatch, match="ends before"):
         find_batch(file, floor=starts[0], end_position=end_position, offset=12)
@@ -79,10 +79,10 @@ def test_look_up_beyond_the_bytes_is_refused() -> None:
         find_batch(file, floor=starts[0], end_position=starts[3].position + 5, offset=3)
 
 
-# Of the fourth batch: base offset, batch length, magic, last offset delta, record count.
+# In the fourth batch: base offset, batch length, magic, last offset delta, record count.
 @pytest.mark.parametrize("at", [7, 8, 10, 16, 23, 26, 57, 60])
 def test_damaged_header_on_the_way_is_refused(at: int) -> None:
-    """Each field that tells where batches stand."""
+    """Each field that locates batches."""
     disk = SimDisk()
     file, starts, end_position = one_segment(disk)
     place = starts[3].position + at
@@ -93,7 +93,7 @@ def test_damaged_header_on_the_way_is_refused(at: int) -> None:
 
 
 def test_fillers_on_the_way_are_passed() -> None:
-    """A filler has offsets and no records: its CRC is checked, and the search goes on behind it."""
+    """A filler has offsets and no records: its CRC is checked, and the search continues behind it."""
     disk = SimDisk()
     _, starts, _ = one_segment(disk)
     content = disk.read_file(FIRST)
@@ -109,7 +109,7 @@ def test_fillers_on_the_way_are_passed() -> None:
 
 
 def test_look_up_by_offset_reads_one_index_file(disk: NotingDisk) -> None:
-    """The time index of a sealed segment is read only by who looks for a timestamp; the offset index not again."""
+    """Only a look-up by time reads the time index of a sealed segment; the offset index is not read again."""
     log = open_log(disk, LOG).log
     segment = log.segments[1]
     index = offset_file_name(segment.base_offset, INDEX_SUFFIX)
@@ -127,7 +127,7 @@ def test_look_up_by_offset_reads_one_index_file(disk: NotingDisk) -> None:
 
 @pytest.mark.parametrize("suffix", [INDEX_SUFFIX, TIME_INDEX_SUFFIX])
 def test_lost_index_file_is_built_anew_by_a_look_up(disk: NotingDisk, suffix: str) -> None:
-    """Whichever of the two is gone, and whichever look-up comes first."""
+    """For either of the two files, and either kind of look-up first."""
     log = open_log(disk, LOG).log
     segment = log.segments[1]
     disk.remove(f"{LOG}/{offset_file_name(segment.base_offset, suffix)}")
@@ -139,7 +139,7 @@ def test_lost_index_file_is_built_anew_by_a_look_up(disk: NotingDisk, suffix: st
 
 
 def test_first_batch_is_returned_even_if_it_is_larger(disk: NotingDisk) -> None:
-    """From any offset, with any limit below the size of a batch."""
+    """At any offset, with any limit below the size of a batch."""
     log = open_log(disk, LOG).log
     for max_bytes in (0, 1, 60, 61, 100):
         for offset in range(log.log_end_offset):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The front of a log: what `truncate_prefix` does, what an open finishes, and what it calls lost."""
+"""The head of a log: what `truncate_prefix` does, what an opening finishes, and which records count as lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOG = "/data/log"
 
 
 def fill(log: PartitionLog, count: int, *, epoch: int = 0) -> None:
-    """Append batches of two records; the value tells the offset."""
+    """Append batches of two records, whose values contain their offsets."""
     for _ in range(count):
         offset = log.log_end_offset
         append(log, values(offset, offset + 2), leader_epoch=epoch, timestamp_ms=1_000 + offset)
@@ -34,7 +34,7 @@ def names(disk: SimDisk, suffix: str) -> list[str]:
 
 
 def test_the_log_begins_where_it_was_told_to(disk: SimDisk, log: PartitionLog) -> None:
-    """Below the new start nothing is served; from it on everything is, from the middle of a batch too; it lasts."""
+    """Nothing below the new start is served, and everything from it on is, even from inside a batch; a restart keeps it."""
     fill(log, 30)
     bases = [segment.base_offset for segment in log.segments]
     start = bases[2] + 3
@@ -68,7 +68,7 @@ def test_the_log_start_never_goes_back(log: PartitionLog) -> None:
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("flush", [True, False])
 def test_up_to_the_log_end_leaves_an_empty_log_that_goes_on(disk: SimDisk, flush: bool, clean: bool) -> None:
-    """The active segment is rolled and removed; offsets go on; so do leader epochs while the log is open."""
+    """The active segment is rolled and removed; offsets continue, and so do leader epochs while the log is open."""
     log = open_log(disk, LOG).log
     fill(log, 7, epoch=3)
     if flush:
@@ -95,7 +95,7 @@ def test_an_empty_log_has_nothing_to_remove(log: PartitionLog) -> None:
 
 
 def test_leader_epochs_are_trimmed_at_the_front(disk: SimDisk, log: PartitionLog) -> None:
-    """The epoch that the log start lies in begins there; older ones are unknown; also after a restart."""
+    """The epoch that covers the log start begins there now; older ones are unknown, also after a restart."""
     for epoch in range(5):
         fill(log, 5, epoch=epoch)
     log.flush()
@@ -119,7 +119,7 @@ def test_leader_epochs_are_trimmed_at_the_front(disk: SimDisk, log: PartitionLog
     ],
 )
 def test_epochs_at_the_front(to_offset: int, entries: list[tuple[int, int]], changed: bool) -> None:
-    """`truncate_prefix` of the epochs by itself."""
+    """`truncate_prefix` of the epochs alone."""
     epochs = LeaderEpochs()
     epochs.assign(1, 5)
     epochs.assign(4, 9)
@@ -128,7 +128,7 @@ def test_epochs_at_the_front(to_offset: int, entries: list[tuple[int, int]], cha
 
 
 def test_a_duplicate_of_a_removed_batch_is_still_found(disk: SimDisk, log: PartitionLog) -> None:
-    """Idempotence windows outlive the batches, while the log is open and after a clean restart."""
+    """The producer state outlives the batches, while the log is open and after a clean restart."""
     sequence = 0
     while log.segment_count < 4:
         append(log, [b"x" * 50], producer=ProducerStamp(producer_id=1, base_sequence=sequence))
@@ -142,7 +142,7 @@ def test_a_duplicate_of_a_removed_batch_is_still_found(disk: SimDisk, log: Parti
 
 
 def test_an_outdated_snapshot_does_not_lock_a_producer_out(disk: SimDisk, log: PartitionLog) -> None:
-    """The newest snapshot is lost and the batches after the one before are removed: the producer becomes unknown, not wrong."""
+    """The newest snapshot is lost, and the batches after the older one were removed: the producer is unknown, not wrong."""
     sequence = 0
     while log.segment_count < 5:
         append(log, [b"x" * 50], producer=ProducerStamp(producer_id=1, base_sequence=sequence))
@@ -152,7 +152,7 @@ def test_an_outdated_snapshot_does_not_lock_a_producer_out(disk: SimDisk, log: P
         append(log, [b"plain"])
     log.flush()
     log.truncate_prefix(log.segments[4].base_offset, 0)
-    # The segment that the last producer batches are in stands no more, and neither do the newer snapshots.
+    # The segment with the last producer batches is removed, and so are the newer snapshots.
     kill(disk)
     for name in names(disk, ".snapshot"):
         if int(name[:20]) > first_left:
@@ -165,7 +165,7 @@ def test_an_outdated_snapshot_does_not_lock_a_producer_out(disk: SimDisk, log: P
 
 
 def test_damage_below_the_log_start_is_forgotten(disk: SimDisk) -> None:
-    """With its segment; damage that shares the first segment is remembered, but no longer reported."""
+    """It is forgotten with its segment; damage in the first segment is remembered, but no longer reported."""
     log = open_log(disk, LOG).log
     fill(log, 30)
     log.flush()
@@ -189,7 +189,7 @@ def test_damage_below_the_log_start_is_forgotten(disk: SimDisk) -> None:
 
 
 def test_a_lost_front_is_damage_for_exactly_the_missing_offsets(disk: SimDisk, log: PartitionLog) -> None:
-    """A first segment above the log start: reads are told what is lost and where to go on; also after more restarts."""
+    """The first segment is above the log start: reads say what is lost and where to continue, also after more restarts."""
     fill(log, 30)
     log.flush()
     bases = [segment.base_offset for segment in log.segments]
@@ -218,7 +218,7 @@ def test_a_lost_front_is_damage_for_exactly_the_missing_offsets(disk: SimDisk, l
 
 
 def test_a_lost_front_is_found_again_when_the_list_of_damage_is_lost(disk: SimDisk, log: PartitionLog) -> None:
-    """The empty segment that stands for the missing offsets is shorter than it must be."""
+    """The empty segment that stands for the missing offsets is too short."""
     fill(log, 30)
     log.close()
     bases = [segment.base_offset for segment in log.segments]
@@ -232,7 +232,7 @@ def test_a_lost_front_is_found_again_when_the_list_of_damage_is_lost(disk: SimDi
 
 
 def test_a_log_that_ends_below_its_start_begins_again_there(disk: SimDisk) -> None:
-    """Its tail was removed before it was ever flushed, and is lost with the power: nothing is damaged, nothing served."""
+    """Its tail was removed before it was flushed, and a power failure lost it: no damage, and nothing is served."""
     for keep_prefix_names in (True, False):
         directory = f"/data/{keep_prefix_names}"
         log = open_log(disk, directory).log
@@ -257,7 +257,7 @@ def test_a_log_that_ends_below_its_start_begins_again_there(disk: SimDisk) -> No
 
 
 def test_a_log_start_is_no_excuse_for_lost_segments(disk: SimDisk, log: PartitionLog) -> None:
-    """All segment files are gone: legal if nothing was flushed above the log start, refused else or if nobody knows."""
+    """Without any segment file an opening succeeds only if nothing was flushed above the log start, and this is known."""
     fill(log, 8)
     log.flush()
     log.truncate_prefix(16, 0)
@@ -280,7 +280,7 @@ def test_a_log_start_is_no_excuse_for_lost_segments(disk: SimDisk, log: Partitio
 
 
 def test_an_open_finishes_a_removal(disk: SimDisk, log: PartitionLog) -> None:
-    """Renamed files, segments that were not renamed yet, and indexes without a segment are gone; nothing else is."""
+    """Renamed files, segments that were not renamed yet, and indexes without a segment are removed; nothing else is."""
     fill(log, 30)
     log.flush()
     bases = [segment.base_offset for segment in log.segments]
@@ -300,7 +300,7 @@ def test_an_open_finishes_a_removal(disk: SimDisk, log: PartitionLog) -> None:
 
 
 def test_a_reader_keeps_what_it_has_and_positions_are_forgotten(log: PartitionLog) -> None:
-    """Remembered positions and timestamps of removed segments mislead nobody."""
+    """Remembered positions and timestamps of removed segments are dropped."""
     fill(log, 40)
     assert log.find_timestamp(1_050, end_offset=80) == TimestampAndOffset(1_050, 50)
     assert len(read_all(log)) == 40
@@ -312,7 +312,7 @@ def test_a_reader_keeps_what_it_has_and_positions_are_forgotten(log: PartitionLo
 
 
 def test_a_flush_in_flight_may_sync_a_removed_segment(disk: SimDisk, log: PartitionLog) -> None:
-    """Its files are closed when the group is back; the flushed offset is never below the log start."""
+    """Its files are closed after the group; the flushed offset is never below the log start."""
     fill(log, 20)
     work = log.begin_flush()
     assert work is not None
@@ -362,7 +362,7 @@ def test_a_cut_inside_the_batch_of_the_log_start_empties_the_log(disk: SimDisk, 
 
 
 def test_a_cut_inside_the_batch_of_a_log_start_in_flight_empties_the_log(disk: SimDisk, log: PartitionLog) -> None:
-    """The same when the log start is put inside the batch while the cut is made."""
+    """The same if the log start moves into the batch during the truncation."""
     fill(log, 10)
     log.flush()
     work = log.begin_prefix(9)
@@ -379,7 +379,7 @@ def test_a_cut_inside_the_batch_of_a_log_start_in_flight_empties_the_log(disk: S
 
 
 def test_nothing_is_cut_below_where_a_work_in_flight_puts_the_log_start(log: PartitionLog) -> None:
-    """The log start may be on disk already; the log would end below it."""
+    """The log start may be on disk already, and the log would end below it."""
     fill(log, 10)
     work = log.begin_prefix(8)
     with pytest.raises(OffsetOutOfRangeError):

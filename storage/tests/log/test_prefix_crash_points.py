@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Crash before every disk call of removals at the front; the laws are those of `test_crash_points`, and two more.
+"""Crashes before every disk call of removals at the head; the laws are those of `test_crash_points`, and two more.
 
-6. from the moment `truncate_prefix` has returned nothing below its offset is served again, and before it is called nothing
-   is lost
-7. what a removal leaves behind is gone after the next open
+6. Once `truncate_prefix` has returned, nothing below its offset is served again; before it is called, nothing is lost.
+7. The next opening removes what a removal has left behind.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ SIZED = replace(SMALL, retention_bytes=500, file_delete_delay_ms=0)
 
 
 def removals(run: Run) -> None:
-    """Inside a batch, at a segment's end, across segments; between them appends, flushes and restarts."""
+    """Removals inside a batch, at a segment's end, across segments; between them appends, flushes and restarts."""
     for number in range(14):
         run.append(2, epoch=number // 5)
     run.flush()
@@ -46,7 +45,7 @@ def removals(run: Run) -> None:
 
 
 def removals_of_everything(run: Run) -> None:
-    """Up to the log end, flushed and not: the active segment goes too, and a crash may lose a tail below the log start."""
+    """Removals up to the log end, flushed and not, also of the active segment; a crash may lose a tail below the log start."""
     for epoch in range(3):
         for _ in range(8):
             run.append_plain(2, epoch=epoch)
@@ -61,7 +60,7 @@ def removals_of_everything(run: Run) -> None:
 
 
 def retention(run: Run) -> None:
-    """Old segments go while appends go on; what is not flushed is not below the high watermark."""
+    """Old segments are removed during appends; everything below the high watermark is flushed."""
     for number in range(2):
         for _ in range(4):
             run.append(1, size_bytes=300, epoch=number)
@@ -77,7 +76,7 @@ def retention(run: Run) -> None:
 
 
 def cuts_at_the_log_start(run: Run) -> None:
-    """The batch that the log start lies in is cut away, flushed or not: the log is empty at its start."""
+    """The batch that holds the log start is truncated, flushed or not: the log is empty at its start."""
     for _ in range(14):
         run.append_plain(2)
     run.flush()
@@ -102,17 +101,17 @@ SCENARIOS: dict[Callable[[Run], None], LogSettings] = {
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 def test_every_crash_point_reopens_to_a_legal_log(scenario: Callable[[Run], None]) -> None:
-    """All lost, all kept, torn at sectors, a prefix: before some calls and after the end; `make crash` takes all of them."""
+    """All lost, all kept, torn at sectors, a prefix: before some calls and after the end; `make crash` runs all of them."""
     assert crash_everywhere(scenario, SCENARIOS[scenario], point_every=POINT_EVERY) > 20
 
 
 def _in_memory(file: LogStartFile, offset: int) -> None:
-    """Move the log start as if somebody had forgotten to write it."""
+    """Move the log start without writing it."""
     file._offset = offset
 
 
 def _without_sync(file: SimFile) -> None:
-    """Forget to sync exactly this file."""
+    """Skip the sync of exactly this file."""
     if LOG_START_FILE not in file.path:
         _sync(file)
 
@@ -141,7 +140,7 @@ def test_forgotten_steps_are_found(mutant: str, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_log_start_that_a_dead_process_left_in_the_page_cache_is_synced_before_segments_go() -> None:
-    """The process dies before the sync, the next one removes segments, then power fails: nothing is missing."""
+    """The process dies before the sync, the next one removes segments, then the power fails: nothing is missing."""
     run = Run(SMALL)
     for _ in range(18):
         run.append(2)

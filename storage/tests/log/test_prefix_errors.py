@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The front of a log when something stands against it: a full, failed or meddled-with disk, a closed log."""
+"""Errors at the head of a log: a full or failed disk, files changed from outside, a closed log."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_full_disk_before_the_log_start_is_written_changes_nothing(disk: SimDi
 
 
 def test_a_full_disk_at_the_roll_leaves_the_rest_to_the_next_removal(disk: SimDisk, log: PartitionLog) -> None:
-    """All sealed segments are gone by then, which is what makes room."""
+    """All sealed segments were removed by then, which frees space."""
     fill(log, 30)
     disk.refuse("create_file", f"{60:020d}.log", Refusal.FULL)
     with pytest.raises(DiskFullError):
@@ -52,7 +52,7 @@ def test_a_full_disk_at_the_roll_leaves_the_rest_to_the_next_removal(disk: SimDi
 
 
 def test_a_failed_disk_fails_the_log(disk: SimDisk, log: PartitionLog) -> None:
-    """A log start whose sync failed is not claimed, and nothing is written any more; reads go on."""
+    """A log start whose sync failed does not count, and nothing more is written; reads continue."""
     fill(log, 5)
     disk.refuse("sync", "log-start", Refusal.IO_ERROR)
     with pytest.raises(DiskFailedError):
@@ -67,7 +67,7 @@ def test_a_failed_disk_fails_the_log(disk: SimDisk, log: PartitionLog) -> None:
 
 
 def test_a_closed_log_is_left_alone(log: PartitionLog) -> None:
-    """Every call of this side is refused."""
+    """Every call for the head is refused."""
     log.close()
     for call in (log.truncate_prefix, log.apply_retention):
         with pytest.raises(LogClosedError):
@@ -78,7 +78,7 @@ def test_a_closed_log_is_left_alone(log: PartitionLog) -> None:
 
 
 def test_a_file_somebody_else_took_away_is_no_problem(disk: SimDisk, log: PartitionLog) -> None:
-    """Neither when it should be renamed nor when it should be removed."""
+    """The file may be missing at the rename or at the removal."""
     fill(log, 30)
     bases = [segment.base_offset for segment in log.segments]
     disk.remove(f"{LOG}/{bases[0]:020d}.index")
@@ -89,7 +89,7 @@ def test_a_file_somebody_else_took_away_is_no_problem(disk: SimDisk, log: Partit
 
 
 def test_settings_of_the_delay_hold_from_the_next_call(disk: SimDisk, log: PartitionLog) -> None:
-    """`file_delete_delay_ms` is asked when files are removed, not when they were renamed."""
+    """`file_delete_delay_ms` is read at the removal of files, not at their renaming."""
     fill(log, 30)
     log.truncate_prefix(40, 1_000)
     assert log.remove_deleted(60_999) == 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The idempotence window and its snapshot format."""
+"""The producer state and its snapshot format."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def header(
 
 
 def windows(batch_count: int, *, count: int = 3) -> ProducerWindows:
-    """A producer that has sent `batch_count` batches of `count` records, from offset 100 on."""
+    """Return the state of a producer with `batch_count` batches of `count` records, from offset 100 on."""
     producers = ProducerWindows()
     for number in range(batch_count):
         producers.update(header(number * count, count=count), 100 + number * count)
@@ -41,7 +41,7 @@ def windows(batch_count: int, *, count: int = 3) -> ProducerWindows:
 
 
 def test_unknown_producer_may_start_anywhere() -> None:
-    """A producer whose state was dropped goes on with the sequence it has (as in Kafka)."""
+    """A producer whose state was dropped continues with its sequence (as in Kafka)."""
     assert ProducerWindows().check(header(5)) is None
 
 
@@ -51,7 +51,7 @@ def test_next_sequence_is_accepted() -> None:
 
 
 def test_each_of_the_last_16_batches_is_a_duplicate_with_its_own_offsets() -> None:
-    """A resend inside the window gives the original offsets; one batch older is refused."""
+    """A resend of a remembered batch gives the original offsets; one batch older is refused."""
     producers = windows(20)
     for number in range(4, 20):
         assert producers.check(header(number * 3, count=3)) == ProducedBatch(number * 3, 100 + number * 3, 2)
@@ -62,13 +62,13 @@ def test_each_of_the_last_16_batches_is_a_duplicate_with_its_own_offsets() -> No
 
 @pytest.mark.parametrize(("base_sequence", "count"), [(61, 1), (57, 2), (57, 4), (58, 2), (59, 3)])
 def test_gap_and_partial_overlap_are_refused(base_sequence: int, count: int) -> None:
-    """Only the whole batch again is a duplicate; a gap and any overlap are out of order."""
+    """Only the whole batch is a duplicate; a gap and any overlap are out of order."""
     with pytest.raises(OutOfOrderSequenceError):
         windows(20).check(header(base_sequence, count=count))
 
 
 def test_lower_epoch_is_fenced_and_higher_epoch_starts_at_zero() -> None:
-    """An old epoch never appends; a new one begins a new window with sequence 0."""
+    """An old epoch never appends; a new epoch starts new state with sequence 0."""
     producers = ProducerWindows()
     producers.update(header(0, epoch=3), 0)
     with pytest.raises(ProducerFencedError) as caught:
@@ -97,7 +97,7 @@ def test_sequence_wraps_to_zero() -> None:
 
 
 def test_batches_without_sequence_are_passed_over() -> None:
-    """Control batches carry no sequence and leave the window alone."""
+    """Control batches carry no sequence and leave the state unchanged."""
     producers = windows(1)
     producers.update(header(-1), 200)
     assert producers.check(header(3)) is None
@@ -105,7 +105,7 @@ def test_batches_without_sequence_are_passed_over() -> None:
 
 
 def test_idlest_producers_are_forgotten_first() -> None:
-    """Beyond the limit the producers with the oldest last batch go, some at once."""
+    """Beyond the limit the producers with the oldest last batch are forgotten, several at once."""
     producers = ProducerWindows()
     for producer_id in range(20):
         producers.update(header(0, producer_id=producer_id), 1_000 - producer_id)
@@ -117,7 +117,7 @@ def test_idlest_producers_are_forgotten_first() -> None:
 
 
 def test_idle_producers_expire_by_the_clock_of_the_log() -> None:
-    """Old record timestamps do not make a producer idle; one read back from batches counts from the first look on."""
+    """Old record timestamps do not make a producer idle; one read back from batches counts from the first check on."""
     producers = ProducerWindows()
     producers.update(header(0, producer_id=1, timestamp_ms=5), 0, now_ms=1_000)
     producers.update(header(0, producer_id=2, timestamp_ms=10**12), 1, now_ms=2_000)
@@ -133,7 +133,7 @@ def test_idle_producers_expire_by_the_clock_of_the_log() -> None:
 
 
 def test_producer_that_was_active_after_the_snapshot_is_not_idle() -> None:
-    """A crash brings back an old time together with newer batches: they must not make a busy producer look idle."""
+    """A crash restores an old time together with newer batches, which must not make a busy producer look idle."""
     producers = ProducerWindows()
     producers.update(header(0), 0, now_ms=1_000)
     restored = decode_snapshot(encode_snapshot(producers))
@@ -146,7 +146,7 @@ def test_producer_that_was_active_after_the_snapshot_is_not_idle() -> None:
 
 
 def test_snapshot_round_trip() -> None:
-    """A snapshot holds epochs, times of the last append and whole windows of all producers."""
+    """A snapshot holds the epochs, the times of the last append and all remembered batches of all producers."""
     producers = windows(20)
     producers.update(header(SEQUENCE_MASK, producer_id=9, epoch=5), 2**40, now_ms=123)
     decoded = decode_snapshot(encode_snapshot(producers))
@@ -157,7 +157,7 @@ def test_snapshot_round_trip() -> None:
 
 
 def test_damaged_snapshot_is_not_used() -> None:
-    """A snapshot that is cut, lengthened or has any bit flipped gives nothing."""
+    """A snapshot that is truncated or lengthened, or has a flipped bit, is refused."""
     content = encode_snapshot(windows(2))
     for size in range(len(content)):
         assert decode_snapshot(content[:size]) is None
@@ -190,7 +190,7 @@ def snapshots(disk: SimDisk, offsets: list[int] | None = None) -> ProducerSnapsh
 
 
 def test_newest_valid_snapshot_is_used_and_bad_ones_are_removed() -> None:
-    """The newest whole snapshot at or below the offset counts; damaged and missing files are dropped."""
+    """The newest valid snapshot at or below the offset counts; damaged and missing files are dropped."""
     disk = SimDisk()
     files = snapshots(disk)
     for offset, batch_count in ((10, 1), (20, 2), (30, 3)):
@@ -210,7 +210,7 @@ def test_newest_valid_snapshot_is_used_and_bad_ones_are_removed() -> None:
 
 
 def test_only_some_snapshots_are_kept() -> None:
-    """The oldest file goes when there are too many; taking one again at the same offset replaces it."""
+    """The oldest file is removed when there are too many; a second snapshot at the same offset replaces the first."""
     disk = SimDisk()
     files = snapshots(disk)
     for offset in range(SNAPSHOTS_KEPT + 3):
@@ -224,7 +224,7 @@ def test_only_some_snapshots_are_kept() -> None:
 
 
 def test_full_disk_leaves_the_snapshot_out() -> None:
-    """A snapshot is a cache: without space for it the log goes on."""
+    """A snapshot is a cache: without space for it the log continues."""
     disk = SimDisk()
     files = snapshots(disk)
     disk.refuse("append", ".snapshot", Refusal.FULL)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leader epochs of records, as the stream of a leader and a follower's subscription ask for them."""
+"""Leader epochs of records, as a leader's stream and a follower's subscription request them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def fill(log: PartitionLog) -> None:
 
 
 def test_log_without_records_has_no_last_record_epoch(disk: SimDisk, log: PartitionLog) -> None:
-    """New; led by somebody who appended nothing; with everything removed; begun anew: before and after an opening."""
+    """A new log, one whose leader appended nothing, one with all records removed, a restarted one: before and after an opening."""
     assert log.last_record_epoch is None
     log.assign_epoch(1)
     assert (log.last_epoch, log.last_record_epoch) == (1, None)
@@ -40,7 +40,7 @@ def test_log_without_records_has_no_last_record_epoch(disk: SimDisk, log: Partit
 
 
 def test_last_record_epoch_is_not_that_of_an_epoch_without_records(log: PartitionLog) -> None:
-    """A follower subscribes with what it has records of, and after a cut with what is left."""
+    """A follower subscribes with the epoch of its last record, also after a truncation."""
     fill(log)
     log.assign_epoch(9)
     assert (log.last_epoch, log.last_record_epoch) == (9, 4)
@@ -51,7 +51,7 @@ def test_last_record_epoch_is_not_that_of_an_epoch_without_records(log: Partitio
 
 
 def test_run_of_one_epoch_ends_where_the_next_begins(log: PartitionLog) -> None:
-    """From any offset, over segments; an epoch without records ends nothing; at the log end nothing follows."""
+    """From any offset, across segments; an epoch without records ends nothing; at the log end nothing follows."""
     fill(log)
     ends = {0: 4, 3: 4, 4: 10, 9: 10, 10: 12, 11: 12, 12: 12}
     assert {offset: log.epoch_end_at(offset) for offset in ends} == ends

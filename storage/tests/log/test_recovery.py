@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opening after a crash: torn tails, files and caches that are missing, and what is walked.
+"""Openings after a crash: torn tails, missing files and caches, and which segments are walked.
 
-Also what an open log refuses when its file or its disk is not what it was.
+Also: what an open log refuses after its file or its disk has changed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from storage.tests.support import FIRST, LARGE, LOG, flip, kill, position_of, re
 
 @pytest.mark.parametrize("cut_bytes", [1, 40, 61, 90, 120])
 def test_torn_tail_is_cut(disk: SimDisk, cut_bytes: int) -> None:
-    """Above the recovery point, a last batch that is not whole is a torn tail: the log ends before it."""
+    """Above the recovery point an incomplete last batch is a torn tail: the log ends before it."""
     batches = write_log(disk, flush=False)
     disk.cut(FIRST, position_of(batches, 12) - cut_bytes)
     opened = open_log(disk, LOG, LARGE)
@@ -29,7 +29,7 @@ def test_torn_tail_is_cut(disk: SimDisk, cut_bytes: int) -> None:
 
 
 def test_damaged_last_batch_above_the_recovery_point_is_a_torn_tail(disk: SimDisk) -> None:
-    """Nothing whole follows: it was never acknowledged as flushed, and is cut."""
+    """No whole batch follows. It was never acknowledged as flushed, and is truncated."""
     batches = write_log(disk, flush=False)
     flip(disk, FIRST, position_of(batches, 11) + 70)
     opened = open_log(disk, LOG, LARGE)
@@ -38,7 +38,7 @@ def test_damaged_last_batch_above_the_recovery_point_is_a_torn_tail(disk: SimDis
 
 
 def test_garbage_and_zeros_behind_the_end_are_cut(disk: SimDisk) -> None:
-    """Bytes that are no batch, behind the last one, are removed before anything is appended."""
+    """Bytes behind the last batch that are not a batch are removed before any append."""
     for garbage in (bytes(1_000), random.Random(5).randbytes(1_000), b"\x10" * 3):
         directory = f"/data/{garbage[:1].hex()}{len(garbage)}"
         log = open_log(disk, directory, LARGE).log
@@ -55,7 +55,7 @@ def test_garbage_and_zeros_behind_the_end_are_cut(disk: SimDisk) -> None:
 
 @pytest.mark.parametrize("left", [0, 5])
 def test_missing_end_below_the_flushed_offset_keeps_its_offsets(disk: SimDisk, left: int) -> None:
-    """A file that lost flushed bytes at its end is reported, and the log goes on behind the lost offsets."""
+    """A file that lost flushed bytes at its end is reported, and the log continues behind the lost offsets."""
     batches = write_log(disk)
     disk.cut(FIRST, position_of(batches, left))
     opened = open_log(disk, LOG, LARGE)
@@ -70,7 +70,7 @@ def test_missing_end_below_the_flushed_offset_keeps_its_offsets(disk: SimDisk, l
 
 @pytest.mark.parametrize("flush", [True, False])
 def test_lost_recovery_point_checks_everything(disk: SimDisk, flush: bool) -> None:
-    """Without it everything is verified, a torn tail of the last segment is cut, and nothing below it is."""
+    """Without it everything is verified; a torn tail of the last segment is truncated, and nothing below it is."""
     log = open_log(disk, LOG).log
     for number in range(40):
         append(log, [b"value-%02d" % number * 3])
@@ -92,7 +92,7 @@ def test_lost_recovery_point_checks_everything(disk: SimDisk, flush: bool) -> No
 
 
 def test_lost_segment_files_are_refused(disk: SimDisk) -> None:
-    """A log that was flushed and has no segment any more is not silently taken for a new one."""
+    """A flushed log without any segment does not count as a new one."""
     write_log(disk)
     disk.remove(FIRST)
     with pytest.raises(CorruptLogError, match="flushed up to 12"):
@@ -128,7 +128,7 @@ def test_overlapping_segments_are_refused(disk: SimDisk) -> None:
 
 
 def test_lost_epoch_checkpoint_is_rebuilt_from_headers(disk: SimDisk) -> None:
-    """Leader epochs are in the batches: clean or not, in old segments or in the last one."""
+    """Leader epochs are in the batches: after a clean or unclean close, in old segments or in the last one."""
     for clean in (True, False):
         directory = f"/data/{clean}"
         log = open_log(disk, directory).log
@@ -142,7 +142,7 @@ def test_lost_epoch_checkpoint_is_rebuilt_from_headers(disk: SimDisk) -> None:
 
 
 def test_epoch_damage_outside_the_crc_does_not_stop_recovery(disk: SimDisk) -> None:
-    """A leader epoch that went back (its bytes are not in the CRC) is passed over; the batch is served."""
+    """A leader epoch that goes back (no CRC covers it) is ignored; the batch is served."""
     log = open_log(disk, LOG, LARGE).log
     for number in range(6):
         append(log, [b"value-%02d" % number * 3], leader_epoch=3)
@@ -155,7 +155,7 @@ def test_epoch_damage_outside_the_crc_does_not_stop_recovery(disk: SimDisk) -> N
 
 
 def test_temporary_files_are_removed(disk: SimDisk) -> None:
-    """What an interrupted replacement left behind is gone after the next open; other files stay."""
+    """The next opening removes the leftovers of an interrupted replacement; other files stay."""
     open_log(disk, LOG).log.close()
     for name in ("leader-epoch-checkpoint.tmp", "00000000000000000000.index.tmp", "notes.txt"):
         disk.create_file(f"{LOG}/{name}").close()
@@ -164,7 +164,7 @@ def test_temporary_files_are_removed(disk: SimDisk) -> None:
 
 
 def test_recovery_reads_only_from_the_recovery_point(disk: SimDisk) -> None:
-    """With large batches the bytes read are those above the recovery point and a header's worth of chunks below."""
+    """With large batches it reads only the bytes above the recovery point and some chunks of headers below."""
     log = open_log(disk, LOG, LARGE).log
     for number in range(8):
         append(log, [bytes([number]) * 100_000])
@@ -177,7 +177,7 @@ def test_recovery_reads_only_from_the_recovery_point(disk: SimDisk) -> None:
 
 
 def test_failing_disk_during_recovery_is_reported(disk: SimDisk) -> None:
-    """Recovery that cannot make the log durable does not hand it out."""
+    """A recovery that cannot make the log durable fails."""
     write_log(disk, flush=False)
     disk.refuse("sync", ".log", Refusal.IO_ERROR)
     with pytest.raises(DiskFailedError):
@@ -185,7 +185,7 @@ def test_failing_disk_during_recovery_is_reported(disk: SimDisk) -> None:
 
 
 def test_garbage_behind_a_complete_sealed_segment_hides_nothing(disk: SimDisk) -> None:
-    """Bytes behind the last record of a sealed segment belong to nobody; the next segment goes on."""
+    """Bytes behind the last record of a sealed segment belong to no record; the next segment continues."""
     log = open_log(disk, LOG).log
     for number in range(40):
         append(log, [b"value-%02d" % number * 3])
@@ -201,7 +201,7 @@ def test_garbage_behind_a_complete_sealed_segment_hides_nothing(disk: SimDisk) -
 
 
 def test_foreign_writer_is_noticed_before_an_append(disk: SimDisk) -> None:
-    """If somebody else grew the file, an append would stand where no index expects it: it is refused."""
+    """If another process has grown the file, an append would be where no index expects it: it is refused."""
     log = open_log(disk, LOG, LARGE).log
     append(log, [b"value-00" * 3])
     disk.open_file(FIRST).append([b"foreign"])
@@ -210,7 +210,7 @@ def test_foreign_writer_is_noticed_before_an_append(disk: SimDisk) -> None:
 
 
 def test_truncation_on_a_failing_disk_fails_the_log(disk: SimDisk) -> None:
-    """A truncation that could not be made durable leaves a log that nobody writes to."""
+    """After a truncation that could not be made durable, nothing writes to the log."""
     log = open_log(disk, LOG, LARGE).log
     for number in range(4):
         append(log, [b"value-%02d" % number * 3])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A log that is emptied and begins anew at an offset: what is forgotten, what is refused, what a crash or a full disk leaves."""
+"""Restarts of a log at an offset: what is forgotten, what is refused, what a crash or a full disk leaves."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ WIDE = b"x" * 200
 
 
 def filled(disk: SimDisk, *, start: int = 12) -> PartitionLog:
-    """A log from `start` to 40 with several segments, epochs 1 and 3, a producer, and a tail that is not flushed."""
+    """Return a log from `start` to 40 with several segments, epochs 1 and 3, a producer, and an unflushed tail."""
     log = open_log(disk, LOG).log
     for number in range(20):
         append(
@@ -68,7 +68,7 @@ def ends(log: PartitionLog) -> tuple[int, int, int]:
 
 @pytest.mark.parametrize("offset", [0, 5, 12, 13, 26, 40, 41, 1_000])
 def test_log_begins_anew_wherever_it_is_told_to(disk: SimDisk, offset: int) -> None:
-    """Below its start, at it, inside, at its end, above: empty there, with other records from there on, and it lasts."""
+    """Below its start, at it, inside, at its end, above: the log is empty there, accepts other records, and stays so."""
     log = filled(disk)
     log.restart_at(offset)
     assert ends(log) == (offset, offset, offset)
@@ -88,7 +88,7 @@ def test_log_begins_anew_wherever_it_is_told_to(disk: SimDisk, offset: int) -> N
 
 
 def test_empty_log_stays_empty_at_its_offset(disk: SimDisk) -> None:
-    """Closed cleanly, killed, or without power: it opens there, and a clean stop is seen."""
+    """After a clean close, a kill or a power failure: it opens there, and a clean close is noticed."""
     log = filled(disk)
     log.restart_at(7)
     for how in Crash:
@@ -104,7 +104,7 @@ def test_empty_log_stays_empty_at_its_offset(disk: SimDisk) -> None:
 
 
 def test_nothing_of_the_old_log_is_left_on_the_disk(disk: SimDisk) -> None:
-    """Only the empty segment, where the log begins, and what is flushed; no mark."""
+    """Only the empty segment, the log start and the recovery point; no mark."""
     log = filled(disk)
     log.close()
     log = open_log(disk, LOG).log
@@ -120,7 +120,7 @@ def test_nothing_of_the_old_log_is_left_on_the_disk(disk: SimDisk) -> None:
 
 
 def test_producers_and_transactions_are_forgotten(disk: SimDisk) -> None:
-    """The sequence that was known is taken for a new one, also after an opening."""
+    """A sequence that was known counts as new, also after an opening."""
     log = filled(disk)
     log.restart_at(20)
     stamped = ProducerStamp(producer_id=5, base_sequence=38)
@@ -139,7 +139,7 @@ def test_producers_and_transactions_are_forgotten(disk: SimDisk) -> None:
 
 
 def test_damage_is_forgotten_with_the_records(disk: SimDisk) -> None:
-    """Known damage does not stand against records that come to these offsets later."""
+    """Old damage does not apply to records that come to these offsets later."""
     log = filled(disk)
     log.close()
     path = next(f"{LOG}/{name}" for name in disk.list_directory(LOG) if name.endswith(LOG_SUFFIX))
@@ -157,7 +157,7 @@ def test_damage_is_forgotten_with_the_records(disk: SimDisk) -> None:
 
 
 def test_refused_restart_changes_nothing(disk: SimDisk) -> None:
-    """An offset at which no log can begin; a flush group or a removal in flight is a mistake of the caller; a closed log."""
+    """An offset where no log can begin; a closed log; a flush group or removal in flight, which is a bug of the caller."""
     log = filled(disk)
     before = (ends(log), read_values(log), disk.list_directory(LOG))
     for offset in (-1, MAX_START_OFFSET + 1):
@@ -181,7 +181,7 @@ def test_refused_restart_changes_nothing(disk: SimDisk) -> None:
 
 
 def test_largest_offset(disk: SimDisk) -> None:
-    """The last one that a log can begin at is taken, and read back."""
+    """The last legal offset is accepted, and read back."""
     log = filled(disk)
     log.restart_at(MAX_START_OFFSET)
     log.close()
@@ -189,7 +189,7 @@ def test_largest_offset(disk: SimDisk) -> None:
 
 
 def test_full_disk_before_anything_went_leaves_the_log(disk: SimDisk) -> None:
-    """The mark cannot be made: the old log goes on."""
+    """The mark cannot be made, and the old log continues."""
     log = filled(disk)
     values = read_values(log)
     disk.refuse("create_file", RESTART_SUFFIX, Refusal.FULL)
@@ -214,7 +214,7 @@ def test_full_disk_before_anything_went_leaves_the_log(disk: SimDisk) -> None:
 def test_failure_in_the_middle_is_finished_by_the_next_opening(
     disk: SimDisk, call: str, path_part: str, refusal: Refusal
 ) -> None:
-    """From the mark on there is no way back: the log takes no more writes, and opens again as the empty one."""
+    """After the mark the restart cannot be undone: the log accepts no writes, and opens again as the empty one."""
     log = open_log(disk, LOG).log
     for number in range(20):
         append(log, [b"old %02d" % number, WIDE])
@@ -244,7 +244,7 @@ def forks_of(disk: SimDisk, act: Callable[[], object]) -> list[SimDisk]:
 
 @pytest.mark.parametrize("offset", [0, 22, 50])
 def test_crash_leaves_the_old_log_or_the_empty_one(disk: SimDisk, offset: int) -> None:
-    """Before each call, in every way; a crash of the opening that finishes it changes nothing of that, and no record comes back."""
+    """Before each call, in every way. A crash of the opening that finishes it changes nothing, and no record comes back."""
     log = filled(disk)
     old = read_values(log)
     forks = forks_of(disk, lambda: log.restart_at(offset))
@@ -272,7 +272,7 @@ def test_crash_leaves_the_old_log_or_the_empty_one(disk: SimDisk, offset: int) -
 
 
 def test_mark_that_a_killed_process_left_unsynced_is_not_lost_under_the_opening(disk: SimDisk) -> None:
-    """The opening syncs the name before it removes anything: else a power failure leaves half of the old log."""
+    """The opening syncs the name before it removes anything; otherwise a power failure leaves half of the old log."""
     log = filled(disk)
     killed = forks_of(disk, lambda: log.restart_at(22))[1]
     assert killed.exists(f"{LOG}/{restart_file_name(22)}")
@@ -288,7 +288,7 @@ def test_mark_that_a_killed_process_left_unsynced_is_not_lost_under_the_opening(
 
 
 def test_pass_of_compaction_is_void_after_a_restart() -> None:
-    """Other records may have the offsets and sizes of those that a pass read: it must not put its segment in their place."""
+    """Other records may have the offsets and sizes of those that a pass read: the pass must not swap in its segment."""
     log = new_log()
 
     def put_all(letter: bytes) -> None:
@@ -314,7 +314,7 @@ def test_pass_of_compaction_is_void_after_a_restart() -> None:
 
 
 def test_compaction_begins_anew_after_a_restart(disk: SimDisk) -> None:
-    """How far the old log was compacted says nothing of the new one, also after an opening."""
+    """The state of compaction of the old log does not apply to the new one, also after an opening."""
     log = new_log(disk)
     for number in range(12):
         put(log, [(b"k%d" % (number % 2), b"a" * 40)])
@@ -328,7 +328,7 @@ def test_compaction_begins_anew_after_a_restart(disk: SimDisk) -> None:
 
 
 def test_scrub_that_ran_under_a_restart_is_stale(disk: SimDisk) -> None:
-    """What it saw belonged to another log: nothing is sealed, nothing is called damaged."""
+    """It read another log: nothing is sealed, and no damage is reported."""
     log = filled(disk)
     log.flush()
     scrub = LogScrub(log)
@@ -345,7 +345,7 @@ def test_scrub_that_ran_under_a_restart_is_stale(disk: SimDisk) -> None:
 
 
 def test_restart_under_a_move_is_copied() -> None:
-    """The copy of a log that began anew meanwhile has nothing of the old one, though a segment has the old name."""
+    """The copy of a restarted log has nothing of the old one, although a segment has the same name."""
     ground = Ground()
     log = ground.open(ground.a)
     fill(log, 24)
@@ -361,7 +361,7 @@ def test_restart_under_a_move_is_copied() -> None:
 
 
 def test_epoch_checkpoint_of_the_new_log_is_written_before_its_records_count(disk: SimDisk) -> None:
-    """The old checkpoint is gone; the first flush group writes the new one, so that a lost header epoch cannot fool an opening."""
+    """The old checkpoint is removed. The first flush group writes the new one, so that a lost header epoch misleads no opening."""
     log = filled(disk)
     log.restart_at(4)
     assert not disk.exists(f"{LOG}/{EPOCH_FILE}")
@@ -371,7 +371,7 @@ def test_epoch_checkpoint_of_the_new_log_is_written_before_its_records_count(dis
 
 
 def test_name_of_the_mark() -> None:
-    """Twenty digits and the suffix; nothing else is one."""
+    """Twenty digits and the suffix; no other name is a mark."""
     assert restart_file_name(42) == "00000000000000000042.restart"
     assert parse_restart_file_name("00000000000000000042.restart") == 42
     for name in ("42.restart", "00000000000000000042.log", "99999999999999999999.restart", "x"):

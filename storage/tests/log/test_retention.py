@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which segments are due, alone and in a log."""
+"""Which segments are due, by the pure rules and in a log."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ ACTIVE = SegmentExtent(end_offset=105, size_bytes=50)
 VIEW = RetentionView(
     log_start_offset=0, high_watermark=1_000, log_bytes=1_050, now_ms=1_000, retention_ms=None, retention_bytes=None
 )
-"""They and an active one of 50 bytes; nothing is limited."""
+"""Those segments and an active one of 50 bytes, without limits."""
 
 
 def due(view: RetentionView, newest_ms: list[int] | None = None) -> int:
-    """Count what is due; by default segment n has records up to 100 * n."""
+    """Count the due segments; by default segment n has records up to 100 * n."""
     ages = newest_ms if newest_ms is not None else [number * 100 for number in range(10)]
     return count_due([*TEN, ACTIVE], [*ages, view.now_ms].__getitem__, view)
 
 
 def test_without_limits_nothing_goes() -> None:
-    """None is no limit, and no age is even asked for."""
+    """None is no limit, and no age is read."""
     assert due(VIEW, []) == 0
 
 
 @pytest.mark.parametrize(("retention_ms", "expected"), [(1_000, 0), (999, 1), (900, 1), (899, 2), (0, 10)])
 def test_age_is_compared_with_the_newest_record(retention_ms: int, expected: int) -> None:
-    """Exactly as old as the limit stays; the segment as a whole is as young as its newest record."""
+    """At exactly the limit a segment stays; a segment is as young as its newest record."""
     assert due(replace(VIEW, retention_ms=retention_ms)) == expected
 
 
 @pytest.mark.parametrize(("retention_bytes", "expected"), [(1_051, 0), (951, 0), (950, 1), (949, 1), (50, 10), (0, 10)])
 def test_the_log_keeps_so_many_bytes(retention_bytes: int, expected: int) -> None:
-    """A segment goes only if at least so much is left without it; the active one counts."""
+    """A segment is removed only if at least this much is left without it; the active one counts."""
     assert due(replace(VIEW, retention_bytes=retention_bytes), []) == expected
 
 
 @pytest.mark.parametrize(("log_start_offset", "expected"), [(9, 0), (10, 1), (19, 1), (35, 3), (100, 10)])
 def test_below_the_log_start_goes_without_any_limit(log_start_offset: int, expected: int) -> None:
-    """Only segments wholly below it."""
+    """Only segments wholly below it are removed."""
     assert due(replace(VIEW, log_start_offset=log_start_offset), []) == expected
 
 
@@ -65,7 +65,7 @@ def test_nothing_beyond_the_high_watermark_goes(high_watermark: int, expected: i
 
 
 def test_the_first_segment_that_is_not_due_ends_the_search() -> None:
-    """An old segment behind a young one stays: a log never gets a hole."""
+    """An old segment behind a young one stays, so a log never gets a gap."""
     assert due(replace(VIEW, retention_ms=500), [0, 0, 600, 0, 0, 0, 0, 0, 0, 0]) == 2
 
 
@@ -81,7 +81,7 @@ def test_reasons_follow_each_other() -> None:
 def test_a_segment_is_never_newer_than_its_last_write(
     max_timestamp_ms: int | None, written_ms: int, expected: int
 ) -> None:
-    """A timestamp from the future, or none, counts as the moment of writing."""
+    """A timestamp from the future, or none, counts as the time of writing."""
     assert newest_record_ms(max_timestamp_ms, written_ms) == expected
 
 
@@ -94,7 +94,7 @@ def fill(log: PartitionLog, count: int, *, timestamp_ms: int, now_ms: int) -> No
 
 
 def test_old_segments_of_a_log_go_and_its_young_ones_stay(disk: SimDisk) -> None:
-    """By age: the log start moves to the first segment that is young enough, and reads begin there."""
+    """By age: the log start moves to the first young enough segment, and reads begin there."""
     log = open_log(disk, "/data/log", AGED).log
     for number in range(20):
         fill(log, 2, timestamp_ms=1_000 * number, now_ms=1_000 * number)
@@ -111,7 +111,7 @@ def test_old_segments_of_a_log_go_and_its_young_ones_stay(disk: SimDisk) -> None
 
 
 def test_retention_of_an_idle_log_ends_with_an_empty_log(disk: SimDisk) -> None:
-    """Nothing is produced any more: all data is gone as soon as it is too old, whether the active segment was rolled or not."""
+    """Without new records all data is removed once it is too old, whether the active segment was rolled or not."""
     log = open_log(disk, "/data/log", AGED).log
     fill(log, 3, timestamp_ms=0, now_ms=0)
     assert not log.roll_if_due(5_000)
@@ -141,7 +141,7 @@ def test_a_record_from_the_future_does_not_keep_its_segment(disk: SimDisk) -> No
 
 
 def test_opening_a_log_does_not_make_it_young_again(disk: SimDisk) -> None:
-    """A broker that is restarted often still rolls: the age of the reopened segment counts from its first record."""
+    """A frequently restarted broker still rolls: the age of the reopened segment counts from its first record."""
     log = open_log(disk, "/data/log", AGED, now_ms=1_000).log
     fill(log, 1, timestamp_ms=1_000, now_ms=1_000)
     log.close()
@@ -152,7 +152,7 @@ def test_opening_a_log_does_not_make_it_young_again(disk: SimDisk) -> None:
 
 
 def test_size_limit_of_a_log(disk: SimDisk) -> None:
-    """The log keeps at least `retention_bytes`, and at most one segment more and the active one."""
+    """The log keeps at least `retention_bytes`, and at most one more segment and the active one."""
     settings = replace(SMALL, retention_bytes=2_500)
     log = open_log(disk, "/data/log", settings).log
     fill(log, 80, timestamp_ms=0, now_ms=0)
@@ -167,13 +167,13 @@ def test_size_limit_of_a_log(disk: SimDisk) -> None:
     ids=lambda settings: next(iter(settings)),
 )
 def test_negative_limits_are_refused(settings: dict[str, int]) -> None:
-    """None is the word for no limit."""
+    """None means no limit."""
     with pytest.raises(AssertionError, match="-1"):
         LogSettings(**settings)
 
 
 def test_ages_are_read_anew_after_a_truncation(disk: SimDisk) -> None:
-    """A sealed segment that was asked for its age, becomes active again and is sealed with newer records is young."""
+    """A sealed segment whose age was read, and that becomes active again and is sealed with newer records, is young."""
     log = open_log(disk, "/data/log", replace(AGED, segment_ms=10**6)).log
     fill(log, 9, timestamp_ms=0, now_ms=0)
     first_end = log.segments[0].end_offset
@@ -188,27 +188,27 @@ def test_ages_are_read_anew_after_a_truncation(disk: SimDisk) -> None:
 
 @pytest.mark.parametrize(("newest_ms", "size_bytes", "expected"), [(99, 50, 11), (100, 50, 10), (99, 0, 10)])
 def test_active_segment_goes_when_all_of_it_is_too_old(newest_ms: int, size_bytes: int, expected: int) -> None:
-    """Exactly as old as the limit stays; an empty one is nothing to remove."""
+    """At exactly the limit it stays; an empty one has nothing to remove."""
     view = replace(VIEW, retention_ms=900)
     segments = [*TEN, SegmentExtent(end_offset=105, size_bytes=size_bytes)]
     assert count_due(segments, [*([0] * 10), newest_ms].__getitem__, view) == expected
 
 
 def test_active_segment_never_goes_because_of_the_size() -> None:
-    """A log keeps what is being written, however large it is."""
+    """A log keeps the active segment, however large it is."""
     assert due(replace(VIEW, retention_bytes=0), []) == 10
 
 
 @pytest.mark.parametrize(("retention_ms", "size_bytes", "expected"), [(99, 1, True), (100, 1, False), (99, 0, False)])
 def test_old_active_segment_is_rolled(retention_ms: int, size_bytes: int, expected: bool) -> None:
-    """By the clock since it was created; an empty one has nothing that could go."""
+    """By the clock since its creation; an empty one has nothing to remove."""
     facts = SegmentExtent(end_offset=10, size_bytes=size_bytes)
     assert must_roll(facts, created_ms=900, now_ms=1_000, retention_ms=retention_ms) is expected
     assert not must_roll(facts, created_ms=0, now_ms=10**15, retention_ms=None)
 
 
 def test_records_that_have_all_expired_go_though_they_are_in_the_active_segment(disk: SimDisk) -> None:
-    """They waited for `segment.ms`, seven days by default, whatever `retention.ms` said."""
+    """Otherwise they would wait for `segment.ms`, seven days by default, whatever `retention.ms` says."""
     settings = replace(SMALL, segment_bytes=1 << 20, segment_ms=7 * 86_400_000, retention_ms=1_000)
     log = open_log(disk, "/data/log", settings, now_ms=1_000).log
     for number in range(5):

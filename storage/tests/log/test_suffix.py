@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of a log without a cut of records: a leader epoch that never got one is forgotten, for good."""
+"""Truncation at the log end: a leader epoch without a record is forgotten for good."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def follow(log: PartitionLog, value: bytes, *, leader_epoch: int) -> None:
 
 
 def led(disk: SimDisk) -> PartitionLog:
-    """A log whose leader appended nothing in its epoch 7, which the checkpoint has all the same."""
+    """Return a log whose leader appended nothing in epoch 7, although the checkpoint has it."""
     log = open_log(disk, DIRECTORY).log
     append(log, [b"a"], leader_epoch=2)
     append(log, [b"b"], leader_epoch=3)
@@ -39,7 +39,7 @@ def led(disk: SimDisk) -> PartitionLog:
 
 @pytest.mark.parametrize("leader_epoch", [3, 5])
 def test_epoch_without_a_record_is_forgotten_at_the_log_end(disk: SimDisk, leader_epoch: int) -> None:
-    """As a follower the log then takes records of an older epoch, down to that of its last record, and no older one."""
+    """As a follower the log then accepts records of an older epoch, down to that of its last record, and none older."""
     log = led(disk)
     with pytest.raises(OutOfOrderOffsetError):
         follow(log, b"c", leader_epoch=leader_epoch)
@@ -53,7 +53,7 @@ def test_epoch_without_a_record_is_forgotten_at_the_log_end(disk: SimDisk, leade
 
 
 def test_epoch_with_records_stays(disk: SimDisk) -> None:
-    """What has a record is not forgotten, nor anything by a call above the log end."""
+    """An epoch with a record is not forgotten, and a call above the log end forgets nothing."""
     log = led(disk)
     assert log.truncate_suffix(3) == 2
     assert log.last_epoch == 7
@@ -63,7 +63,7 @@ def test_epoch_with_records_stays(disk: SimDisk) -> None:
 
 
 def test_epoch_of_an_empty_log_is_forgotten(disk: SimDisk) -> None:
-    """Also where there never was a record, and where all were removed."""
+    """Also if there never was a record, or all were removed."""
     log = open_log(disk, DIRECTORY).log
     log.assign_epoch(4)
     log.truncate_suffix(0)
@@ -79,7 +79,7 @@ def test_epoch_of_an_empty_log_is_forgotten(disk: SimDisk) -> None:
 def test_forgotten_epoch_does_not_come_back(
     disk: SimDisk, leader_epoch: int, ending: Callable[[PartitionLog], object]
 ) -> None:
-    """Wherever the power fails afterwards, each record has the epoch that its batch says, whatever the checkpoint had."""
+    """Wherever the power fails afterwards, each record has the epoch of its batch, whatever the checkpoint had."""
     log = led(disk)
     forks: list[SimDisk] = []
     disk.on_call = lambda call: forks.append(disk.fork())
@@ -99,7 +99,7 @@ def test_forgotten_epoch_does_not_come_back(
 
 
 def test_flush_in_flight_does_not_save_the_forgotten_epoch(disk: SimDisk) -> None:
-    """A group that carries the epoch is written after it was forgotten: the next one replaces the checkpoint."""
+    """A group with the epoch is written after the epoch was forgotten; the next group replaces the checkpoint."""
     log = open_log(disk, DIRECTORY).log
     append(log, [b"a"], leader_epoch=2)
     log.assign_epoch(7)

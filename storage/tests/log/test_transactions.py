@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Open and aborted transactions: from headers, through snapshots, restarts and truncation."""
+"""Open and aborted transactions: from headers, through snapshots, restarts and truncations."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def end(log: PartitionLog, producer_id: int, *, abort: bool, epoch: int = 0, coo
 
 
 def state(log: PartitionLog) -> tuple[int, list[AbortedTransaction]]:
-    """What readers of committed records see: (last stable offset, aborted transactions)."""
+    """Return what readers of committed records see: (last stable offset, aborted transactions)."""
     return log.producers.last_stable_offset(log.log_end_offset), log.producers.transactions.aborted_between(
         0, log.log_end_offset
     )
@@ -60,7 +60,7 @@ def disk() -> SimDisk:
 
 
 def test_open_transaction_holds_back_committed_readers_until_it_ends(disk: SimDisk) -> None:
-    """The last stable offset is the first record of the oldest open transaction; after its end the next one's."""
+    """The last stable offset is the first record of the oldest open transaction; after its end, that of the next one."""
     log = open_log(disk, "/data/log").log
     append(log, [b"plain"])
     assert state(log) == (1, [])
@@ -76,7 +76,7 @@ def test_open_transaction_holds_back_committed_readers_until_it_ends(disk: SimDi
 
 
 def test_aborted_transactions_are_listed_for_the_range_that_is_read(disk: SimDisk) -> None:
-    """Every one with a record in the range, also one that began long before it; none besides."""
+    """Every aborted transaction with a record in the range, even if it began long before; no others."""
     log = open_log(disk, "/data/log").log
     long_first = send(log, 1, 0)
     short: list[AbortedTransaction] = []
@@ -96,7 +96,7 @@ def test_aborted_transactions_are_listed_for_the_range_that_is_read(disk: SimDis
 
 @pytest.mark.parametrize("how", ["clean", *Crash])
 def test_transactions_survive_a_restart(disk: SimDisk, how: Crash | str) -> None:
-    """Clean stop or crash, with and without rolls in between: what was flushed is known again."""
+    """After a clean close or a crash, with and without rolls in between, flushed transactions are known again."""
     log = open_log(disk, "/data/log").log
     for number in range(12):
         send(log, 1, number * 2)
@@ -116,7 +116,7 @@ def test_transactions_survive_a_restart(disk: SimDisk, how: Crash | str) -> None
 
 
 def test_truncation_opens_transactions_again(disk: SimDisk) -> None:
-    """An end that is cut off never was; what began behind the cut is gone."""
+    """A truncated end never existed; transactions that began behind the new end are gone."""
     log = open_log(disk, "/data/log").log
     first = send(log, 1, 0)
     committed = send(log, 2, 0)
@@ -135,7 +135,7 @@ def test_truncation_opens_transactions_again(disk: SimDisk) -> None:
 
 
 def test_end_with_a_higher_epoch_fences_the_older_ones(disk: SimDisk) -> None:
-    """A producer that was given up cannot write into what comes after; the new epoch starts with sequence 0."""
+    """A producer whose transaction was ended cannot write into a later one; the new epoch starts with sequence 0."""
     log = open_log(disk, "/data/log").log
     send(log, 1, 0, epoch=3)
     end(log, 1, abort=True, epoch=4)
@@ -153,7 +153,7 @@ def test_end_with_a_higher_epoch_fences_the_older_ones(disk: SimDisk) -> None:
 
 @pytest.mark.parametrize("how", ["clean", *Crash, "no snapshot", "truncated"])
 def test_replaced_coordinator_stays_fenced_after_a_restart(disk: SimDisk, how: Crash | str) -> None:
-    """Its epoch comes back from the snapshot, and from headers alone; an end without an epoch is older than any with one."""
+    """Its epoch comes back from the snapshot, or from headers alone; an end without an epoch is older than any with one."""
     log = open_log(disk, "/data/log").log
     send(log, 1, 0)
     end(log, 1, abort=False, coordinator_epoch=2)
@@ -180,7 +180,7 @@ def test_replaced_coordinator_stays_fenced_after_a_restart(disk: SimDisk, how: C
         assert (caught.value.current_epoch, caught.value.coordinator_epoch) == (2, old_epoch)
         assert (state(log), log.log_end_offset) == before
     end(log, 1, abort=True, coordinator_epoch=2)
-    # A coordinator is fenced for the producers that its successor took over, not for others.
+    # A coordinator is fenced only for the producers that its successor took over.
     send(log, 2, 0)
     end(log, 2, abort=False, coordinator_epoch=1)
     end(log, 1, abort=False, coordinator_epoch=3)
@@ -189,7 +189,7 @@ def test_replaced_coordinator_stays_fenced_after_a_restart(disk: SimDisk, how: C
 
 
 def test_end_of_a_transaction_is_no_batch_of_the_window(disk: SimDisk) -> None:
-    """What stands in place of its sequence is a coordinator epoch: the producer's sequences go on as if it were not there."""
+    """Its sequence field holds a coordinator epoch, and the producer's sequences continue as if it did not exist."""
     log = open_log(disk, "/data/log").log
     first = send(log, 1, 0)
     marker = end(log, 1, abort=False, coordinator_epoch=7)
@@ -200,7 +200,7 @@ def test_end_of_a_transaction_is_no_batch_of_the_window(disk: SimDisk) -> None:
 
 
 def test_first_end_of_a_known_producer_is_taken() -> None:
-    """In a log that has no transactions yet there is nobody to be fenced by."""
+    """A log without transactions has no coordinator to fence."""
     producers = ProducerWindows()
     producers.update(read_header(make_batch([b"v"], producer=ProducerStamp(producer_id=1))), 0, now_ms=1)
     stamp = ProducerStamp(producer_id=1, base_sequence=0)
@@ -210,7 +210,7 @@ def test_first_end_of_a_known_producer_is_taken() -> None:
 
 
 def test_forgotten_producer_takes_its_coordinator_along() -> None:
-    """Else there would be a coordinator for each producer that ever was."""
+    """Otherwise there would be a coordinator for each producer that ever existed."""
     producers = ProducerWindows()
     for producer_id in range(3):
         stamp = ProducerStamp(producer_id=producer_id, base_sequence=4)
@@ -224,7 +224,7 @@ def test_forgotten_producer_takes_its_coordinator_along() -> None:
 
 
 def test_snapshot_without_coordinators_is_what_it_was() -> None:
-    """The part is there only if one is known, so that logs without transactions pay nothing; cut, the file is not used."""
+    """The part exists only if a coordinator is known, so that logs without transactions pay nothing; truncated, the file is refused."""
     producers = ProducerWindows()
     stamp = ProducerStamp(producer_id=1, base_sequence=-1)
     marker = transactional(make_batch([b"end"], producer=stamp, control=True), CONTROL_BIT)
@@ -244,7 +244,7 @@ def test_snapshot_without_coordinators_is_what_it_was() -> None:
 
 
 def test_producer_in_a_transaction_is_not_forgotten() -> None:
-    """Neither expiry nor the limit of producers takes the epoch away that fences its older incarnations."""
+    """Neither expiry nor the limit of producers forgets the epoch that fences its older incarnations."""
     producers = ProducerWindows()
     for producer_id in range(4):
         stamp = ProducerStamp(producer_id=producer_id, base_sequence=0)
@@ -258,7 +258,7 @@ def test_producer_in_a_transaction_is_not_forgotten() -> None:
 
 
 def test_aborted_transactions_below_the_log_start_are_forgotten() -> None:
-    """Those that end at or behind it stay, also when they began before."""
+    """Those that end at it or behind it stay, even if they began before."""
     transactions = Transactions()
     for number in range(5):
         transactions.restore_aborted(AbortedTransaction(1, number * 10, number * 10 + 5))
@@ -270,7 +270,7 @@ def test_aborted_transactions_below_the_log_start_are_forgotten() -> None:
 
 
 def test_removed_records_take_their_aborted_transactions_along(disk: SimDisk) -> None:
-    """What ended below the log start is not listed any more, now and after a restart; what reaches beyond is."""
+    """Transactions that ended below the log start are not listed, now and after a restart; those that reach beyond are."""
     log = open_log(disk, "/data/log").log
     log.truncate_prefix(0, 1)
     for number in range(3):
@@ -289,7 +289,7 @@ def test_removed_records_take_their_aborted_transactions_along(disk: SimDisk) ->
     )
 )
 def test_transactions_are_what_a_plain_list_says(steps: list[tuple[int, str, int]]) -> None:
-    """Any interleaving of producers: open and aborted ones as a model finds them, also after a snapshot."""
+    """For any interleaving of producers, open and aborted ones are those of a model, also after a snapshot."""
     producers = ProducerWindows()
     model_open: dict[int, int] = {}
     model_aborted: list[AbortedTransaction] = []

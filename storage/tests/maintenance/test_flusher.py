@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Group commit over many logs: those of one disk that wait share a sync of the file system."""
+"""Group commit over many logs: the waiting groups of one disk share a sync of the file system."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from storage.testing.sim_disk import Crash, Refusal, SimDisk
 
 DEADLINE_S = 20.0
 MANY = 16
-"""Groups in a shared sync, here."""
+"""Number of groups in a shared sync in these tests."""
 
 
 def make_logs(count: int) -> tuple[SimDisk, list[PartitionLog]]:
-    """Logs with one flushed batch (so that their leader epoch is saved) and one that is not."""
+    """Make logs with one flushed batch (so that their leader epoch is saved) and one unflushed batch."""
     disk = SimDisk()
     disk.make_directory("/data")
     disk.sync_directory("/")
@@ -46,19 +46,19 @@ def fill_logs(disk: Disk, directory: str, count: int) -> list[PartitionLog]:
 
 
 def run(logs: list[PartitionLog]) -> list[tuple[FlushWork, BaseException | None]]:
-    """Flush logs as one thread of the flusher does."""
+    """Flush logs like a thread of the flusher."""
     works = [log.begin_flush() for log in logs]
     items = [(work, lambda work, error: None) for work in works if work is not None]
     return [(work, error) for work, _, error in run_groups(items).done]
 
 
 def synced(disk: SimDisk) -> list[str]:
-    """The sync operations so far."""
+    """Return the sync operations so far."""
     return [call.operation for call in disk.calls if call.operation.startswith("sync")]
 
 
 def test_many_groups_are_synced_at_once_and_survive_a_crash() -> None:
-    """One call covers the batches of all logs: after it each may claim them, and a power failure takes none."""
+    """One call covers the batches of all logs: afterwards each log may claim them, and no power failure loses any."""
     disk, logs = make_logs(MANY)
     for log, (work, error) in zip(logs, run(logs), strict=True):
         assert error is None
@@ -72,14 +72,14 @@ def test_many_groups_are_synced_at_once_and_survive_a_crash() -> None:
 
 
 def test_a_group_alone_syncs_its_own_file() -> None:
-    """Others' dirty data on the same file system is left alone."""
+    """Dirty data of others on the same file system is not synced."""
     disk, logs = make_logs(1)
     assert all(error is None for _, error in run(logs))
     assert synced(disk) == ["sync"]
 
 
 def test_new_leader_epochs_of_many_logs_cost_one_sync_more() -> None:
-    """The checkpoints are written, synced, put in place and synced: two calls for all of them, and nothing is lost."""
+    """The checkpoints are written, synced, renamed and synced: two syncs for all of them, and nothing is lost."""
     disk, logs = make_logs(MANY)
     for log in logs[3:9]:
         append(log, [b"newer"], leader_epoch=5)
@@ -96,7 +96,7 @@ def test_new_leader_epochs_of_many_logs_cost_one_sync_more() -> None:
 
 
 def test_a_checkpoint_that_finds_no_space_holds_back_its_own_log_only() -> None:
-    """Nothing is claimed for that log, its next group tries again; the others are done."""
+    """Nothing counts as flushed for that log, and its next group tries again; the others are done."""
     disk, logs = make_logs(MANY)
     append(logs[3], [b"newer"], leader_epoch=5)
     disk.refuse("append", "/data/3/leader-epoch", Refusal.FULL)
@@ -114,7 +114,7 @@ def test_a_checkpoint_that_finds_no_space_holds_back_its_own_log_only() -> None:
 
 @pytest.mark.parametrize("how", Crash)
 def test_a_crash_at_any_step_of_a_shared_sync_leaves_legal_logs(how: Crash) -> None:
-    """What was acknowledged before is there, epochs never contradict the records, and every log opens again."""
+    """Acknowledged records are there, epochs never contradict the records, and every log opens again."""
     disk, logs = make_logs(MANY)
     for log in logs:
         append(log, [b"newer"], leader_epoch=5)
@@ -133,7 +133,7 @@ def test_a_crash_at_any_step_of_a_shared_sync_leaves_legal_logs(how: Crash) -> N
 
 
 def test_a_failed_sync_of_all_fails_every_group_and_is_not_tried_again() -> None:
-    """Nobody may claim anything, and no file is synced afterwards as if nothing had happened."""
+    """Nothing counts as flushed, and no file is synced afterwards as if nothing had happened."""
     disk, logs = make_logs(MANY)
     disk.refuse("sync_filesystem", "/", Refusal.IO_ERROR)
     for log, (work, error) in zip(logs, run(logs), strict=True):
@@ -145,7 +145,7 @@ def test_a_failed_sync_of_all_fails_every_group_and_is_not_tried_again() -> None
 
 
 def test_a_disk_that_hangs_or_fails_delays_no_other() -> None:
-    """Each disk has threads of its own, and a failed one takes down its own logs only."""
+    """Each disk has its own threads, and a failed one affects only its own logs."""
     bad, bad_logs = make_logs(2)
     _, good_logs = make_logs(2)
     bad.refuse("sync_filesystem", "/", Refusal.IO_ERROR)
@@ -172,7 +172,7 @@ def test_a_disk_that_hangs_or_fails_delays_no_other() -> None:
 
 
 def test_where_sharing_is_dear_each_log_waits_for_its_own_file_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others write much to the same file system: two threads sync files side by side, and nothing else."""
+    """If others write much to the same file system, two threads sync files in parallel, and nothing else."""
     disk, logs = make_logs(4)
     monkeypatch.setattr(SyncChoice, "is_shared", lambda self, group_count, *, now_s: False)
     both = threading.Barrier(2)
@@ -187,7 +187,7 @@ def test_where_sharing_is_dear_each_log_waits_for_its_own_file_only(monkeypatch:
 
 
 def test_groups_that_wait_are_taken_in_one_round() -> None:
-    """While one group is synced, nothing else is: what comes meanwhile shares the next sync."""
+    """During the sync of one group nothing else is synced; later groups share the next sync."""
     disk, logs = make_logs(6)
     begun, go_on = threading.Event(), threading.Event()
 
@@ -209,7 +209,7 @@ def test_groups_that_wait_are_taken_in_one_round() -> None:
 
 
 def test_without_such_a_call_files_are_synced_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An operating system that has no syncfs loses speed, not safety."""
+    """An operating system without syncfs is slower, but as safe."""
     disk, logs = make_logs(MANY)
     monkeypatch.setattr(SimDisk, "sync_filesystem", lambda self, path: False)
     assert all(error is None for _, error in run(logs))
@@ -217,7 +217,7 @@ def test_without_such_a_call_files_are_synced_one_by_one(monkeypatch: pytest.Mon
 
 
 def test_without_such_a_call_the_threads_share_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the first round that could not be shared, two threads sync side by side."""
+    """After the first round that could not be shared, two threads sync in parallel."""
     disk, logs = make_logs(6)
     monkeypatch.setattr(SimDisk, "sync_filesystem", lambda self, path: False)
     told: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
@@ -245,7 +245,7 @@ def test_without_such_a_call_the_threads_share_the_files(monkeypatch: pytest.Mon
 
 
 def test_the_threads_flush_everything_that_was_submitted(tmp_path: Path) -> None:
-    """Whatever the groups that form, each log is told once, and close waits for all of them."""
+    """Whatever groups form, each log gets one report, and close waits for all of them."""
     logs = fill_logs(PosixDisk(), str(tmp_path), 3 * MANY)
     told: list[FlushWork] = []
     lock = threading.Lock()
@@ -266,7 +266,7 @@ def test_the_threads_flush_everything_that_was_submitted(tmp_path: Path) -> None
 
 
 def test_a_broken_listener_does_not_stop_the_thread(tmp_path: Path) -> None:
-    """The owner of one log is gone; the others are still flushed and told."""
+    """The owner of one log is gone; the others are still flushed and reported."""
     logs = fill_logs(PosixDisk(), str(tmp_path), 4)
     told: list[FlushWork] = []
 
@@ -282,7 +282,7 @@ def test_a_broken_listener_does_not_stop_the_thread(tmp_path: Path) -> None:
 
 
 def test_the_disk_of_a_work_is_the_one_under_a_budget() -> None:
-    """Logs that share descriptors still lie on one disk."""
+    """Logs that share descriptors are still on one disk."""
     disk: Disk
     disk, logs = make_logs(2)
     works = [log.begin_flush() for log in logs]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repair of damaged segments with the batches of another replica: what is taken, what is refused, and what is due."""
+"""Repairs of damaged segments with batches of another replica: what is accepted, what is refused, and what is due."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from storage.maintenance.repair import LogRepair, SegmentRepair
 from storage.testing.builders import SMALL, append, make_batch, open_log, read_values
 
 COUNT = 30
-"""Batches of one record each, so that offsets are numbers of batches."""
+"""Batches of one record each, so that offsets are batch numbers."""
 
 BATCH_BYTES = len(make_batch([b"0" * 20]))
 
 
 class World:
-    """A log that is damaged behind its back, and a replica that is not."""
+    """A log that is damaged from outside, and a replica that is not."""
 
     def __init__(self, path: Path) -> None:
         self.disk = PosixDisk()
@@ -87,7 +87,7 @@ class World:
         assert self.end(work)
 
     def is_whole(self) -> bool:
-        """Tell whether the log has what the replica has, now and after a start, byte for byte."""
+        """Tell whether the log equals the replica byte for byte, now and after a restart."""
         names = [offset_file_name(base, LOG_SUFFIX) for base in self.bases]
         same = [(self.path / "log" / name).read_bytes() == (self.path / "other" / name).read_bytes() for name in names]
         assert read_values(self.log) == self.values
@@ -111,7 +111,7 @@ def leftovers(world: World) -> list[str]:
 
 @pytest.mark.parametrize("offsets", [(0,), (3,), (1, 2), (0, 4, 5), (2, 12), (COUNT - 1,)])
 def test_repaired_segments_are_those_of_the_replica(world: World, offsets: tuple[int, ...]) -> None:
-    """First, middle and last batches, several ranges, several segments, the active one: byte for byte what stood there."""
+    """First, middle and last batches, several ranges, several segments, the active one: byte for byte as before."""
     world.hurt(*offsets)
     for _ in {world.file(offset) for offset in offsets}:
         world.repair()
@@ -120,7 +120,7 @@ def test_repaired_segments_are_those_of_the_replica(world: World, offsets: tuple
 
 
 def test_ranges_come_in_any_number_of_pieces(world: World) -> None:
-    """One batch at a time; what is wanted next is told."""
+    """One batch at a time; `wanted` names the next ones."""
     world.hurt(1, 2, 3, 5)
     work = world.begun()
     asked: list[range | None] = []
@@ -134,7 +134,7 @@ def test_ranges_come_in_any_number_of_pieces(world: World) -> None:
 
 @pytest.mark.parametrize("size_bytes", [0, BATCH_BYTES + 7, 3 * BATCH_BYTES])
 def test_bytes_that_are_missing_come_back(world: World, size_bytes: int) -> None:
-    """The file of a sealed segment was cut short, or emptied."""
+    """The file of a sealed segment was truncated, or emptied."""
     path = world.file(0)
     with path.open("r+b") as file:
         file.truncate(size_bytes)
@@ -145,7 +145,7 @@ def test_bytes_that_are_missing_come_back(world: World, size_bytes: int) -> None
 
 
 def test_segment_whose_file_is_gone_comes_back(world: World) -> None:
-    """The first segment file was removed: an empty one stands for it until the repair."""
+    """The first segment file was removed; an empty one replaces it until the repair."""
     world.file(0).unlink()
     world.log = open_log(world.disk, world.directory).log
     assert world.log.damaged
@@ -154,7 +154,7 @@ def test_segment_whose_file_is_gone_comes_back(world: World) -> None:
 
 
 def test_what_is_refused_changes_nothing(world: World) -> None:
-    """Damaged, misplaced, too long, of another history, or nothing: the right batches are taken afterwards."""
+    """Damaged, misplaced, too long, of another history, or nothing: the right batches are accepted afterwards."""
     world.hurt(3)
     work = world.begun()
     right = world.bytes_of(3, 4)
@@ -181,14 +181,14 @@ def test_what_is_refused_changes_nothing(world: World) -> None:
 
 
 def test_what_is_not_committed_is_not_due(world: World) -> None:
-    """Damage that reaches above the high watermark may still be cut."""
+    """Damage that reaches above the high watermark may still be truncated."""
     world.hurt(3)
     assert world.begin(high_watermark=3) is None
     assert world.begin(high_watermark=4) is not None
 
 
 def test_segments_can_be_passed_over(world: World) -> None:
-    """One that nobody has does not hold up the next."""
+    """A segment that no replica has does not delay the next one."""
     world.hurt(3, 12)
     first = world.begin()
     assert first is not None
@@ -200,7 +200,7 @@ def test_segments_can_be_passed_over(world: World) -> None:
 
 
 def test_damage_below_the_log_start_is_not_due(world: World) -> None:
-    """Other replicas may have removed it; it goes with its segment."""
+    """Other replicas may have removed it; it is removed with its segment."""
     world.hurt(3)
     world.log.truncate_prefix(4, 0)
     assert not world.log.damaged
@@ -208,7 +208,7 @@ def test_damage_below_the_log_start_is_not_due(world: World) -> None:
 
 
 def test_segment_that_is_appended_to_is_due_once_it_is_flushed(world: World) -> None:
-    """It is rolled; what was appended to it since the last flush must reach the disk first."""
+    """It is rolled; its appends since the last flush must reach the disk first."""
     world.hurt(COUNT - 2)
     append(world.log, [b"tail"], leader_epoch=2)
     assert world.begin() is None
@@ -245,7 +245,7 @@ def test_compacted_range_is_not_due(world: World) -> None:
 
 
 def test_segment_that_changed_meanwhile_stays(world: World) -> None:
-    """More damage is found in it while it is written anew: nothing is swapped, and the next repair has all of it."""
+    """More damage is found during the rewrite: nothing is swapped, and the next repair covers all of it."""
     world.hurt(3)
     work = world.begun()
     work.put(world.bytes_of(3, 4))
@@ -264,7 +264,7 @@ def test_segment_that_changed_meanwhile_stays(world: World) -> None:
 
 
 def test_more_damage_than_was_known_ends_the_repair(world: World) -> None:
-    """What is copied is verified: a second bad batch is not taken along."""
+    """The copy is verified: a second bad batch is not copied."""
     world.hurt(3)
     path = world.file(0)
     content = bytearray(path.read_bytes())
@@ -278,7 +278,7 @@ def test_more_damage_than_was_known_ends_the_repair(world: World) -> None:
 
 
 def test_log_that_began_anew_takes_no_repair(world: World) -> None:
-    """Nothing of it is damaged any more."""
+    """The restarted log has no damage."""
     world.hurt(3)
     work = world.begun()
     work.put(world.bytes_of(3, 4))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leader epochs that begin in damage: the log does not know where, and learns it from the batches that come back."""
+"""Leader epochs that begin in damage: the log learns their starts from the repaired batches."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def ends(log: PartitionLog) -> list[int]:
 def test_epochs_that_begin_in_damage_are_found_again(
     world: World, offsets: tuple[int, ...], wrong_ends: list[int], hidden: list[int | None]
 ) -> None:
-    """Also one that was in the damage wholly, and damage that goes on in the next segment; over a start too."""
+    """Also an epoch that was wholly in the damage, and damage that continues in the next segment; also after a restart."""
     hurt(world, *offsets)
     assert ends(world.log) == wrong_ends
     assert [world.log.hidden_from(end) for end in wrong_ends] == hidden
@@ -73,7 +73,7 @@ def test_epochs_that_begin_in_damage_are_found_again(
 
 @pytest.mark.parametrize("count", [1, 3, 12, 25])
 def test_epochs_of_the_first_batches_are_found_again(world: World, count: int) -> None:
-    """Nothing is known of what begins in damage at the log start, and followers are sent records with their epochs."""
+    """Nothing is known of epochs that begin in damage at the log start, and followers get records with their epochs."""
     hurt(world, *range(count))
     assert world.log.epoch_at(0) is None
     while world.log.damaged:
@@ -86,7 +86,7 @@ def test_epochs_of_the_first_batches_are_found_again(world: World, count: int) -
 
 
 def test_epochs_that_cannot_have_been_there_are_refused(world: World) -> None:
-    """Above the epoch behind the damage, or below one that came back before it; nothing changes."""
+    """An epoch above the one behind the damage, or below one that was repaired before it; nothing changes."""
     hurt(world, *range(18, 22))
     work = world.begun()
     right = world.bytes_of(18, 22)
@@ -104,7 +104,7 @@ def test_epochs_that_cannot_have_been_there_are_refused(world: World) -> None:
 
 
 def test_epoch_that_is_known_between_two_ranges_bounds_the_first(world: World) -> None:
-    """The ranges touch in the middle of epoch 1, and epoch 2 begins behind both: it cannot have begun before epoch 1 went on."""
+    """The ranges touch in the middle of epoch 1, and epoch 2 begins behind both: it cannot begin before epoch 1 ends."""
     hurt(world, *range(9, 20))
     world.log._epochs = LeaderEpochs([EpochStart(0, 0), EpochStart(1, 11), EpochStart(2, 20)])
     work = world.begun()
@@ -125,7 +125,7 @@ def of_epoch(batch: bytes, leader_epoch: int) -> bytes:
 
 
 def test_flush_under_way_could_save_the_epochs_of_before(world: World) -> None:
-    """Nothing is done then; after it the same repair ends."""
+    """Then nothing is done; after the flush the same repair succeeds."""
     hurt(world, 10)
     work = world.begun()
     work.put(world.bytes_of(10, 11))
@@ -158,7 +158,7 @@ def end(log: PartitionLog, work: SegmentRepair) -> bool:
 
 
 def test_epochs_are_saved_before_the_damage_goes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A crash in between leaves a log that knows the epochs, and damage that is repaired as any other."""
+    """A crash in between leaves a log that knows the epochs, and damage that is repaired like any other."""
     hurt(world, 10)
     work = world.begun()
     work.put(world.bytes_of(10, 11))
@@ -186,7 +186,7 @@ def test_epochs_are_saved_before_the_damage_goes(world: World, monkeypatch: pyte
     ("offset", "base", "end"), [(0, None, 0), (3, None, 9), (5, 3, 9), (9, 3, 9), (12, None, 15), (15, 12, 15)]
 )
 def test_ranges_that_touch_are_one_run(offset: int, base: int | None, end: int) -> None:
-    """Where damage begins that ends at an offset, and where it ends that goes on there."""
+    """The start of the damage that ends at an offset, and the end of the damage that begins there."""
     ranges = DamagedRanges(SimDisk(), "/log")
     for first, behind in ((3, 5), (5, 9), (12, 15)):
         ranges.add(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scrub of sealed segments: seals, damage found and quarantined, the limit of the rate, and what changes meanwhile."""
+"""Scrub of sealed segments: seals, damage found and quarantined, the rate limit, and changes during a scrub."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class World:
         return self.scrub.end(work, flushed_offset=self.log.flushed_offset, now_ms=self.now_ms)
 
     def round(self) -> list[tuple[ScrubWork, ScrubOutcome]]:
-        """Check every segment that is due."""
+        """Check every due segment."""
         done: list[tuple[ScrubWork, ScrubOutcome]] = []
         while (work := self.begin()) is not None:
             work.run(self.rate())
@@ -130,7 +130,7 @@ def test_unflushed_segments_are_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("sealed", [False, True])
 @pytest.mark.parametrize("at", [3, 10, 16, 18, 30, 60, 70])
 def test_damage_is_put_out_of_service_exactly(tmp_path: Path, sealed: bool, at: int) -> None:
-    """A changed byte anywhere but in the leader epoch is found with and without a seal; one batch goes, all else is served."""
+    """A changed byte outside the leader epoch is found with and without a seal; one batch is quarantined, the rest is served."""
     world = World(tmp_path)
     positions = fill(world.log)
     if sealed:
@@ -163,7 +163,7 @@ def test_leader_epoch_is_protected_by_the_seal(tmp_path: Path) -> None:
 
 
 def test_without_a_seal_an_odd_leader_epoch_is_no_proof(tmp_path: Path) -> None:
-    """Before a segment is sealed its records are served as they are: nothing says which of header and checkpoint is right."""
+    """Before a segment is sealed, its records are served as they are: it is unknown whether header or checkpoint is right."""
     world = World(tmp_path)
     positions = fill(world.log)
     base = world.log.segments[1].base_offset
@@ -173,7 +173,7 @@ def test_without_a_seal_an_odd_leader_epoch_is_no_proof(tmp_path: Path) -> None:
 
 
 def test_damaged_segment_is_sealed_as_it_is_in_the_next_round(tmp_path: Path) -> None:
-    """Known damage does not hinder the protection of what is left, and further damage is found behind it."""
+    """Known damage does not prevent the protection of the rest, and further damage behind it is found."""
     world = World(tmp_path)
     positions = fill(world.log)
     base = world.log.segments[1].base_offset
@@ -189,7 +189,7 @@ def test_damaged_segment_is_sealed_as_it_is_in_the_next_round(tmp_path: Path) ->
 
 
 def test_change_that_breaks_nothing_is_sealed_anew(world: World) -> None:
-    """A seal that disagrees with a segment in which every law holds was wrong itself."""
+    """A seal that disagrees with a segment in which every law holds was itself wrong."""
     world.round()
     path = world.path(0, SEAL_SUFFIX)
     seal = decode_seal(path.read_bytes())
@@ -201,7 +201,7 @@ def test_change_that_breaks_nothing_is_sealed_anew(world: World) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"LGSL", bytes(60)])
 def test_bad_seal_is_made_anew(world: World, content: bytes) -> None:
-    """A seal that is cut or damaged counts as none."""
+    """A truncated or damaged seal counts as missing."""
     world.round()
     good = world.path(0, SEAL_SUFFIX).read_bytes()
     world.path(0, SEAL_SUFFIX).write_bytes(content)
@@ -223,7 +223,7 @@ def test_stale_seal_is_made_anew(world: World) -> None:
 
 
 def test_cut_file_loses_exactly_its_last_offsets(world: World) -> None:
-    """When a sealed file got shorter, the offsets that are gone are damaged, and nothing is sealed."""
+    """If a sealed file became shorter, its missing offsets are damaged, and nothing is sealed."""
     world.round()
     segment = world.log.segments[0]
     world.log.close()
@@ -250,7 +250,7 @@ def test_missing_bytes_at_a_batch_boundary_are_damage(tmp_path: Path) -> None:
 
 
 def test_truncation_meanwhile_makes_the_result_stale(world: World) -> None:
-    """What was found in a segment that is cut before the result comes back is dropped; its seal went with the tail."""
+    """The result for a segment that was truncated in the meantime is dropped; its seal was removed with the tail."""
     world.round()
     world.now_ms += HOUR_MS
     work = world.begin()
@@ -264,7 +264,7 @@ def test_truncation_meanwhile_makes_the_result_stale(world: World) -> None:
 
 
 def test_segment_that_became_shorter_and_longer_again_is_not_judged_by_its_past(tmp_path: Path) -> None:
-    """The same size and end with other bytes: what stood there before puts nothing out of service."""
+    """The segment has the same size and end but other bytes: the result quarantines nothing."""
     world = World(tmp_path)
     positions = fill(world.log)
     end_offset = world.log.segments[0].end_offset
@@ -286,7 +286,7 @@ def test_segment_that_became_shorter_and_longer_again_is_not_judged_by_its_past(
 
 
 def test_damage_that_a_reader_found_meanwhile_is_not_counted_twice(tmp_path: Path) -> None:
-    """A range that a read has quarantined by then stays as the read found it."""
+    """A range that a read has quarantined in the meantime stays as the read found it."""
     world = World(tmp_path)
     positions = fill(world.log)
     world.log.close(clean=False)
@@ -303,7 +303,7 @@ def test_damage_that_a_reader_found_meanwhile_is_not_counted_twice(tmp_path: Pat
 
 
 def test_removed_segment_is_reported_and_skipped(world: World) -> None:
-    """A file that went before the scrub opened it is an error of the work, and the next segment comes first."""
+    """A file that was removed before the scrub opened it is an error of the work, and the next segment comes first."""
     work = world.begin()
     assert work is not None
     world.path(0).rename(world.path(0).with_suffix(".elsewhere"))
@@ -317,7 +317,7 @@ def test_removed_segment_is_reported_and_skipped(world: World) -> None:
 
 
 def test_full_disk_leaves_the_seal_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A seal that finds no space is left out, and tried again in the next round."""
+    """A seal without space is not written, and tried again in the next round."""
     work = world.begin()
     assert work is not None
     work.run(world.rate())
@@ -353,7 +353,7 @@ def test_scrub_reads_in_small_steps_at_the_rate_that_was_set(tmp_path: Path) -> 
 
 
 def test_largest_batches_are_read_once(tmp_path: Path) -> None:
-    """A batch that spans nine chunks does not make the scrub read any of them twice."""
+    """For a batch that spans nine chunks, the scrub reads no chunk twice."""
     world = World(tmp_path, LogSettings(segment_bytes=12 * SEAL_CHUNK_BYTES))
     for size_bytes in (700_000, 8 * SEAL_CHUNK_BYTES - 200, 100, 8 * SEAL_CHUNK_BYTES - 200):
         append(world.log, [os.urandom(size_bytes)])
@@ -366,7 +366,7 @@ def test_largest_batches_are_read_once(tmp_path: Path) -> None:
 
 
 def test_a_long_segment_is_read_once_in_bounded_memory(tmp_path: Path) -> None:
-    """Chunks far behind the walk are given back."""
+    """Chunks far behind the walk are dropped."""
     world = World(tmp_path, LogSettings(segment_bytes=(CHUNKS_KEPT + 5) * SEAL_CHUNK_BYTES))
     for _ in range(3):
         append(world.log, [os.urandom(7 * SEAL_CHUNK_BYTES)])
@@ -377,7 +377,7 @@ def test_a_long_segment_is_read_once_in_bounded_memory(tmp_path: Path) -> None:
 
 
 def test_file_that_shrinks_under_the_scrub_is_read_to_its_end(world: World) -> None:
-    """A file that is cut after it was opened gives what is left, and no seal is written over it."""
+    """A file that is truncated after it was opened gives the rest, and no seal is written for it."""
     work = world.begin()
     assert work is not None
     rate = world.rate()
@@ -405,7 +405,7 @@ def test_scrub_ends_when_it_is_told_to(tmp_path: Path) -> None:
 
 
 def test_bytes_behind_the_end_of_a_segment_are_sealed_with_it(tmp_path: Path) -> None:
-    """Bytes that belong to no record are no damage."""
+    """Bytes that belong to no record are not damage."""
     world = World(tmp_path)
     fill(world.log)
     segment = world.log.segments[0]
@@ -427,7 +427,7 @@ def test_bytes_behind_the_end_of_a_segment_are_sealed_with_it(tmp_path: Path) ->
 
 
 def test_read_only_file_refuses_every_change() -> None:
-    """What a scrub or a tool reads through cannot be written through."""
+    """No call can change the file through it."""
     file = ReadOnlyFile("/a", 10)
     assert (file.path, file.size) == ("/a", 10)
     for change in (

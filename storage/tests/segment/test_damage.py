@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damaged bytes: kept apart wherever they are met, and everything around them served."""
+"""Damaged bytes: quarantined wherever they are found, and everything around them is served."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from storage.types import DamagedRange
 def test_damage_below_the_flushed_offset_is_kept_apart_and_the_rest_served(
     disk: SimDisk, where: str, number: int
 ) -> None:
-    """A flushed batch that is damaged is lost for exactly its offset; nothing is cut, and offsets are not reused."""
+    """A damaged flushed batch is lost for exactly its offset; nothing is truncated, and offsets are not reused."""
     batches = write_log(disk)
     at = {"payload": 70, "crc": 18, "length": 10, "magic": 16, "base offset": 3, "delta": 23}[where]
     flip(disk, FIRST, position_of(batches, number) + at)
@@ -41,7 +41,7 @@ def test_damage_below_the_flushed_offset_is_kept_apart_and_the_rest_served(
 
 
 def test_damage_above_the_recovery_point_with_whole_batches_behind_is_not_cut(disk: SimDisk) -> None:
-    """Bytes that were written and changed, in front of good ones, are damage although nobody flushed them."""
+    """Bytes that were written and changed, before good ones, are damage even if they were not flushed."""
     batches = write_log(disk, flush=False)
     flip(disk, FIRST, position_of(batches, 5) + 70)
     opened = open_log(disk, LOG, LARGE)
@@ -60,7 +60,7 @@ def test_damage_above_the_recovery_point_with_whole_batches_behind_is_not_cut(di
 
 
 def test_two_damaged_ranges(disk: SimDisk) -> None:
-    """Each range is kept apart by itself; neighbours with broken headers join."""
+    """Each range is quarantined alone; neighbours with broken headers join."""
     batches = write_log(disk)
     flip(disk, FIRST, position_of(batches, 2) + 70)
     flip(disk, FIRST, position_of(batches, 7) + 16)
@@ -75,7 +75,7 @@ def test_two_damaged_ranges(disk: SimDisk) -> None:
 @pytest.mark.parametrize("at", [2, 9, 11, 16, 24, 75])
 @pytest.mark.parametrize("place", [0, 3])
 def test_damaged_sealed_segment_is_found_when_it_is_read(disk: SimDisk, at: int, place: int) -> None:
-    """Segments below the recovery point are not walked at the start; their damage is found by the first read."""
+    """A start does not walk segments below the recovery point; the first read finds their damage."""
     log = open_log(disk, LOG).log
     for number in range(40):
         append(log, [b"value-%02d" % number * 3])
@@ -93,7 +93,7 @@ def test_damaged_sealed_segment_is_found_when_it_is_read(disk: SimDisk, at: int,
 
 
 def test_cut_sealed_segment_loses_its_end_only(disk: SimDisk) -> None:
-    """A sealed segment that lost bytes at its end is served up to there, and the next one in whole."""
+    """A sealed segment that lost bytes at its end is served up to there, and the whole next one too."""
     log = open_log(disk, LOG).log
     for number in range(40):
         append(log, [b"value-%02d" % number * 3], timestamp_ms=number)
@@ -110,7 +110,7 @@ def test_cut_sealed_segment_loses_its_end_only(disk: SimDisk) -> None:
 
 
 def test_time_look_up_passes_over_damage(disk: SimDisk) -> None:
-    """A batch that cannot be decoded is quarantined, and the search goes on behind it."""
+    """A batch that cannot be decoded is quarantined, and the search continues behind it."""
     log = open_log(disk, LOG, LARGE).log
     for number in range(6):
         append(log, [b"value-%02d" % number * 3], timestamp_ms=100 + number)
@@ -125,7 +125,7 @@ def test_time_look_up_passes_over_damage(disk: SimDisk) -> None:
 
 
 def test_damage_that_cannot_be_saved_is_still_reported(disk: SimDisk) -> None:
-    """Reading does not depend on writing: without space for the list the range is known in memory."""
+    """Reads do not depend on writes: without space for the list the range is known in memory."""
     batches = write_log(disk)
     flip(disk, FIRST, position_of(batches, 5) + 70)
     log = open_log(disk, LOG, LARGE).log
@@ -146,7 +146,7 @@ def test_without_the_first_read_check_damage_is_left_to_the_reader(disk: SimDisk
 def test_batch_stored_as_a_value_is_not_taken_for_one_of_the_log(
     disk: SimDisk, make_value: Callable[[bytearray], bytes]
 ) -> None:
-    """A user may store batches as values; when the outer batch is damaged the inner one is not served in its place."""
+    """Users may store batches as values. If the outer batch is damaged, the inner one is not served instead."""
     log = open_log(disk, LOG, LARGE).log
     append(log, [b"value-00" * 3])
     inner = make_batch([b"inner"])
@@ -163,7 +163,7 @@ def test_batch_stored_as_a_value_is_not_taken_for_one_of_the_log(
 
 
 def test_wide_damage_over_many_sectors_is_passed_over(disk: SimDisk) -> None:
-    """Damage larger than the search chunk is still followed to the next whole batch."""
+    """Damage larger than the search chunk is skipped up to the next whole batch."""
     log = open_log(disk, LOG, replace(LARGE, segment_bytes=2**30)).log
     append(log, [b"value-00" * 3])
     append(log, [b"x" * 3_000_000])
@@ -179,7 +179,7 @@ def test_wide_damage_over_many_sectors_is_passed_over(disk: SimDisk) -> None:
 @pytest.mark.parametrize("at", [2, 9, 16, 75])
 @pytest.mark.parametrize("to_offset", [5, 6, 8])
 def test_truncation_near_damage_that_nobody_has_seen_yet(disk: SimDisk, at: int, to_offset: int) -> None:
-    """The cut is a batch boundary that the log itself shows, and records below it stay what they were."""
+    """The new end is a batch boundary that the log itself shows, and records below it stay the same."""
     batches = write_log(disk)
     log = open_log(disk, LOG, LARGE).log
     log.close()
@@ -195,7 +195,7 @@ def test_truncation_near_damage_that_nobody_has_seen_yet(disk: SimDisk, at: int,
 
 
 def test_truncation_into_known_damage_drops_all_of_it(disk: SimDisk) -> None:
-    """A range that cannot be divided goes as a whole, and its file entry with it."""
+    """A range that cannot be divided is dropped as a whole, together with its line in the file."""
     batches = write_log(disk)
     for number in (5, 6, 7):
         flip(disk, FIRST, position_of(batches, number) + 16)
@@ -233,7 +233,7 @@ def test_damage_in_the_way_of_replay_is_passed_over(disk: SimDisk) -> None:
 
 
 def test_unreadable_list_of_damage_is_found_again(disk: SimDisk) -> None:
-    """The list is a cache: lines that make no sense are passed over, and reading finds the damage anew."""
+    """The list is a cache: invalid lines are ignored, and a read finds the damage again."""
     batches = write_log(disk)
     flip(disk, FIRST, position_of(batches, 5) + 70)
     log = open_log(disk, LOG, LARGE).log
@@ -246,7 +246,7 @@ def test_unreadable_list_of_damage_is_found_again(disk: SimDisk) -> None:
 
 
 def test_replaced_middle_bytes_of_a_segment_that_is_open(disk: SimDisk) -> None:
-    """A segment that lost its end while it is in use answers with a typed error, not with short data."""
+    """A segment that lost its end during use raises a typed error, and returns no short data."""
     log = open_log(disk, LOG).log
     for number in range(40):
         append(log, [b"value-%02d" % number * 3])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which headers cannot stand where they were found."""
+"""Which headers are impossible at their place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SIZE_BYTES = HEADER.size_bytes
 
 
 def test_a_good_header_has_no_fault() -> None:
-    """Also where there is just as much room as it needs."""
+    """Also if there is exactly as much room as it needs."""
     assert header_fault(HEADER, expected_offset=7, room_bytes=SIZE_BYTES) is None
 
 
@@ -33,5 +33,5 @@ def test_a_good_header_has_no_fault() -> None:
     ],
 )
 def test_each_fault_is_named(change: dict[str, int], fault: str) -> None:
-    """The first that is found, so that a message says what stands there."""
+    """The first fault is named, so that a message describes the header."""
     assert header_fault(HEADER._replace(**change), expected_offset=7, room_bytes=SIZE_BYTES) == fault

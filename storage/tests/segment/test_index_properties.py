@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Indexes against the dumb way."""
+"""Indexes compared with simple scans."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEPS = st.lists(st.tuples(st.integers(1, 50), st.integers(1, 500)), max_size=30
 def test_offset_index_floors_as_a_scan_does(
     base_offset: int, steps: list[tuple[int, int]], query: int, cut: int
 ) -> None:
-    """Both floors, before and after a truncation and a round trip, are what a scan over all entries finds."""
+    """Both floors are those of a scan over all entries, before and after a truncation and a round trip."""
     index = OffsetIndex(base_offset)
     entries = [Boundary(base_offset, 0)]
     for offset_step, position_step in steps:
@@ -44,7 +44,7 @@ def test_offset_index_floors_as_a_scan_does(
     query=st.integers(0, 45),
 )
 def test_time_index_never_skips_a_late_record(batches: list[tuple[int, int, bool]], query: int) -> None:
-    """Whatever order timestamps come in, and wherever entries fall, no batch that is late enough is skipped."""
+    """For any order of timestamps and any entries, no batch that is late enough is skipped."""
     index = TimeIndex(0)
     offset, highest = 0, 0
     times: list[tuple[int, int]] = []
@@ -61,7 +61,7 @@ def test_time_index_never_skips_a_late_record(batches: list[tuple[int, int, bool
 @CI
 @given(steps=st.lists(st.tuples(st.integers(1, 3), st.integers(0, 4)), max_size=12), to_offset=st.integers(0, 40))
 def test_epochs_answer_as_a_list_of_records_does(steps: list[tuple[int, int]], to_offset: int) -> None:
-    """End offsets and epochs of records are those of the records themselves, after any truncation."""
+    """End offsets and epochs match the records themselves, after any truncation."""
     epochs = LeaderEpochs()
     records: list[int] = []
     epoch = 0

@@ -39,7 +39,7 @@ def test_floor_position(position: int, expected: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize(("position", "left"), [(0, 0), (500, 0), (501, 1), (9_000, 2), (9_001, 3)])
 def test_truncate_drops_entries_at_and_after_the_cut(position: int, left: int) -> None:
-    """Batches that start at the cut or beyond lose their entries."""
+    """Batches that start at the new end or beyond lose their entries."""
     index = filled()
     index.truncate(position)
     assert len(index) == left
@@ -48,13 +48,13 @@ def test_truncate_drops_entries_at_and_after_the_cut(position: int, left: int) -
 
 @pytest.mark.parametrize(("offset", "position"), [(150, 9_500), (160, 9_000), (99, 9_500), (100 + 2**31, 9_500)])
 def test_entries_must_increase(offset: int, position: int) -> None:
-    """An entry that does not go up, or does not fit, is a programmer error."""
+    """An entry that does not increase, or does not fit, is a programmer error."""
     with pytest.raises(AssertionError):
         filled().add(offset, position)
 
 
 def test_round_trip() -> None:
-    """A file read back answers as the index that was written."""
+    """A decoded index answers like the encoded one."""
     data = filled().encode(log_bytes=12_345, end_offset=160)
     index = OffsetIndex.decode(data, base_offset=100, log_bytes=12_345, end_offset=160)
     assert index is not None
@@ -66,7 +66,7 @@ def test_round_trip() -> None:
 
 
 def test_stale_or_damaged_file_is_not_used() -> None:
-    """A file of another log size or end, cut, lengthened or with any bit flipped gives nothing."""
+    """A file of another log size or end, truncated, lengthened or with a flipped bit, is refused."""
     data = filled().encode(log_bytes=12_345, end_offset=160)
     assert OffsetIndex.decode(data, base_offset=100, log_bytes=12_346, end_offset=160) is None
     assert OffsetIndex.decode(data, base_offset=100, log_bytes=12_345, end_offset=161) is None
@@ -80,7 +80,7 @@ def test_stale_or_damaged_file_is_not_used() -> None:
 
 
 def test_byte_order_of_the_machine_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a big-endian machine numbers are written as they are; on this one they are swapped."""
+    """A big-endian machine writes numbers as they are; this one swaps them."""
     values = array("I", [1])
     monkeypatch.setattr(sys, "byteorder", "big")
     to_big_endian(values)

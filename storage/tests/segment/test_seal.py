@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The format of seals: bytes there and back, staleness, and what is no seal."""
+"""The format of seals: encoding, decoding, staleness, and invalid seals."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_seal_round_trip() -> None:
 
 
 def test_bytes_are_those_of_the_page() -> None:
-    """Every field stands where docs/storage_format.md says."""
+    """Every field is where docs/storage_format.md says."""
     expected = with_crc(
         b"LGSL" + struct.pack(">HHIQqq3I", 1, 0, 3, 2 * SEAL_CHUNK_BYTES + 1, 77, 1_234, 1, 2**32 - 1, 3)
     )
@@ -49,21 +49,21 @@ def test_bytes_are_those_of_the_page() -> None:
 
 
 def test_seal_of_another_size_or_end_is_stale() -> None:
-    """A seal fits only the segment with exactly its size and end."""
+    """A seal fits only a segment with exactly its size and end."""
     assert SEAL.fits(log_bytes=SEAL.log_bytes, end_offset=77)
     assert not SEAL.fits(log_bytes=SEAL.log_bytes - 1, end_offset=77)
     assert not SEAL.fits(log_bytes=SEAL.log_bytes, end_offset=78)
 
 
 def test_differing_chunks_are_named() -> None:
-    """Chunks are compared one by one; a chunk that is not there differs."""
+    """Chunks are compared one by one; a missing chunk differs."""
     assert differing_chunks(SEAL, (1, 2**32 - 1, 3)) == []
     assert differing_chunks(SEAL, (1, 7, 3)) == [1]
     assert differing_chunks(SEAL, (9,)) == [0, 1, 2]
 
 
 def test_every_flipped_bit_is_noticed() -> None:
-    """No byte of a seal can change without its being refused."""
+    """A seal with any changed byte is refused."""
     content = encode_seal(SEAL)
     for position in range(len(content)):
         for bit in range(8):
@@ -75,7 +75,7 @@ def test_every_flipped_bit_is_noticed() -> None:
 
 @pytest.mark.parametrize("size_bytes", [0, 3, 39, 40, 51])
 def test_cut_seal_is_refused(size_bytes: int) -> None:
-    """A seal that is not whole is none."""
+    """An incomplete seal is refused."""
     with pytest.raises(MalformedSealError):
         decode_seal(encode_seal(SEAL)[:size_bytes])
 
@@ -90,7 +90,7 @@ def test_cut_seal_is_refused(size_bytes: int) -> None:
     ],
 )
 def test_whole_file_that_is_no_seal_is_refused_with_the_reason(body: bytes, reason: str) -> None:
-    """Another magic, another version and counts that contradict each other are told apart."""
+    """Another magic, another version and contradicting counts have different reasons."""
     with pytest.raises(MalformedSealError, match=reason):
         decode_seal(with_crc(body))
 

@@ -30,7 +30,7 @@ def test_same_timestamp_reaches_further_without_a_new_entry() -> None:
 
 
 def test_timestamp_must_not_go_back() -> None:
-    """The largest timestamp so far never falls, and offsets must fit."""
+    """The largest timestamp so far never decreases, and offsets must fit."""
     with pytest.raises(AssertionError):
         filled().note(4_999, 160)
     with pytest.raises(AssertionError):
@@ -39,14 +39,14 @@ def test_timestamp_must_not_go_back() -> None:
 
 @pytest.mark.parametrize(("offset", "left"), [(0, 0), (110, 0), (111, 1), (150, 2), (151, 3)])
 def test_truncate_drops_entries_that_count_later_batches(offset: int, left: int) -> None:
-    """An entry that counts a batch beyond the cut says nothing any more."""
+    """Entries that cover a batch beyond the new end are dropped."""
     index = filled()
     index.truncate(offset)
     assert len(index) == left
 
 
 def test_round_trip() -> None:
-    """A file read back answers as the index that was written."""
+    """A decoded index answers like the encoded one."""
     data = filled().encode(log_bytes=77, first_timestamp_ms=900, max_timestamp_ms=5_000)
     decoded = TimeIndex.decode(data, base_offset=100, log_bytes=77)
     assert decoded is not None
@@ -57,7 +57,7 @@ def test_round_trip() -> None:
 
 
 def test_stale_or_damaged_file_is_not_used() -> None:
-    """A file of another log size, cut, lengthened or with any bit flipped gives nothing."""
+    """A file of another log size, truncated, lengthened or with a flipped bit, is refused."""
     data = filled().encode(log_bytes=77, first_timestamp_ms=900, max_timestamp_ms=5_000)
     assert TimeIndex.decode(data, base_offset=100, log_bytes=78) is None
     for size in range(len(data)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every recorded call of the disk, cut there in every way, against the model: the quick form of `make crash`."""
+"""Every recorded disk call, crashed there in every way, against the model: the quick form of `make crash`."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from storage.testing.log_world import World
 from storage.testing.sim_tree import Crash
 
 POINT_EVERY = 5
-"""A test crashes every so many points."""
+"""A test crashes every n-th point."""
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 def test_every_crash_point_is_legal(scenario: Callable[[World], None]) -> None:
-    """All lost, all kept, torn at sectors, a prefix: before some calls of the scenario; `make crash` takes all of them."""
+    """All lost, all kept, torn at sectors, a prefix: before some calls of the scenario; `make crash` runs all of them."""
     enumerated = crash_everywhere(scenario, SCENARIOS[scenario], seeds=1, point_every=POINT_EVERY)
     assert enumerated.crashes == 4 * enumerated.points.total() > 20
 
 
 @pytest.mark.parametrize("how", Crash, ids=lambda how: how.name)
 def test_recovery_is_crashed_too(how: Crash) -> None:
-    """The recovery of a torn log is cut before each of its calls, and the log is legal all the same."""
+    """The recovery of a torn log is crashed before each of its calls, and the log is still legal."""
     scenario, settings = list(SCENARIOS.items())[2]
     point = record(scenario, settings)[-1]
     points = recovery_points(point, Crash.TEAR, settings, seed="3")
@@ -43,7 +43,7 @@ def test_recovery_is_crashed_too(how: Crash) -> None:
 
 
 def _without_unflushed(point: CrashPoint) -> CrashPoint:
-    """A torn log may have lost what was not flushed, whatever comes after."""
+    """Return the state of a torn log, which may have lost everything unflushed."""
     model = point.model.copy()
     flushed = [batch for batch in model.batches if batch.header.next_offset <= model.flushed_offset]
     model.announced = [*model.batches[len(flushed) :], *model.announced]
@@ -52,7 +52,7 @@ def _without_unflushed(point: CrashPoint) -> CrashPoint:
 
 
 def test_points_know_their_operation() -> None:
-    """What is counted: creating, appending, rolling, flushing, truncating, closing, recovering."""
+    """Points are counted for creating, appending, rolling, flushing, truncating, closing, recovering."""
     operations = {point.operation for scenario in SCENARIOS for point in record(scenario, SCENARIOS[scenario])}
     expected = {
         "create",
@@ -68,7 +68,7 @@ def test_points_know_their_operation() -> None:
 
 
 def test_crash_of_a_copy_leaves_the_point_alone() -> None:
-    """Each crash works on its own copy: the same point can be crashed again in another way."""
+    """Each crash works on its own copy, so the same point can be crashed again in another way."""
     scenario, settings = next(iter(SCENARIOS.items()))
     point = record(scenario, settings)[-1]
     end_offset = point.model.end_offset

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the crash enumeration and the corruption run found, each as one test that failed before it was mended."""
+"""Findings of the crash enumeration and the corruption run, each as one test that failed before the fix."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DIRECTORY = "/data/log"
 
 
 def test_a_log_start_that_a_clean_opening_has_shown_stays_after_a_power_failure() -> None:
-    """Killed before the name of `log-start` was synced; a clean opening shows the new log start; power fails: it is still there."""
+    """Killed before the name of `log-start` was synced; a clean opening shows the new log start, and it survives a power failure."""
     disk = SimDisk()
     disk.make_directory("/data")
     disk.sync_directory("/")
@@ -50,7 +50,7 @@ def test_a_log_start_that_a_clean_opening_has_shown_stays_after_a_power_failure(
 
 
 def put_numbered(log: PartitionLog, number: int) -> tuple[bytes, Appended]:
-    """Append batch `number` of producer 1, whose one record the next such batch replaces; return what was sent."""
+    """Append batch `number` of producer 1, whose record the next such batch replaces; return the sent batch."""
     batch = bytes(
         encode_batch(
             [b"%d" % number], keys=[b"k"], timestamps_ms=10, producer_id=1, producer_epoch=0, base_sequence=number
@@ -60,7 +60,7 @@ def put_numbered(log: PartitionLog, number: int) -> tuple[bytes, Appended]:
 
 
 def test_compaction_keeps_the_memory_of_batches_that_a_power_failure_puts_back_into_the_window() -> None:
-    """What was flushed is compacted while a window full of newer batches is not flushed; these are lost: the older ones are known."""
+    """Flushed batches are compacted while newer, unflushed ones fill the producer state. These are lost; the older are known."""
     disk = SimDisk()
     disk.make_directory("/data")
     disk.sync_directory("/")
@@ -80,7 +80,7 @@ def test_compaction_keeps_the_memory_of_batches_that_a_power_failure_puts_back_i
 
 
 def test_scrub_of_a_file_that_was_cut_before_its_known_damage() -> None:
-    """The damage is known, then the file loses everything from before it on: the scrub finds the rest, and is not refused."""
+    """The damage is known, then the file loses everything from before it on: the scrub still finds the rest."""
     disk = SimDisk()
     disk.make_directory("/data")
     log = open_log(disk, DIRECTORY).log
@@ -106,7 +106,7 @@ def test_scrub_of_a_file_that_was_cut_before_its_known_damage() -> None:
 
 
 def new_two_segments() -> tuple[SimDisk, list[bytes]]:
-    """Make a log of batches of one record, stopped cleanly; return its disk and its batches."""
+    """Make a log of batches of one record, closed cleanly; return its disk and its batches."""
     disk = SimDisk()
     disk.make_directory("/data")
     log = open_log(disk, DIRECTORY).log
@@ -118,7 +118,7 @@ def new_two_segments() -> tuple[SimDisk, list[bytes]]:
 
 
 def scrub_first(log: PartitionLog) -> tuple[DamagedRange, ...]:
-    """Scrub the first segment and return what is put out of service."""
+    """Scrub the first segment and return the quarantined ranges."""
     scrub = LogScrub(log)
     work = scrub.begin(flushed_offset=log.flushed_offset, now_ms=0, interval_ms=1)
     assert work is not None
@@ -127,7 +127,7 @@ def scrub_first(log: PartitionLog) -> tuple[DamagedRange, ...]:
 
 
 def test_scrub_of_an_older_longer_state_of_a_segment() -> None:
-    """The file holds batches that reach into the next segment, then garbage: all of that is nobody's, and nothing is lost."""
+    """The file holds batches that reach into the next segment, then garbage: all of that belongs to no record, and nothing is lost."""
     disk, batches = new_two_segments()
     path = f"{DIRECTORY}/{0:020d}.log"
     content = disk.read_file(path)
@@ -140,7 +140,7 @@ def test_scrub_of_an_older_longer_state_of_a_segment() -> None:
 
 @pytest.mark.parametrize("kept_batches", [0, 1, 2])
 def test_scrub_and_look_up_when_a_file_is_cut_at_its_known_damage(kept_batches: int) -> None:
-    """Damage is known, then the file is cut before or at it: what is lost is told once, and look-ups by time go on."""
+    """Damage is known, then the file is truncated before or at it: the loss is reported once, and look-ups by time continue."""
     disk, batches = new_two_segments()
     path = f"{DIRECTORY}/{0:020d}.log"
     disk.corrupt(path, 3 * len(batches[0]) - 1, b"?")
@@ -166,7 +166,7 @@ def test_scrub_and_look_up_when_a_file_is_cut_at_its_known_damage(kept_batches: 
 
 @pytest.mark.parametrize("read_bytes", [1, 300, 10_000])
 def test_batches_that_moved_before_known_damage(read_bytes: int) -> None:
-    """A batch vanished, those behind it moved down to it, and garbage fills the place before known damage: all else is served."""
+    """A batch vanished, those behind it moved down, and garbage fills the place before known damage: all else is served."""
     disk, batches = new_two_segments()
     path, size_bytes = f"{DIRECTORY}/{0:020d}.log", len(batches[0])
     disk.corrupt(path, 5 * size_bytes - 1, b"?")
@@ -194,7 +194,7 @@ def test_batches_that_moved_before_known_damage(read_bytes: int) -> None:
 
 
 def test_an_older_batch_that_reaches_over_known_damage_is_not_served() -> None:
-    """A lost write brings back a whole batch of two records where one of one stood, before damage that is known."""
+    """A lost write restores a whole batch of two records over one of one record, before known damage."""
     disk, batches = new_two_segments()
     path, size_bytes = f"{DIRECTORY}/{0:020d}.log", len(batches[0])
     older = make_batch([b"3" * 24, b"4" * 24], timestamp_ms=1_003)

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Crash before every recorded disk call of a scenario, in several ways, reopen, and check the laws.
+"""Crashes before every recorded disk call of a scenario, in several ways; then the log is reopened and checked.
 
-The points come from the calls that the simulated disk recorded, not from a list. Laws after each reopen:
-1. acknowledged-flushed records are there, at their offsets
-2. everything that is there was appended at that offset, in this or (until a truncation returned) the history before it
-3. offsets join without a gap, CRCs match, and nothing is called damaged: a crash is no damage
-4. epochs, time look-ups and idempotence windows say what the batches say
-5. the log goes on: other batches at the lost offsets, a process crash, a clean restart, and all of this still holds
+The points come from the calls that the simulated disk recorded, not from a list. Laws after each reopening:
+1. Records acknowledged as flushed are there, at their offsets.
+2. Every existing record was appended at its offset, in this history or (until a truncation returned) the one before.
+3. Offsets join without a gap, CRCs match, and no damage is reported, because a crash is not damage.
+4. Epochs, look-ups by time and producer state match the batches.
+5. The log continues: after other batches at the lost offsets, a process crash and a clean restart, all of this still
+   holds.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ DIRECTORY = "/data/log"
 SEEDS_PER_POINT = 2
 SECOND_LIFE_BATCHES = 3
 POINT_EVERY = 7
-"""A test crashes every so many points; the whole enumeration is `storage.testing.crash_points`."""
+"""A test crashes every n-th point; the whole enumeration is `storage.testing.crash_points`."""
 
 
 @dataclass
 class Ledger:
-    """What the outside knows: every value ever appended at an offset, the current history, and what was acknowledged."""
+    """The expected facts: every value ever appended at an offset, the current history, and what was acknowledged."""
 
     ever: dict[int, set[bytes]] = field(default_factory=dict)
     current: list[bytes] = field(default_factory=list)
@@ -121,7 +122,7 @@ class Run:
         self.ledger.ever = {offset: values for offset, values in self.ledger.ever.items() if offset < to_offset}
 
     def remove(self, to_offset: int) -> None:
-        """Let the log begin at an offset; from the call on it may, from its return on it must."""
+        """Move the log start; from the call on it may have moved, from its return on it must have."""
         self.ledger.starting = to_offset
         assert self.log.truncate_prefix(to_offset, 0) == to_offset
         self.ledger.start = to_offset
@@ -153,7 +154,7 @@ def large_batches(run: Run) -> None:
 
 
 def rolls_without_flush(run: Run) -> None:
-    """Several segments are dirty at once when they are flushed, or when the crash comes."""
+    """Several segments are dirty at once at the flush, or at the crash."""
     for number in range(14):
         run.append(2, epoch=number // 6)
     run.flush()
@@ -162,7 +163,7 @@ def rolls_without_flush(run: Run) -> None:
 
 
 def truncations(run: Run) -> None:
-    """Cut inside a segment, across segments and below the flushed offset, then append other records at these offsets."""
+    """Truncate inside a segment, across segments and below the flushed offset; then append other records at these offsets."""
     for _ in range(18):
         run.append_plain(2)
     run.flush()
@@ -263,28 +264,28 @@ def check_reopened(point: Point, settings: LogSettings) -> None:
 
 
 def readable_values(log: PartitionLog) -> list[bytes | None]:
-    """The values from the log start on; its batch may begin below."""
+    """Return the values from the log start on; its batch may begin below."""
     batches = read_all(log)
     below = log.log_start_offset - batches[0].base_offset if batches else 0
     return [value for batch in batches for value in batch.values()][below:]
 
 
 def own_batches(log: PartitionLog) -> list[RecordBatch]:
-    """The batches of producer 1 that its window must hold."""
+    """Return the batches of producer 1 that the log must remember."""
     return [batch for batch in read_all(log) if batch.header.producer_id == 1][-DEDUP_WINDOW_BATCHES:]
 
 
 def next_stamp(log: PartitionLog) -> ProducerStamp | None:
-    """Continue producer 1 where the log says it is, as a client that resends does."""
+    """Continue producer 1 from the log's state, like a client that resends."""
     batches = own_batches(log)
     if not batches and log.log_start_offset > 0:
-        # Its batches were removed; only the client knows where it is.
+        # Its batches were removed; only the client knows its sequence.
         return None
     return ProducerStamp(producer_id=1, base_sequence=batches[-1].header.last_sequence + 1 if batches else 0)
 
 
 def check_caches(log: PartitionLog) -> None:
-    """Epochs, timestamps and idempotence windows say what the batches say."""
+    """Check that epochs, timestamps and producer state match the batches."""
     start = log.log_start_offset
     for batch in read_all(log):
         assert log.epoch_at(max(start, batch.base_offset)) == batch.header.leader_epoch
@@ -320,16 +321,16 @@ def crash_everywhere(scenario: Callable[[Run], None], settings: LogSettings, *, 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 def test_every_crash_point_reopens_to_a_legal_log(scenario: Callable[[Run], None]) -> None:
-    """All lost, all kept, torn at sectors, a prefix: before some calls and after the end; `make crash` takes all of them."""
+    """All lost, all kept, torn at sectors, a prefix: before some calls and after the end; `make crash` runs all of them."""
     assert crash_everywhere(scenario, SCENARIOS[scenario], point_every=POINT_EVERY) > 20
 
 
 def _skip(*args: object, **kwargs: object) -> None:
-    """Stand for a step that somebody forgot."""
+    """Replace a step by nothing."""
 
 
 class _Matching:
-    """A checksum that every other one equals."""
+    """A checksum that equals every other one."""
 
     def __eq__(self, other: object) -> bool:
         return True
@@ -398,7 +399,7 @@ def test_crash_during_recovery_is_recovered_too() -> None:
 
 
 def test_power_failure_loses_at_most_what_was_not_flushed() -> None:
-    """With everything unsynced lost, exactly the flushed records are left."""
+    """If everything unsynced is lost, exactly the flushed records are left."""
     run = Run(SMALL)
     appends_and_flushes(run)
     run.disk.crash(Crash.LOSE_ALL, random.Random(0))
@@ -407,7 +408,7 @@ def test_power_failure_loses_at_most_what_was_not_flushed() -> None:
 
 
 def test_process_crash_loses_nothing() -> None:
-    """After `kill -9` the page cache still holds everything, flushed or not."""
+    """After `kill -9` the page cache still has everything, flushed or not."""
     run = Run(SMALL)
     rolls_without_flush(run)
     run.disk.crash(Crash.KEEP_ALL, random.Random(0))
@@ -417,7 +418,7 @@ def test_process_crash_loses_nothing() -> None:
 
 
 def test_torn_flush_group_with_whole_batches_behind_is_cut_and_counted_apart() -> None:
-    """A lost sector in the middle of the unflushed group is torn, not damaged: cut from there, reported as undecidable."""
+    """A lost sector in the middle of the unflushed group is torn, not damaged: truncated from there, reported as undecidable."""
     run = Run(replace(SMALL, segment_bytes=10**6))
     run.append(2)
     run.flush()
@@ -433,5 +434,5 @@ def test_torn_flush_group_with_whole_batches_behind_is_cut_and_counted_apart() -
 
 
 def test_batch_helper_is_what_a_client_sends() -> None:
-    """The builder's batches pass the check that the broker makes."""
+    """The builder's batches pass the broker's check."""
     assert check_batch(make_batch([b"x"]), max_bytes=MAX_BATCH_BYTES).record_count == 1

@@ -23,7 +23,7 @@ PRODUCERS = 3
 
 @dataclass(frozen=True)
 class ModelBatch:
-    """What the list holds for each batch."""
+    """One batch of the list."""
 
     base_offset: int
     values: tuple[bytes, ...]
@@ -93,7 +93,7 @@ class LogMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(batch.producer is not None for batch in self.batches))
     @rule(data=st.data())
     def resend(self, data: st.DataObject) -> None:
-        """A batch inside its producer's window is found again at its own offsets."""
+        """A batch in its producer's state is found again at its own offsets."""
         producer_id = data.draw(st.sampled_from(sorted({b.producer.producer_id for b in self.batches if b.producer})))
         own = [b for b in self.batches if b.producer is not None and b.producer.producer_id == producer_id]
         batch = data.draw(st.sampled_from(own[-DEDUP_WINDOW_BATCHES:]))

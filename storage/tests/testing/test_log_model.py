@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The log is a list: a state machine of hypothesis does the operations of `storage.testing` to a log and to its model.
+"""The log is a list: a hypothesis state machine applies the operations of `storage.testing` to a log and to its model.
 
 The long form, without shrinking: `python -m storage.testing.model_run` (part of `make crash`).
 """
@@ -34,7 +34,7 @@ randoms = st.randoms(use_true_random=False)
 
 
 class LogAgainstModel(RuleBasedStateMachine):
-    """One rule for each operation and fault; every one of them compares log and model."""
+    """One rule for each operation and fault; each one compares log and model."""
 
     world: World
 
@@ -77,13 +77,13 @@ def test_seeded_runs_are_clean() -> None:
 
 
 def test_same_seed_does_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failing seed fails again, in the same step, and shows the operations that led there."""
+    """A failing seed fails again in the same step, with the same operations before it."""
     monkeypatch.setattr(FlushWork, "run", _claim_without_syncing)
     failures = [model_run.run_many(first_seed=0, runs=RUNS, steps=RUN_STEPS) for _ in range(2)]
     assert failures[0] is not None
     assert str(failures[0]) == str(failures[1])
     assert f"seed {failures[0].seed}, step {failures[0].step}" in str(failures[0])
-    # A flush that writes nothing leaves no epoch checkpoint either: a clean stop shows that as well as a crash.
+    # A flush that writes nothing leaves no epoch checkpoint; a clean close shows that as well as a crash.
     assert any(ending in str(failures[0]) for ending in ("CrashNow", "CrashInside", "CloseAndOpen"))
 
 
@@ -102,9 +102,9 @@ def flush(world: World) -> None:
 
 
 def test_cut_that_only_the_page_cache_has_is_synced_by_recovery() -> None:
-    """A process killed between truncating and syncing, right at the recovery point: the tail stays gone.
+    """A process is killed between truncating and syncing, right at the recovery point: the tail stays removed.
 
-    Found by the model (seed 17): recovery saw a log that ends at the recovery point and synced nothing.
+    Found by the model (seed 17): recovery saw a log that ends at the recovery point, and synced nothing.
     """
     rng = random.Random(0)
     world = World(replace(SMALL, segment_bytes=10**6))
@@ -122,7 +122,7 @@ def test_cut_that_only_the_page_cache_has_is_synced_by_recovery() -> None:
 
 
 def _calls_before_the_last_sync(operation: Operation) -> int:
-    """Return how many calls of the disk the cut of four flushed records makes before it syncs the log file."""
+    """Return the number of disk calls of the truncation of four flushed records before it syncs the log file."""
     counted: list[str] = []
     world = World(replace(SMALL, segment_bytes=10**6))
     for _ in range(4):

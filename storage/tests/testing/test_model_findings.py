@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the model found since it knows log start, compaction, seals and transactions, cut down to the fewest steps."""
+"""Findings of the model since it knows log start, compaction, seals and transactions, reduced to the fewest steps."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def flush(world: World) -> None:
 
 
 def test_tail_without_its_first_segment_is_torn_and_no_damage() -> None:
-    """All was removed, then segments were filled and not flushed: a crash may lose the name of the first of them only.
+    """Everything was removed, then segments were filled and not flushed: a crash may lose the name of the first one only.
 
-    Found by the model (seed 4): the first segment begins above the log start, and that was called lost files.
+    Found by the model (seed 4): the first segment began above the log start, and its files counted as lost.
     """
     for seed in range(12):
         world = World(TINY)
@@ -42,9 +42,9 @@ def test_tail_without_its_first_segment_is_torn_and_no_damage() -> None:
 
 
 def test_file_that_takes_the_name_of_a_deleted_one_has_its_whole_delay() -> None:
-    """A segment is compacted, and what took its name removed soon after: the second file stays as long as the first one.
+    """A segment is compacted, and the replacement is removed soon after: the second file stays as long as the first one.
 
-    Found by the model's watch over `.deleted` files: the entry of the first one removed it.
+    Found by the model's check of `.deleted` files: the entry of the first one removed the second one.
     """
     disk = SimDisk()
     disk.make_directory("/data")
@@ -60,9 +60,10 @@ def test_file_that_takes_the_name_of_a_deleted_one_has_its_whole_delay() -> None
 
 
 def test_removed_segment_that_comes_back_makes_no_damage() -> None:
-    """Segments were removed, and what stands above the log start was never flushed: a crash may bring back an old file alone.
+    """Segments were removed, and nothing above the log start was flushed: a crash may bring back an old file alone.
 
-    Found by the model (seed 4): the offsets between it and the next file were called damage, since they had been flushed once.
+    Found by the model (seed 4): the offsets between it and the next file counted as damage, because they had been
+    flushed once.
     """
     for seed in range(30):
         world = World(TINY)
@@ -78,10 +79,10 @@ def test_removed_segment_that_comes_back_makes_no_damage() -> None:
 
 
 def test_log_start_makes_nothing_flushed_for_the_recovery_point() -> None:
-    """A truncation takes a clean mark off; the recovery point that it writes stays below what a removal only called flushed.
+    """A truncation removes a clean mark; its recovery point stays below what a removal only counted as flushed.
 
-    Found by the model (seed 423): the leader epoch of a batch that the log start lies in was lost, since everything below the
-    recovery point was thought to be in the checkpoint.
+    Found by the model (seed 423): the leader epoch of the batch that holds the log start was lost, because everything
+    below the recovery point was assumed to be in the checkpoint.
     """
     world = World(LARGE)
     append(world, 1)

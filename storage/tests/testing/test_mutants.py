@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The proofs can fail: each wrong decision of the engine is found by the model or by the crash points.
+"""The proofs can fail: the model or the crash points find each wrong decision of the engine.
 
-Those that need real directories stand in `integration_tests/tests/crash/test_corruption.py`.
+`integration_tests/tests/crash/test_corruption.py` has those that need real directories.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FOUND_HERE = [
 
 @pytest.mark.parametrize("mutant", FOUND_HERE)
 def test_mutant_is_found(mutant: Mutant) -> None:
-    """The finder that the table names says what is wrong."""
+    """The finder in the table reports what is wrong."""
     assert find(mutant) is not None
 
 
@@ -41,7 +41,7 @@ def test_the_engine_is_right_again_afterwards() -> None:
 
 
 def test_a_mutant_is_found_by_the_same_seed_again() -> None:
-    """What the model says of a mutant is the same each time: the seed, the step, and the operations before it."""
+    """The model reports the same seed, step and previous operations each time."""
     mutant = next(each for each in MUTANTS if each.name == "compaction: a filler forgets its sequences")
     said = find(mutant)
     assert said is not None
@@ -49,7 +49,7 @@ def test_a_mutant_is_found_by_the_same_seed_again() -> None:
 
 
 def test_mutants_have_names_of_their_own() -> None:
-    """At least twelve, and what is found by the focus of a mutant is not found without the mutant."""
+    """At least twelve, and the focus of a mutant finds nothing without the mutant."""
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 12
     mutant = next(each for each in MUTANTS if each.name == "compaction: a filler forgets its sequences")
     few = MODEL_RUNS // 50
