@@ -46,7 +46,7 @@ def active_brokers(admin: Admin) -> frozenset[int]:
 
 
 def print_problems(problems: list[PartitionProblem]) -> None:
-    """Print problems, three lines each."""
+    """Print each problem in three lines."""
     for problem in problems:
         typer.echo(f"{problem.topic}:{problem.partition} is {problem.kind}")
         typer.echo(f"  why:     {problem.reason}")
