@@ -44,7 +44,7 @@ async def resolve(host: str, port: int) -> tuple[str, ...]:
             failure = error
         except UnicodeError as error:
             failure = socket.gaierror(str(error))
-        with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed, so no caller waits
             loop.call_soon_threadsafe(settle, addresses, failure)
 
     threading.Thread(target=look_up, name="lograft-resolve", daemon=True).start()

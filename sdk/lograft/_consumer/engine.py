@@ -100,7 +100,7 @@ class FetchEngine:
         if self._is_closed:
             return
         if trouble is not None:
-            # A seek brings no records. The trouble goes on from its first time.
+            # A seek does not end the trouble. It keeps its start time.
             self._troubles.begin(cursor.tp, trouble.since_ms, trouble.error)
         fetcher = PartitionFetcher(cursor, generation, offset, self._cluster.backoff())
         self._fetchers[cursor.tp] = fetcher

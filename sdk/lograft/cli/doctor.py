@@ -29,7 +29,7 @@ def doctor(
             try:
                 found += partition_problems(admin.describe_topic(summary.topic), active)
             except UnknownTopicError:
-                continue  # it was deleted meanwhile
+                continue  # the topic was deleted since the list
     if as_json:
         print_json([asdict(problem) for problem in found])
     else:

@@ -339,7 +339,7 @@ def _parse_rack(option: str, text: str) -> str | None:
     rack = text.strip()
     if len(rack) > MAX_RACK_CHARACTERS:
         raise OptionError(option, f"has {len(rack)} characters; a rack has at most {MAX_RACK_CHARACTERS}")
-    return rack or None  # Kafka's default is the empty text: no rack
+    return rack or None  # Kafka's default is the empty string: no rack
 
 
 def _parse_timestamp(option: str, text: str) -> int:
