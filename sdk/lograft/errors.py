@@ -184,7 +184,7 @@ class UnreachableError(RetriableError, TimeoutError):
 
     Attributes:
         troubles: the first 100 of these partitions, the longest wait first.
-        partition_count: number of these partitions, which is the number of assigned ones.
+        partition_count: number of these partitions: all that the consumer fetches.
     """
 
     def __init__(self, troubles: Sequence[PartitionTrouble], *, partition_count: int, duration_ms: int) -> None:

@@ -411,9 +411,9 @@ class PartitionDescription:
     """A partition, as clients see it. `leader_id` is None without a leader.
 
     Eligible leader replicas are not in sync but have everything committed (KIP-966). Last known eligible leader replicas were
-    eligible until their broker stopped uncleanly; an unclean election takes one of them first. A partition with awaited
-    replicas has no leader, because no other replica has everything that was acknowledged. It gets a leader when one of the
-    directories is back, or by an unclean election.
+    in sync or eligible until an unclean shutdown of their broker; an unclean election takes one of them first. A partition
+    with awaited replicas has no leader, because no other replica has everything that was acknowledged. It gets a leader when
+    one of the directories is back, or by an unclean election.
     """
 
     partition: int

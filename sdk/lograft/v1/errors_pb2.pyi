@@ -52,7 +52,9 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     ERROR_CODE_NOT_CONTROLLER: _ErrorCode.ValueType  # 13
     """This node is not the active controller."""
     ERROR_CODE_BROKER_FENCED: _ErrorCode.ValueType  # 14
-    """The broker is not registered, or is fenced. For a new topic or new partitions: the brokers for the replicas are."""
+    """The broker is not registered, or is fenced. For a new topic or new partitions: too few brokers are unfenced, but enough are
+    registered or may still register.
+    """
     ERROR_CODE_STALE_BROKER_EPOCH: _ErrorCode.ValueType  # 15
     """The broker epoch is not that of the current registration."""
     ERROR_CODE_DUPLICATE_BROKER: _ErrorCode.ValueType  # 16
@@ -147,7 +149,9 @@ ERROR_CODE_LEADER_NOT_AVAILABLE: ErrorCode.ValueType  # 12
 ERROR_CODE_NOT_CONTROLLER: ErrorCode.ValueType  # 13
 """This node is not the active controller."""
 ERROR_CODE_BROKER_FENCED: ErrorCode.ValueType  # 14
-"""The broker is not registered, or is fenced. For a new topic or new partitions: the brokers for the replicas are."""
+"""The broker is not registered, or is fenced. For a new topic or new partitions: too few brokers are unfenced, but enough are
+registered or may still register.
+"""
 ERROR_CODE_STALE_BROKER_EPOCH: ErrorCode.ValueType  # 15
 """The broker epoch is not that of the current registration."""
 ERROR_CODE_DUPLICATE_BROKER: ErrorCode.ValueType  # 16

@@ -101,7 +101,7 @@ class Partition(_message.Message):
 
     @_builtins.property
     def last_known_eligible_leader_replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Node ids of the replicas that were eligible last; empty while a replica is eligible."""
+        """Node ids of the replicas that left the ISR or the eligible leader replicas by an unclean shutdown, while too few are in sync."""
 
     @_builtins.property
     def awaited_replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___AwaitedReplica]:
