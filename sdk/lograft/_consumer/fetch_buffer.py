@@ -12,8 +12,7 @@ Credit. A broker may send the bytes that it was granted. `CreditLedger` grants c
 received and not consumed, plus bytes that may still come, never exceed the limit, except by a single larger batch.
 
 Laws: the positions of one generation never go back, except by a `Reset`. Each chunk is handed out once, in the order of
-arrival.
-The bytes of dropped chunks are granted again like those of consumed ones.
+arrival. The bytes of dropped chunks are granted again like those of consumed ones.
 """
 
 from __future__ import annotations

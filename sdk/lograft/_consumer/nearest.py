@@ -2,9 +2,9 @@
 """Chooses the broker from which a consumer reads a partition: the leader, or an in-sync follower in the consumer's rack.
 
 Pure. Laws: without a leader there is no broker to read from, because followers serve no reads then. A follower is chosen only
-if the
-leader is in another rack. The same state gives the same follower, and neighbouring partitions are spread over several
-followers. Source: KIP-392; docs/replication.md, "Reads from followers".
+if the leader is in another rack. The same state gives the same follower, and neighbouring partitions are spread over several
+followers.
+Source: KIP-392; docs/replication.md, "Reads from followers".
 """
 
 from __future__ import annotations

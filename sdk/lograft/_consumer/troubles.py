@@ -4,8 +4,7 @@
 This module owns these times. It must not know streams, leaders or clocks.
 
 Laws: a partition is in trouble from its start, or from the loss of its stream or route, until something comes again. Attempts
-in
-between do not restart the time. An outage begins when the last of the partitions gets into trouble.
+in between do not restart the time. An outage begins when the last of the partitions gets into trouble.
 """
 
 from __future__ import annotations

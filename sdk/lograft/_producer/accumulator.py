@@ -26,10 +26,9 @@ new time mark. So a timestamp is at most `max(linger_ms, MARK_INTERVAL_MS)` earl
 record.
 
 Laws: each accepted record is in exactly one batch. Records of a partition stay in the order in which they were accepted.
-Reserved
-bytes never exceed `buffer_bytes`, except by one late record for each thread. A batch holds at most `MAX_BATCH_RECORDS` records,
-and does not exceed its size limit unless it is a single larger record. Source: linger and full pipelines work together as in
-Kafka's RecordAccumulator (Kafka 4.0).
+Reserved bytes never exceed `buffer_bytes`, except by one late record for each thread. A batch holds at most `MAX_BATCH_RECORDS`
+records, and does not exceed its size limit unless it is a single larger record.
+Source: linger and full pipelines work together as in Kafka's RecordAccumulator (Kafka 4.0).
 """
 
 from __future__ import annotations

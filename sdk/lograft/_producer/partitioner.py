@@ -4,8 +4,7 @@
 This module has the rule for keys. Records without a key stick to one partition until its batch is sealed; see
 `TopicBuffers.sticky`.
 Source: librdkafka's `consistent_random`, but with CRC-32C as the checksum, which hardware computes. A broker's Append call uses
-the
-same rule.
+the same rule.
 """
 
 from __future__ import annotations

@@ -78,8 +78,7 @@ class Sender:
         """True when the loop must learn of new work. The caller holds the lock.
 
         A batch whose pipeline is full is no new work: the loop takes it when the pipeline moves. A wake for each of them would
-        cost a
-        busy caller the interpreter lock each time.
+        cost a busy caller the interpreter lock each time.
         """
         if self.is_wake_due:
             return False

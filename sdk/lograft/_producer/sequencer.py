@@ -22,9 +22,9 @@ Batches with sequences are resent, as after a lost connection. Without sequences
 they fail with an unknown outcome.
 
 Laws: each batch is acknowledged or failed exactly once. The batches of one partition reach the log in the order of sealing. At
-most
-`window` batches are in flight. Once a batch may be in the log, its sequence is not reused for other records under the same
-identity. Source: KIP-98 and KIP-360 for the sequences; docs/glossary.md, "producer state", for the window of 16.
+most `window` batches are in flight. Once a batch may be in the log, its sequence is not reused for other records under the same
+identity.
+Source: KIP-98 and KIP-360 for the sequences; docs/glossary.md, "producer state", for the window of 16.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@
 This module does the Arrow work of a read, without a Python step for each record. It loads pyarrow, so it runs only in tasks.
 
 Law: every batch has the Arrow schema that Spark derives from `schema.row_schema` (a test compares them). Spark checks only the
-first
-batch of a task, and passes the buffers of the others to the JVM unchecked.
+first batch of a task, and passes the buffers of the others to the JVM unchecked.
 
 pyarrow has no type stubs. Here and in `arrow_routes`, `Any` stands for its objects; no other module of the Spark side uses it
 so.

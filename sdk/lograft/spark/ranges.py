@@ -5,13 +5,11 @@ This module turns bounds into offsets, finds data loss at planning time, and spl
 and returns ranges. It must not ask a broker (`lograft.spark.source` does) and must not know Spark.
 
 Laws: the ranges of one partition are disjoint and ascending, start inclusive, end exclusive. Together they are exactly the
-readable
-part of the requested range. Empty ranges are left out. Which task reads a record depends only on offsets, never on a number of
-records.
+readable part of the requested range. Empty ranges are left out. Which task reads a record depends only on offsets, never on a
+number of records.
 
 Source: `KafkaOffsetRangeCalculator` of Spark's Kafka connector for the meaning of minPartitions (a minimum, reached by
-splitting the
-larger ranges) and maxRecordsPerPartition.
+splitting the larger ranges) and maxRecordsPerPartition.
 """
 
 from __future__ import annotations

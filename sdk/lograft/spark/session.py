@@ -2,8 +2,7 @@
 """A small local Spark session that starts fast, works without an installed Java, and logs little.
 
 This module owns settings for Spark on one machine: for tests, the demo, or a first try in a notebook. It is not for clusters.
-Operators
-configure Spark there, and `format("lograft")` needs none of this.
+Operators configure Spark there, and `format("lograft")` needs none of this.
 """
 
 from __future__ import annotations

@@ -4,13 +4,11 @@
 This module carries a task's rows to the producer, and its counts back to the driver. `arrow_routes` decides how rows are split.
 
 Guarantee: at least once. A task reports success only after all in-sync replicas have acknowledged every record of it. A task
-that runs
-again (failure, speculation, a lost executor) writes all its rows again. Records of a failed attempt stay in the log. The
-producer's own resends do not duplicate, because it is idempotent within one task attempt.
+that runs again (failure, speculation, a lost executor) writes all its rows again. Records of a failed attempt stay in the log.
+The producer's own resends do not duplicate, because it is idempotent within one task attempt.
 
 Life of a write: Spark makes one `BatchWriter` on the driver and pickles it. `write` runs in each task and returns a message.
-`commit`
-runs once on the driver, in another process, with all messages.
+`commit` runs once on the driver, in another process, with all messages.
 """
 
 from __future__ import annotations

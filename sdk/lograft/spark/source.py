@@ -4,10 +4,9 @@
 This module talks to the brokers for a query. `ranges` (pure) decides what to read, `arrow_rows` makes the rows.
 
 Life of a read: Spark calls `partitions` once while it plans a query. Offsets are resolved only there. So all tasks of one query
-read the
-same log, whatever arrives later. Each action on a DataFrame plans again, and "latest" then means a later offset. A task reads
-one range and ends when its position has reached the end of the range, not after a number of records, because some offsets have
-no record. Clients are made inside the call that uses them, never at import, because Spark forks its workers.
+read the same log, whatever arrives later. Each action on a DataFrame plans again, and "latest" then means a later offset. A
+task reads one range and ends when its position has reached the end of the range, not after a number of records, because some
+offsets have no record. Clients are made inside the call that uses them, never at import, because Spark forks its workers.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 """Record batches: the unit of everything that is produced, stored, replicated and fetched.
 
 Users of the format import only this module: `encode_batch` makes a batch, `compose_batch` makes one in pieces, `check_batch`
-checks
-one, and `RecordBatch` reads one. It has no code of its own; `encoder.py`, `checker.py` and `reader.py` have it.
+checks one, and `RecordBatch` reads one. It has no code of its own; `encoder.py`, `checker.py` and `reader.py` have it.
 """
 
 from __future__ import annotations

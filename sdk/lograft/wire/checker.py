@@ -2,10 +2,10 @@
 """Checks a record batch from a client before anything of it is kept.
 
 Law: a batch that passes cannot break a reader. Every accessor of `RecordBatch` works on it and returns `record_count` entries,
-and the
-batch covers exactly the offsets of its header. Whatever the bytes are, the result is a header or a `BatchError`, within bounded
-memory. Cost: about 40 us for 256 KB of 100-byte records. It loops over records in Python only if timestamps or record headers
-differ. Source: docs/storage_format.md section 2.1; Kafka, LogValidator.
+and the batch covers exactly the offsets of its header. Whatever the bytes are, the result is a header or a `BatchError`, within
+bounded memory.
+Cost: about 40 us for 256 KB of 100-byte records. It loops over records in Python only if timestamps or record headers differ.
+Source: docs/storage_format.md section 2.1; Kafka, LogValidator.
 """
 
 from __future__ import annotations

@@ -116,8 +116,7 @@ SLICED_FROM_BYTES = 256 * 1024
 """Size from which the record headers of a payload in an unusual layout are parsed in slices.
 
 The generated parser holds the interpreter lock to its end: 250 ms for 8 MiB of empty record headers, during which the process
-serves
-no other client. Finding the ends of the fields takes another 40 to 80 ns for each, so small payloads are not sliced.
+serves no other client. Finding the ends of the fields takes another 40 to 80 ns for each, so small payloads are not sliced.
 """
 
 _SLICE_BYTES = 32 * 1024

@@ -2,8 +2,7 @@
 """Codecs of the payload of a record batch: none, or one zstd frame.
 
 Law: whatever the bytes are, decompression never returns more than the caller's limit, and never holds more than the limit, 8
-MiB and a
-window. It accepts exactly one whole frame, with nothing before or after it.
+MiB and a window. It accepts exactly one whole frame, with nothing before or after it.
 Source: RFC 8878. The codec numbers are those of Kafka's attributes.
 """
 

@@ -3,9 +3,8 @@
 
 Servers make a status with `abort_status` and pass it to `context.abort_with_status`. Clients read it with `parse_rpc_error`.
 Law: one complete table maps each `ErrorCode` to a gRPC status code. The `ErrorCode` (ErrorInfo.reason, domain "lograft") says
-what
-happened. The gRPC code serves people, and clients that know nothing of Lograft.
-A failure of one partition in a stream or a list is a `PartitionError` message instead.
+what happened. The gRPC code serves people, and clients that know nothing of Lograft. A failure of one partition in a stream or
+a list is a `PartitionError` message instead.
 Source: docs/clients.md, "Errors"; AIP-193.
 """
 

@@ -2,8 +2,7 @@
 """Base-128 varints of the protobuf wire format, for the few places that read or write them by hand.
 
 It reads a strict subset of what generated parsers accept: at most 9 bytes, so no negative numbers. A caller that meets another
-varint
-falls back to the generated parser.
+varint falls back to the generated parser.
 Source: protobuf.dev/programming-guides/encoding.
 """
 
