@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The house lint: rules that ruff, pyright and import-linter do not know, over the syntax tree and the text of a file.
 
-Each rule is a function from a source file to the problems in it, and is itself tested on a snippet that breaks it and
-on one that keeps it. A file that must break a rule for a while stands in EXCEPTIONS with the day and the reason.
+Each rule is a function from a source file to the problems in it. A test runs it on a snippet that breaks it and on one that
+keeps it. A file that must break a rule for a while is in EXCEPTIONS, with the day and the reason.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ GENERATED = ("sdk/lograft/v1/", "sdk/lograft/internal/")
 BUILD_FOLDERS = frozenset({"__pycache__", "build", "dist", "gen", "target", "node_modules"})
 COMMENTED_SUFFIXES = frozenset({".py", ".proto", ".go", ".java", ".js", ".sh", ".yaml", ".yml"})
 NOT_CUT_OUT = ("brokerd/api/", "brokerd/replication/", "brokerd/replica/")
-"""Folders in which cores are still mixed with shells: what calls itself pure there is not yet checked to be."""
+"""Folders that still mix cores with shells. Modules there that call themselves pure are not checked yet."""
 
 
 def _pure_modules() -> Iterator[str]:
-    """Return the modules of the import contracts about purity: the one list of what is a core."""
+    """Yield the modules of the import contracts about purity, which are the only list of cores."""
     linter = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
     for contract in linter["contracts"]:
         if contract["name"].startswith("pure "):
@@ -63,7 +63,7 @@ IMPURE_MODULES = (
     *("threading", "time", "uuid", "lograft.v1", "lograft.internal"),
 )
 WIRE_MODULES = ("google", "lograft.v1")
-"""What cores of storage may know: the bytes of batches are their subject."""
+"""Modules that cores of storage may import, because the bytes of batches are their subject."""
 ORDER_FREE = frozenset({"sorted", "len", "min", "max", "sum", "any", "all", "set", "frozenset", "bool"})
 ORDER_TAKING = frozenset({"list", "tuple", "iter", "enumerate", "zip", "map", "filter", "reversed", "dict"})
 VAGUE_NAME = re.compile(r"(?:Manager|Util|Utils|Helper|Helpers|Impl)$")
@@ -75,7 +75,7 @@ LEFTOVER = re.compile(r"\b(?:" + "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X"
 EXCEPTIONS: dict[tuple[str, str], str] = {
     ("brokerd/replica/manager.py", "names_say_something"): "2026-11-26: ReplicaManager is Kafka's word for it",
 }
-"""(path, rule) of a file that may break a rule: the day and the reason."""
+"""For the (path, rule) of a file that may break a rule: the day and the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ class Source:
 
     @property
     def is_core(self) -> bool:
-        """True for a file of a pure core, its tests aside."""
+        """True for a file of a pure core, except its tests."""
         return self.is_python and self.path.startswith(CORES) and "/tests/" not in self.path
 
     @property
@@ -202,7 +202,7 @@ def core_set_order(source: Source) -> list[Problem]:
 
 
 def _order_free_comprehensions(tree: ast.AST) -> set[ast.expr]:
-    """Return what is walked inside `sorted(... for ...)`, a set comprehension and the like, where no order remains."""
+    """Return what is iterated over inside `sorted(... for ...)`, a set comprehension and the like, which keep no order."""
     free: set[ast.expr] = set()
     for node in ast.walk(tree):
         inner: list[ast.expr] = [node] if isinstance(node, ast.SetComp) else []
@@ -307,7 +307,7 @@ RULES: tuple[Rule, ...] = (
 
 @cache
 def sources() -> list[Source]:
-    """Return the source files of the project: neither generated nor built."""
+    """Return the source files of the project, without generated and built ones."""
     found: list[Source] = []
     for path in sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*")):
         name = path.relative_to(ROOT).as_posix()
@@ -320,7 +320,7 @@ def sources() -> list[Source]:
 def unimported(files: list[Source], other_texts: Iterable[str] = ()) -> list[str]:
     """Return the modules that no other file names: dead code, or a missing test.
 
-    A module is named by an import, or by its dotted name or its path in a text (lazy imports, entry points, make).
+    An import names a module, and so does a text with its dotted name or its path (lazy imports, entry points, make).
     """
     named: dict[str, set[str]] = {}
     for path, text in [*((each.path, each.text) for each in files), *(("", text) for text in other_texts)]:
@@ -340,7 +340,7 @@ def _module(path: str) -> str:
 
 
 def _named(path: str, text: str) -> set[str]:
-    """Return every dotted name in a text, with its prefixes, and what `from ... import` names in a Python file."""
+    """Return every dotted name in a text, with its prefixes, and the names that `from ... import` imports in a Python file."""
     dotted = {name.removesuffix(".py").replace("/", ".").removeprefix("sdk.") for name in DOTTED.findall(text)}
     for node in ast.walk(parsed(text)) if path.endswith(".py") else ():
         if isinstance(node, ast.ImportFrom):
@@ -352,7 +352,7 @@ def _named(path: str, text: str) -> set[str]:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_every_file_keeps_the_rule(rule: Rule) -> None:
-    """Every source file keeps the rule, but for the dated exceptions."""
+    """Every source file keeps the rule, except the dated exceptions."""
     broken = [
         f"{source.path}: {problem}"
         for source in sources()
@@ -425,7 +425,7 @@ def test_rule_finds_the_bad_and_passes_the_good(rule: Rule, path: str, bad: str,
 
 
 def test_core_rules_leave_shells_and_tests_alone() -> None:
-    """What a core must not do, shells and the cores' tests may."""
+    """Shells and the tests of cores may do what a core must not."""
     text = "import time\nprint(time.time())\nfor x in {1, 2}: pass\n"
     for path in (SHELL, "brokerd/partition/tests/test_state.py"):
         source = Source(path=path, text=text)
@@ -433,7 +433,7 @@ def test_core_rules_leave_shells_and_tests_alone() -> None:
 
 
 def test_unimported_module_is_found() -> None:
-    """A module that nobody names is found; an import, a lazy import and a command line each name it."""
+    """A module that no file names is found. An import, a lazy import and a command line each name it."""
     files = [
         Source(path="brokerd/dead.py", text=""),
         Source(path="brokerd/imported.py", text=""),

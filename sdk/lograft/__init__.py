@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lograft's Python SDK: produce, consume and administer a log store on a Raft quorum.
 
-Owns the public names and nothing else. They are found at first use (PEP 562), so that importing `lograft.wire` or the
-generated stubs loads no client, no thread and no channel.
+This package only names the public classes. Python imports each of them at its first use (PEP 562). So an import of
+`lograft.wire` or of the generated stubs loads no client, no thread and no channel.
 
     from lograft import Admin, Consumer, Producer, TopicPartition
-    from lograft import aio          # the same clients, native asyncio
+    from lograft import aio          # the same clients for asyncio
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
-# Read when gRPC is loaded, which nothing before this line does. gRPC's fork handlers start its threads anew in a forked child, where
-# they go on with the calls of the parent and end it by SIGSEGV. Without them the child has no such thread, and nothing of gRPC is
-# touched there (`_client.forks`). Whoever needs the handlers sets the variable.
+# gRPC reads this variable when it is loaded, and nothing before this line loads it. In a forked child, gRPC's fork handlers
+# restart its threads. Those continue the parent's calls and crash the child with SIGSEGV. Without the handlers the child has no
+# such threads, and the SDK does not touch gRPC there (`_client.forks`). A program that needs the handlers sets the variable
+# itself.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
-# It has a hook that must be here before a program forks.
+# This module registers a hook that must exist before a program forks.
 import_module("lograft._client.forks")
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ _MODULES: Final = frozenset({"aio", "errors"})
 
 
 def __getattr__(name: str) -> object:
-    """Import the home of a public name at its first use."""
+    """Import a public name from its module at the first use."""
     if name in _MODULES:
         return import_module(f"lograft.{name}")
     home = _HOMES.get(name)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The blocking admin client.
 
-Owns the way to the background event loop, where an asyncio admin client does the work. `lograft._admin` has the documentation of both.
+It passes each call to an asyncio admin client on the background event loop. `lograft._admin` has the docstrings of the calls of
+both.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ T = TypeVar("T")
 def _blocking(
     verb: Callable[Concatenate[AsyncAdmin, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Admin, P], T]:
-    """Return a method of the asyncio client as one that blocks."""
+    """Return a method of the asyncio client as a blocking method."""
 
     def method(self: Admin, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._run(lambda admin: verb(admin, *args, **kwargs))  # pyright: ignore[reportPrivateUsage]
@@ -39,10 +40,11 @@ class Admin:
     """Creates, changes, lists, describes and deletes topics; describes and changes the cluster. Any number of threads may use it.
 
     Args:
-        bootstrap: "host:port", several with commas, or a list: brokers to ask first.
-        cluster_id: id that the cluster must have; None: any.
-        connection_liveness_ms: milliseconds without a sign of life after which a connection is given up, 4,000 to 60,000.
-        request_timeout_ms: milliseconds that a call may take, all tries together.
+        bootstrap: brokers to ask first: "host:port", several separated by commas, or a list.
+        cluster_id: the id that the cluster must have; None accepts any cluster.
+        connection_liveness_ms: milliseconds without a byte from the broker after which a connection has failed, 4,000 to
+            60,000.
+        request_timeout_ms: milliseconds that a call may take, all attempts together, 1 to 3,600,000.
 
     Raises:
         InvalidSettingError: a setting is out of range.
@@ -98,7 +100,7 @@ class Admin:
     delete_records = _blocking(AsyncAdmin.delete_records)
 
     def close(self) -> None:
-        """Let the connections go. Further calls do nothing."""
+        """Close the connections. Further calls do nothing."""
         with self._lock:
             if self._is_closed or self._is_forked:
                 return
@@ -111,7 +113,7 @@ class Admin:
                 release_runtime(runtime)
 
     def leave(self, started_s: float) -> None:
-        """Called at the end of the process: let the connections go."""
+        """Close the connections at the end of the process."""
         del started_s
         runtime = self._runtime
         if runtime is not None and not self._is_closed and not self._is_forked:
@@ -136,7 +138,7 @@ class Admin:
         return runtime.run(work(self._admin))
 
     def after_fork(self) -> None:
-        """Called in a forked child: refuse to work from now on."""
+        """Make every later call raise `ForkedClientError`. Runs in the forked child."""
         self._lock = threading.Lock()
         self._is_forked = True
         keep_for_ever(self._runtime)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The blocking consumer.
 
-Owns the lock and the waits of the caller's thread. Streams run on the background event loop (`_client.runtime`), which puts
-what arrives into the collector; decoding happens in the caller's thread. One thread at a time should use a consumer (calls
-are serialised, not interleaved).
+It owns the lock and the waits of the caller's thread. Streams run on the background event loop (`_client.runtime`), which
+puts arriving chunks into the collector. The caller's thread decodes them. One thread at a time should use a consumer: calls
+from several threads run one after the other.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class Consumer:
-    """Reads records of the partitions that it is given.
+    """Reads records of the partitions that are assigned to it.
 
         with Consumer("localhost:9640") as consumer:
             consumer.assign([TopicPartition("events", 0)])
@@ -47,19 +47,21 @@ class Consumer:
                 process(batch.values())
 
     Args:
-        bootstrap: "host:port", several with commas, or a list: brokers to ask first.
-        cluster_id: id that the cluster must have; None: any.
-        connection_liveness_ms: milliseconds without a sign of life after which a connection is given up, 4,000 to 60,000.
-        fetch_credit_bytes: bytes that each broker may send ahead of the application, 1,024 to 1 GiB; one larger batch still comes.
+        bootstrap: brokers to ask first: "host:port", several separated by commas, or a list.
+        cluster_id: the id that the cluster must have; None accepts any cluster.
+        connection_liveness_ms: milliseconds without a byte from the broker after which a connection has failed, 4,000 to
+            60,000.
+        fetch_credit_bytes: bytes that each broker may send ahead of the application, 1,024 to 1 GiB. A batch that is larger
+            still comes.
         max_chunk_bytes: bytes of one message from a broker, 1,024 to 4 MiB.
-        on_out_of_range: "error", or go on from the "earliest" or "latest" offset when a position does not exist
-            (any more).
-        check_crcs: check the checksum of every batch.
-        client_rack: rack of this consumer, 1 to 249 characters: partitions whose leader is in another rack are read from a follower in
-            sync in this one, if there is one; None: from leaders only.
-        unreachable_timeout_ms: milliseconds without anything from any assigned partition, after which a poll raises
+        on_out_of_range: what happens when a position does not exist (any more): "error" raises, "earliest" and "latest"
+            continue from that offset.
+        check_crcs: verify the checksum of every batch.
+        client_rack: rack of this consumer, 1 to 249 characters. The consumer reads a partition whose leader is in another rack
+            from an in-sync follower in this rack, if one exists. None reads from leaders only.
+        unreachable_timeout_ms: milliseconds without anything from any assigned partition after which a poll raises
             `UnreachableError`, 100 to 86,400,000.
-        request_timeout_ms: milliseconds that look-ups of topics and offsets may take, 1 to 3,600,000.
+        request_timeout_ms: milliseconds for a lookup of topics or offsets, 1 to 3,600,000.
 
     Raises:
         InvalidSettingError: a setting is out of range.
@@ -96,7 +98,7 @@ class Consumer:
         self._collector = FetchCollector(self._settings, self._give_back)
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)
-        # Serialises the caller's threads; `_lock` only guards the collector and is never held while waiting for the loop.
+        # Serialises the caller's threads. `_lock` only guards the collector; no thread holds it while it waits for the loop.
         self._caller = threading.RLock()
         self._is_closed = False
         self._is_forked = False
@@ -117,13 +119,13 @@ class Consumer:
         """Read exactly these partitions from now on.
 
         Args:
-            tps: partitions; none: read nothing.
-            offsets: first offset wanted of some or all of them.
-            start: "earliest" or "latest": where the others begin.
+            tps: the partitions; an empty list reads nothing.
+            offsets: the first offset to read, for some or all of the partitions.
+            start: where the other partitions begin: "earliest" or "latest".
 
         Raises:
             UnknownTopicError: a topic or partition does not exist.
-            LograftError: the offsets could not be looked up.
+            LograftError: the client could not look up the offsets.
         """
         wanted = check_partitions(tps)
         with self._caller:
@@ -138,12 +140,12 @@ class Consumer:
 
     @property
     def assignment(self) -> list[TopicPartition]:
-        """Partitions that are assigned."""
+        """The assigned partitions."""
         with self._lock:
             return list(self._collector.cursors)
 
     def position(self, tp: TopicPartition) -> int:
-        """Return the offset of the next record that will be handed out.
+        """Return the offset of the next record that a poll hands out.
 
         Raises:
             NotAssignedError: the partition is not assigned.
@@ -152,12 +154,16 @@ class Consumer:
             return self._collector.cursor(tp).position
 
     def high_watermark(self, tp: TopicPartition) -> int | None:
-        """Return the end of the readable offsets (exclusive) as last seen; None: nothing has come yet."""
+        """Return the last known high watermark, the exclusive end of the readable offsets; None before anything came.
+
+        Raises:
+            NotAssignedError: the partition is not assigned.
+        """
         with self._lock:
             return self._collector.cursor(tp).high_watermark
 
     def health(self) -> ConsumerHealth:
-        """Describe how it stands with every assigned partition: where it is read, since when nothing comes, and why. Asks nobody."""
+        """Return for every assigned partition where it is read, since when nothing comes, and why. No broker is asked."""
         self._check_usable()
         with self._lock:
             cursors = [copy(cursor) for cursor in self._collector.cursors.values()]
@@ -171,10 +177,11 @@ class Consumer:
         return runtime.run(look())
 
     def seek(self, tp: TopicPartition, offset: int) -> None:
-        """Go on from an offset.
+        """Continue from an offset.
 
         Raises:
             NotAssignedError: the partition is not assigned.
+            UsageError: the offset is not valid.
         """
         with self._caller:
             self._check_usable()
@@ -183,54 +190,59 @@ class Consumer:
             self._restart([], [cursor])
 
     def seek_to_time(self, tp: TopicPartition, timestamp_ms: int) -> None:
-        """Go on from the first record with a timestamp or a later one, or from the end when there is none.
+        """Continue from the first record with this timestamp or a later one, or from the end if none exists.
 
         Args:
             tp: an assigned partition.
             timestamp_ms: milliseconds since 1970-01-01 UTC.
+
+        Raises:
+            NotAssignedError: the partition is not assigned.
+            LograftError: the client could not look up the offset.
         """
         self._seek_to(tp, lambda fetcher: fetcher.find_time_or_end(tp, timestamp_ms))
 
     def seek_to_beginning(self, *tps: TopicPartition) -> None:
-        """Go on from the first readable offset; without arguments: of all assigned partitions."""
+        """Continue from the first readable offset of these partitions; without arguments, of all assigned partitions."""
         for tp, offset in self.beginning_offsets(tps or self.assignment).items():
             self.seek(tp, offset)
 
     def seek_to_end(self, *tps: TopicPartition) -> None:
-        """Go on with what becomes readable from now on; without arguments: of all assigned partitions."""
+        """Continue from the high watermark of these partitions; without arguments, of all assigned partitions."""
         for tp, offset in self.end_offsets(tps or self.assignment).items():
             self.seek(tp, offset)
 
     def beginning_offsets(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Look up the first readable offset of partitions, assigned or not."""
+        """Look up the first readable offset of each partition. The partitions need not be assigned."""
         return self._find(check_partitions(tps), Position.EARLIEST)
 
     def end_offsets(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Look up the end of the readable offsets (exclusive) of partitions, assigned or not."""
+        """Look up the high watermark (exclusive end of the readable offsets) of each partition. It need not be assigned."""
         return self._find(check_partitions(tps), Position.LATEST)
 
     def offsets_for_times(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
-        """Look up the first offset with a timestamp or a later one; None: there is none."""
+        """Look up the first offset with a timestamp (milliseconds since 1970-01-01 UTC) or a later one; None if none exists."""
         with self._caller:
             return self._run(lambda fetcher: fetcher.find_times(times_ms))
 
     # -- reading
 
     def poll_batch(self, timeout_ms: int = 1_000) -> FetchedBatch | None:
-        """Return the next batch and move the position behind it: the fast way to read.
+        """Return the next batch and move the position past it. This is the fastest way to read.
 
         Args:
-            timeout_ms: milliseconds to wait for one; 0: do not wait.
+            timeout_ms: milliseconds to wait for a batch; 0 does not wait.
 
         Returns:
-            None when nothing came in time.
+            The batch, or None when no batch came in time.
 
         Raises:
-            OffsetOutOfRangeError: the position does not exist (any more), and the policy is "error".
+            OffsetOutOfRangeError: the position does not exist (any more), and `on_out_of_range` is "error".
             CorruptDataError: a batch is damaged.
-            UnreachableError: nothing came from any assigned partition for `unreachable_timeout_ms`, nor in this poll's time; the
-                next poll goes on where this one was.
-            LograftError: a partition cannot be read; raised again until its position is moved by a seek.
+            UnreachableError: no assigned partition gave anything for `unreachable_timeout_ms`. A poll that begins during such
+                an
+                outage first waits for its own time. The next poll continues from the same positions.
+            LograftError: a partition cannot be read. Polls raise this again until a seek moves the position of the partition.
         """
         with self._caller:
             wait = self._wait(timeout_ms)
@@ -247,14 +259,14 @@ class Consumer:
                         self._arrived.wait(left_ms / 1000)
 
     def poll(self, max_records: int = 500, timeout_ms: int = 1_000) -> list[ConsumerRecord]:
-        """Return the next records and move the positions behind them.
+        """Return the next records and move the positions past them.
 
         Args:
-            max_records: most records, at least 1.
-            timeout_ms: milliseconds to wait for the first one; 0: do not wait.
+            max_records: the largest number of records, at least 1.
+            timeout_ms: milliseconds to wait for the first record; 0 does not wait.
 
         Returns:
-            An empty list when nothing came in time.
+            The records; an empty list when none came in time.
 
         Raises:
             LograftError: as `poll_batch`.
@@ -275,12 +287,12 @@ class Consumer:
                         self._arrived.wait(left_ms / 1000)
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
-        """Give record after record until the consumer is closed; positions move in steps of up to 500 records."""
+        """Yield one record after another until the consumer is closed. Positions move in steps of up to 500 records."""
         while not self._is_closed:
             yield from self.poll()
 
     def close(self) -> None:
-        """Let the connections go. Further calls do nothing."""
+        """Close the connections. Further calls do nothing."""
         with self._lock:
             if self._is_closed or self._is_forked:
                 return
@@ -294,7 +306,7 @@ class Consumer:
                 release_runtime(runtime)
 
     def leave(self, started_s: float) -> None:
-        """Called at the end of the process: let the connections go. A daemon thread that still polls goes on waiting."""
+        """Close the connections at the end of the process. A daemon thread that still polls keeps waiting."""
         del started_s
         fetcher, runtime = self._fetcher, self._runtime
         if fetcher is not None and runtime is not None and not self._is_closed and not self._is_forked:
@@ -334,7 +346,7 @@ class Consumer:
         return self._fetcher, self._runtime
 
     def _restart(self, old: list[TopicPartition], cursors: list[Cursor]) -> None:
-        """Have the loop let partitions go and fetch others from their positions on."""
+        """Tell the loop to stop fetching some partitions and to fetch others from their positions."""
         fetcher, runtime = self._start()
         starts = [(cursor, cursor.generation, cursor.position) for cursor in cursors]
 
@@ -370,7 +382,7 @@ class Consumer:
             raise unusable_error("consumer", is_forked=self._is_forked)
 
     def after_fork(self) -> None:
-        """Called in a forked child: refuse to work from now on."""
+        """Make every later call raise `ForkedClientError`. Runs in the forked child."""
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)
         self._caller = threading.RLock()

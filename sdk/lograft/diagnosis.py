@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with a partition, in a sentence that says what to do. Pure.
+"""Names the problems of partitions and says what an operator can do. Pure.
 
-Owns the judgement and the words. The facts come from `Admin.describe_topic` and `Admin.describe_cluster`.
+The facts come from `Admin.describe_topic` and `Admin.describe_cluster`.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ MIN_ISR_CONFIG = "min.insync.replicas"
 
 
 class ProblemKind(StrEnum):
-    """What clients notice."""
+    """What clients notice of a problem."""
 
     OFFLINE = "offline"
-    """No leader: nothing is read or written."""
+    """The partition has no leader. Clients can neither read nor write it."""
     UNDER_MIN_ISR = "under min ISR"
-    """Too few replicas are in sync: writes with acks=all are refused."""
+    """Too few replicas are in sync. The broker refuses writes with acks=all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionProblem:
-    """A partition that does not serve as it should.
+    """A partition that has a problem.
 
     Attributes:
-        topic: its topic.
-        partition: its number.
+        topic: topic name.
+        partition: partition, from 0.
         kind: what clients notice.
         reason: which broker holds what.
         advice: what an operator can do, with the command.
@@ -44,7 +44,7 @@ class PartitionProblem:
 
 
 def partition_problems(topic: TopicDescription, active: Collection[int]) -> list[PartitionProblem]:
-    """Return what is wrong with the partitions of a topic, in their order.
+    """Return the problems of the partitions of a topic, in partition order.
 
     Args:
         topic: the topic.

@@ -4,41 +4,42 @@
     LograftError                     .code says why, .retry_after_ms when to try again
     +-- RetriableError               may work later; the client has already tried until its own limit
     |   +-- NoBrokerError            no broker answered at any of the addresses
-    |   +-- RequestTimeoutError      the time that was given passed (also a TimeoutError)
-    |   +-- UnreachableError         nothing that a consumer is assigned could be fetched, .troubles says why
+    |   +-- RequestTimeoutError      the time of the call is up (also a TimeoutError)
+    |   +-- UnreachableError         no assigned partition could be fetched; .troubles says why
     |   +-- BufferTimeoutError       the producer's buffer stayed full for the delivery timeout
-    |   +-- NotLeaderError           leadership moves
+    |   +-- NotLeaderError           the broker does not lead the partition
     |   +-- LeaderNotAvailableError  the partition has no leader
     |   +-- NotEnoughReplicasError   too few replicas are in sync; nothing was appended
-    |   +-- NotEnoughReplicasAfterAppendError  they became too few while the records waited for them
-    |   +-- OffsetNotAvailableError  the leader cannot tell the latest offset now
+    |   +-- NotEnoughReplicasAfterAppendError  too few stayed in sync until the appended records were committed
+    |   +-- OffsetNotAvailableError  the leader does not know the latest offset now
     |   +-- OverloadedError          a limit of the server is reached
     |   +-- QuorumUnavailableError   the metadata quorum has no leader
-    |   +-- ServerUnavailableError   other passing troubles of a server
+    |   +-- ServerUnavailableError   another temporary failure of a server
     +-- FatalError                   the same call will fail again
-    |   +-- UsageError               misuse found in this process (also a ValueError)
+    |   +-- UsageError               wrong use, found in this process (also a ValueError)
     |   |   +-- InvalidSettingError  a setting is out of range
-    |   |   +-- InvalidAcksError     acks is not "all", "leader" or "none"
-    |   |   +-- RecordTooLargeError  a record is over the limit of its topic
-    |   |   +-- ClientClosedError    the client was closed
-    |   |   +-- ForkedClientError    the client belongs to the process that this one was forked from
-    |   |   +-- NotAssignedError     the consumer does not have this partition
+    |   |   |   +-- InvalidAcksError     acks is not "all", "leader" or "none"
+    |   |   +-- RecordTooLargeError  a record exceeds the limit of its topic
+    |   |   +-- ClientClosedError    the client is closed
+    |   |   +-- ForkedClientError    the client belongs to the parent of this forked process
+    |   |   +-- NotAssignedError     the partition is not assigned to the consumer
     |   |   +-- MissingExtraError    an optional dependency is not installed
-    |   +-- RefusedError             a server refused
+    |   +-- RefusedError             a server refused the request
     |   |   +-- WrongClusterError
     |   |   +-- UnknownTopicError
     |   |   |   +-- UnknownPartitionError
     |   |   +-- TopicAlreadyExistsError
-    |   |   +-- InvalidRequestError  topic names, counts, configs, replication factors
-    |   |   +-- BatchRefusedError    too large, corrupt or malformed
-    |   |   +-- OffsetOutOfRangeError  .log_start_offset, .high_watermark
-    |   +-- CorruptDataError         bytes that a broker sent do not match their checksum or format
+    |   |   +-- InvalidRequestError  a topic name, count, config or replication factor is not valid
+    |   |   +-- BatchRefusedError    a batch is too large, corrupt or malformed
+    |   |   +-- OffsetOutOfRangeError  .log_start_offset and .high_watermark say what is readable
+    |   +-- CorruptDataError         bytes from a broker do not match their checksum or format
     |   +-- DataLossError            the records are damaged and lost on every replica
-    |   +-- OutcomeUnknownError      it may or may not have taken effect
-    |   +-- ProtocolError            a server broke the protocol, or it is no Lograft server
-    +-- DeliveryError                flush(): batches failed, .failures says which
+    |   +-- OutcomeUnknownError      the request may or may not have taken effect
+    |   +-- ProtocolError            the server broke the protocol, or is not a Lograft server
+    +-- DeliveryError                batches failed before a flush() or close(); .failures lists them
 
-Owns the tree and the table from error codes to classes. Must not import gRPC: `lograft._client.transport` reads statuses.
+This module owns the tree and the table from error codes to classes. It must not import gRPC: `lograft._client.transport` reads
+statuses.
 """
 
 from __future__ import annotations
@@ -51,12 +52,12 @@ from lograft.wire.codes import ErrorCode
 
 
 class LograftError(Exception):
-    """Root of the tree.
+    """Base class of all errors of the SDK.
 
     Attributes:
         code: the reason, one of the protocol's codes.
         message: what happened and what to do.
-        retry_after_ms: milliseconds that the server asks to wait; None: no advice.
+        retry_after_ms: milliseconds after which the server asks the client to try again; None without such advice.
     """
 
     default_code: ErrorCode = ErrorCode.INTERNAL
@@ -68,7 +69,7 @@ class LograftError(Exception):
         self.retry_after_ms = retry_after_ms
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Keyword-only fields survive a pickle: PySpark carries exceptions between processes.
+        # PySpark pickles exceptions to carry them between processes; keyword-only fields must survive that.
         return (_revive, (type(self), self.args, self.__dict__))
 
 
@@ -80,7 +81,7 @@ def _revive(kind: type[LograftError], args: tuple[object, ...], state: dict[str,
 
 
 class RetriableError(LograftError):
-    """May work later; the client has already tried until its own limit."""
+    """The call may work later. The client has already tried until its own limit."""
 
     default_code = ErrorCode.TIMED_OUT
 
@@ -90,7 +91,7 @@ class NoBrokerError(RetriableError):
 
 
 class RequestTimeoutError(RetriableError, TimeoutError):
-    """The time that was given passed."""
+    """The time of the call is up."""
 
 
 class BufferTimeoutError(RetriableError, TimeoutError):
@@ -110,22 +111,23 @@ class LeaderNotAvailableError(RetriableError):
 
 
 class NotEnoughReplicasError(RetriableError):
-    """Fewer replicas are in sync than min.insync.replicas asks for; nothing was appended."""
+    """Fewer replicas are in sync than `min.insync.replicas` requires. Nothing was appended."""
 
     default_code = ErrorCode.NOT_ENOUGH_REPLICAS
 
 
 class NotEnoughReplicasAfterAppendError(RetriableError):
-    """The in-sync replicas became too few while appended records waited for them.
+    """Too few replicas stayed in sync while appended records waited for their commit.
 
-    The records may still be committed. Producers send them again only where the broker recognises them.
+    The records may still be committed. A producer resends them only if it is idempotent, because then the broker recognises
+    them.
     """
 
     default_code = ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
 
 
 class OffsetNotAvailableError(RetriableError):
-    """The leader cannot tell the latest offset: it is new, or has not heard from the controller for a session."""
+    """The leader does not know the latest offset: it is new, or has not heard from the controller for a whole session."""
 
     default_code = ErrorCode.OFFSET_NOT_AVAILABLE
 
@@ -143,24 +145,24 @@ class QuorumUnavailableError(RetriableError):
 
 
 class ServerUnavailableError(RetriableError):
-    """Other passing troubles of a server."""
+    """The server has another temporary failure."""
 
     default_code = ErrorCode.SHUTTING_DOWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionTrouble:
-    """Why nothing of a partition can be fetched at the moment.
+    """Why nothing comes from a partition at the moment.
 
     Attributes:
         topic: topic name.
         partition: partition, from 0.
-        leader_id: node id of its leader, as far as is known; None: it has none.
-        address: host:port that it is fetched from, or was last; None: none yet.
-        since_ms: since when nothing comes, in milliseconds since 1970-01-01 UTC.
-        duration_ms: milliseconds from then to the moment of this report.
-        waits_for: what it waits for, as text.
-        error: the last failure; None: none yet.
+        leader_id: node id of the last known leader; None without a leader.
+        address: host:port of the broker that serves the partition, or served it last; None before the first broker.
+        since_ms: time since when nothing comes, in milliseconds since 1970-01-01 UTC.
+        duration_ms: milliseconds from that time to this report.
+        waits_for: what the partition waits for, as text.
+        error: the last failure; None before the first.
     """
 
     topic: str
@@ -178,11 +180,11 @@ class PartitionTrouble:
 
 
 class UnreachableError(RetriableError, TimeoutError):
-    """Nothing that a consumer is assigned could be fetched for `unreachable_timeout_ms`. It goes on trying: poll again.
+    """No assigned partition gave anything for `unreachable_timeout_ms`. The consumer keeps trying: poll again.
 
     Attributes:
-        troubles: the first 100 partitions, those that have waited longest first.
-        partition_count: number of partitions that are assigned and give nothing: all.
+        troubles: the first 100 of these partitions, the longest wait first.
+        partition_count: number of these partitions: all that the consumer fetches.
     """
 
     def __init__(self, troubles: Sequence[PartitionTrouble], *, partition_count: int, duration_ms: int) -> None:
@@ -199,11 +201,11 @@ class FatalError(LograftError):
 
 
 class StaleMetadataWarning(UserWarning):
-    """An answer may be behind: the metadata quorum has no leader, and a broker answered from its own image."""
+    """An answer may be out of date: the metadata quorum has no leader, so a broker answered from its own metadata image."""
 
 
 class UsageError(FatalError, ValueError):
-    """Misuse found in this process; nothing was sent."""
+    """The program used the SDK wrongly. The client found this itself and sent nothing."""
 
     default_code = ErrorCode.INVALID_REQUEST
 
@@ -219,21 +221,21 @@ class InvalidAcksError(InvalidSettingError):
 
 
 class RecordTooLargeError(UsageError):
-    """A record is over the limit of its topic or of the producer's buffer."""
+    """A record exceeds the limit of its topic or of the producer's buffer."""
 
     default_code = ErrorCode.MESSAGE_TOO_LARGE
 
 
 class ClientClosedError(UsageError):
-    """The client was closed."""
+    """The client is closed."""
 
 
 class ForkedClientError(UsageError):
-    """The client was made before this process was forked, and its connections are the parent's: make a new one in the child."""
+    """The client and its connections belong to the parent of this forked process. Make a new client in the child."""
 
 
 class NotAssignedError(UsageError):
-    """The consumer does not have this partition: call assign() first."""
+    """The partition is not assigned to the consumer: call assign() first."""
 
 
 class MissingExtraError(UsageError):
@@ -241,31 +243,31 @@ class MissingExtraError(UsageError):
 
 
 class RefusedError(FatalError):
-    """A server refused."""
+    """A server refused the request."""
 
     default_code = ErrorCode.INVALID_REQUEST
 
 
 class WrongClusterError(RefusedError):
-    """The server belongs to another cluster than the one that was asked for."""
+    """The server belongs to another cluster than `cluster_id` names."""
 
     default_code = ErrorCode.WRONG_CLUSTER
 
 
 class UnknownTopicError(RefusedError):
-    """No topic of this name."""
+    """No topic has this name."""
 
     default_code = ErrorCode.UNKNOWN_TOPIC
 
 
 class UnknownPartitionError(UnknownTopicError):
-    """The topic has no such partition."""
+    """The topic has no partition with this number."""
 
     default_code = ErrorCode.UNKNOWN_PARTITION
 
 
 class TopicAlreadyExistsError(RefusedError):
-    """A topic of this name exists."""
+    """A topic with this name exists already."""
 
     default_code = ErrorCode.TOPIC_ALREADY_EXISTS
 
@@ -281,11 +283,11 @@ class BatchRefusedError(RefusedError):
 
 
 class OffsetOutOfRangeError(RefusedError):
-    """The offset is below the log start or above the high watermark.
+    """The offset is below the log start offset or above the high watermark.
 
     Attributes:
-        log_start_offset: first readable offset, inclusive; None: not told.
-        high_watermark: end of the readable offsets, exclusive; None: not told.
+        log_start_offset: the first readable offset, inclusive; None if the server did not report it.
+        high_watermark: the end of the readable offsets, exclusive; None if the server did not report it.
     """
 
     default_code = ErrorCode.OFFSET_OUT_OF_RANGE
@@ -305,7 +307,7 @@ class OffsetOutOfRangeError(RefusedError):
 
 
 class CorruptDataError(FatalError):
-    """Bytes that a broker sent do not match their checksum or format."""
+    """Bytes from a broker do not match their checksum or format."""
 
     default_code = ErrorCode.CORRUPT_BATCH
 
@@ -317,18 +319,18 @@ class DataLossError(FatalError):
 
 
 class OutcomeUnknownError(FatalError):
-    """It is unknown whether the request took effect."""
+    """The client does not know whether the request took effect."""
 
     default_code = ErrorCode.OUTCOME_UNKNOWN
 
 
 class ProtocolError(FatalError):
-    """A server broke the protocol, or it is no Lograft server."""
+    """The server broke the protocol, or is not a Lograft server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFailure:
-    """A batch that was not acknowledged. With an OUTCOME_UNKNOWN or TIMED_OUT error it may have been appended."""
+    """A batch that was not acknowledged. After an OUTCOME_UNKNOWN or TIMED_OUT error it may be in the log all the same."""
 
     topic: str
     partition: int
@@ -337,11 +339,11 @@ class BatchFailure:
 
 
 class DeliveryError(LograftError):
-    """Batches failed since the last flush.
+    """Batches have failed since the last flush.
 
     Attributes:
-        failures: the first 1,000 failed batches, in the order of their failure.
-        failed_record_count: records in all failed batches.
+        failures: the first 1,000 failed batches, in the order in which they failed.
+        failed_record_count: number of records in all failed batches.
     """
 
     def __init__(self, failures: Sequence[BatchFailure], *, failed_record_count: int) -> None:
@@ -385,12 +387,12 @@ _BY_CODE: Final[dict[ErrorCode, type[LograftError]]] = {
 
 
 def error_for(code: ErrorCode, message: str, *, retry_after_ms: int | None = None) -> LograftError:
-    """Make the exception of a code that a server sent.
+    """Return the exception for an error code of a server.
 
     Args:
         code: the reason.
         message: the server's text.
-        retry_after_ms: the server's advice; None: none.
+        retry_after_ms: milliseconds after which the server asks the client to try again; None without such advice.
     """
     kind = _BY_CODE.get(code)
     if kind is None:

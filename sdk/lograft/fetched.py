@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A batch that a consumer got.
+"""A batch that a consumer fetched.
 
-Owns the view of one record batch without the records that the consumer has passed already. Decoding is lazy: lists,
-records or Arrow on demand.
+The class shows one record batch without the records before the consumer's position. It decodes on demand, to lists, records or
+Arrow.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class FetchedBatch:
     Attributes:
         topic: topic name.
         partition: partition.
-        batch: the whole batch as it stands in the log.
-        skip: leading records of `batch` that lie before the position; the accessors of this class leave them out.
-        high_watermark: end of the readable offsets of the partition, exclusive, when the batch was sent.
+        batch: the whole batch as it is in the log.
+        skip: number of records at the start of `batch` that lie before the position. The methods of this class leave them out.
+        high_watermark: high watermark of the partition (exclusive) when the broker sent the batch.
     """
 
     __slots__ = ("batch", "high_watermark", "partition", "skip", "topic")
@@ -55,36 +55,36 @@ class FetchedBatch:
 
     @property
     def next_offset(self) -> int:
-        """Offset after the last record: where the next batch may begin."""
+        """Offset after the last record. The next batch begins there or later."""
         return self.batch.next_offset
 
     def values(self) -> list[bytes | None]:
-        """Values; None: a null (a tombstone)."""
+        """Return the values; None is a null (a tombstone)."""
         values = self.batch.values()
         return values[self.skip :] if self.skip else values
 
     def keys(self) -> list[bytes | None]:
-        """Keys; None: the record has none."""
+        """Return the keys; None for a record without a key."""
         keys = self.batch.keys()
         return keys[self.skip :] if self.skip else keys
 
     def timestamps_ms(self) -> list[int]:
-        """Timestamps in milliseconds since 1970-01-01 UTC."""
+        """Return the timestamps in milliseconds since 1970-01-01 UTC."""
         timestamps = self.batch.timestamps_ms()
         return timestamps[self.skip :] if self.skip else timestamps
 
     def offsets(self) -> Sequence[int]:
-        """Offsets, ascending."""
+        """Return the offsets, ascending."""
         offsets = self.batch.offsets()
         return offsets[self.skip :] if self.skip else offsets
 
     def headers(self) -> Sequence[Headers]:
-        """Headers of each record, as (name, value) pairs."""
+        """Return the headers of each record, as (name, value) pairs."""
         headers = self.batch.headers()
         return headers[self.skip :] if self.skip else headers
 
     def records(self) -> list[ConsumerRecord]:
-        """Records as objects; the slow form."""
+        """Return the records as objects. This is the slowest form."""
         topic, partition = self.topic, self.partition
         columns = zip(self.offsets(), self.timestamps_ms(), self.keys(), self.values(), self.headers(), strict=True)
         return [
@@ -93,7 +93,7 @@ class FetchedBatch:
         ]
 
     def to_arrow(self, *, include_headers: bool = False) -> Any:
-        """Columns as an Arrow record batch, nearly without a copy; see `lograft.wire.batch.RecordBatch.to_arrow`.
+        """Return the columns as an Arrow record batch, nearly without a copy; see `lograft.wire.batch.RecordBatch.to_arrow`.
 
         Args:
             include_headers: add the column `headers`.
@@ -106,7 +106,7 @@ class FetchedBatch:
 
 
 def leading_records(batch: RecordBatch, position: int) -> int:
-    """Count the records of a batch that lie before an offset."""
+    """Return the number of records of a batch that lie before an offset."""
     if position <= batch.base_offset:
         return 0
     header = batch.header

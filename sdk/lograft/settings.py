@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of the clients, checked at construction, and every limit that has no setting.
+"""Settings of the clients, which check them at construction, and every limit that has no setting.
 
-Owns bounds and defaults; what a setting is for stands once, with the blocking client that has it. Must not do I/O.
+This module owns bounds and defaults. The docstring of each blocking client explains its settings. It must not do I/O.
 """
 
 from __future__ import annotations
@@ -17,67 +17,67 @@ from lograft.wire.keepalive import LIVENESS_RANGE_MS
 DEFAULT_PORT: Final = 9640
 """Port of a broker's public listener."""
 MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
-"""Bytes of the largest batch of the format, header included."""
+"""Bytes of the largest batch that the format allows, header included."""
 MAX_IN_FLIGHT_BATCHES: Final = 16
-"""Unacknowledged batches of one partition that a broker's idempotence window holds."""
+"""Batches of one producer that a broker remembers for each partition, so the most that may be unacknowledged at once."""
 REQUEST_TIMEOUT_MS: Final = 30_000
-"""Milliseconds that a unary call may take, all tries together, unless the caller says otherwise."""
+"""Milliseconds that a unary call may take, all attempts together, unless the caller sets another time."""
 UNREACHABLE_TIMEOUT_MS: Final = 30_000
-"""Milliseconds without anything from any assigned partition, after which a poll says so, unless the caller says otherwise."""
+"""Milliseconds without anything from any assigned partition after which a poll raises, unless the caller sets another time."""
 UNREACHABLE_RANGE_MS: Final = (100, 86_400_000)
-"""Least and largest value of that, inclusive."""
+"""Smallest and largest value of `unreachable_timeout_ms`, both inclusive."""
 CONNECTION_LIVENESS_MS: Final = 12_000
-"""Milliseconds without a sign of life after which a connection is given up, unless the caller says otherwise."""
+"""Milliseconds without a byte from the broker after which a connection has failed, unless the caller sets another time."""
 CONNECT_TIMEOUT_MS: Final = 2_000
-"""Milliseconds that one broker address gets to answer before the next one is tried."""
+"""Milliseconds that a client waits for one broker address before it tries the next one."""
 STREAM_OPEN_TIMEOUT_MS: Final = 15_000
-"""Milliseconds between the opening of a stream and the broker's `opened`."""
+"""Milliseconds that a client waits for the broker's `opened` on a new stream."""
 STREAM_SILENCE_MS: Final = 15_000
-"""Milliseconds without any message on a stream that owes one, after which it is opened anew."""
+"""Milliseconds after which a client reopens a stream that owes it a message and sends none."""
 RETRY_BACKOFF_MS: Final = 50
-"""Milliseconds before the first retry; doubles with jitter."""
+"""Milliseconds before the first retry. Each further retry waits twice as long, with jitter."""
 MAX_RETRY_BACKOFF_MS: Final = 1_000
-"""Most milliseconds between two tries."""
+"""Longest pause between two attempts, in milliseconds."""
 LAST_TRY_MS: Final = 250
-"""Milliseconds that must be left for another try of a call that may not be carried out twice, once it has been refused."""
+"""Milliseconds that must be left for another attempt of a refused call that must not be carried out twice."""
 UNKNOWN_TOPIC_WAIT_MS: Final = 1_000
-"""Milliseconds during which a topic that the broker does not know is asked for again (it may have just been made)."""
+"""Milliseconds for which a client asks again for a topic that the broker does not know. The topic may be new."""
 MAX_REPORTED_TROUBLES: Final = 100
-"""Partitions that an `UnreachableError` names; further ones are only counted."""
+"""Partitions that an `UnreachableError` names. It only counts the others."""
 TROUBLE_LOG_MS: Final = 30_000
-"""Least milliseconds between two lines of the log about partitions that give nothing."""
+"""Shortest time between two warnings about partitions from which nothing comes, in milliseconds."""
 MAX_REPORTED_FAILURES: Final = 1_000
-"""Failed batches that a producer remembers for the next flush; further ones are only counted."""
+"""Failed batches that a producer remembers for the next flush. It only counts the others."""
 
 STALLED_MS: Final = 2_000
-"""Milliseconds without an answer that is owed after which a producer asks other brokers who leads."""
+"""Milliseconds that a producer waits for a due answer before it asks other brokers for the leader."""
 
 FETCH_STALLED_MS: Final = 4_500
-"""The same for a consumer, to whom a broker without records sends a mark every three seconds."""
+"""The same for a consumer. A broker without records sends it a mark every three seconds."""
 
 STALL_REFRESH_MS: Final = 500
-"""Milliseconds between two questions to other brokers, while one owes an answer, who leads."""
+"""Milliseconds between two such questions to other brokers while a broker owes an answer."""
 
 FOLLOWER_RETRY_MS: Final = 5_000
-"""Milliseconds for which a consumer reads a partition from its leader after a follower has refused it or failed."""
+"""Milliseconds for which a consumer reads a partition from its leader after a follower refused it or failed."""
 
 MAX_RACK_CHARACTERS: Final = 249
-"""Characters of the longest rack name that a broker may have."""
+"""Characters of the longest rack name."""
 
 OLD_LEADER_GRACE_MS: Final = 500
-"""Milliseconds that a broker which leads a partition no more has to say so itself, behind the receipts that it still has."""
+"""Milliseconds that a producer leaves a former leader to send its remaining receipts and to report that it no longer leads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSettings:
-    """Where the cluster is.
+    """How a client finds the cluster, and how long it waits.
 
     Attributes:
         addresses: host:port of some brokers; one that answers is enough.
-        cluster_id: id that the cluster must have; None: any.
-        connection_liveness_ms: milliseconds without a sign of life after which a connection is given up, 4,000 to 60,000; a ping
-            asks for one after a quarter of that.
-        request_timeout_ms: milliseconds that a unary call may take, all tries together, 1 to 3,600,000.
+        cluster_id: the id that the cluster must have; None accepts any cluster.
+        connection_liveness_ms: milliseconds without a byte from the broker after which a connection has failed, 4,000 to
+            60,000. The client sends a ping after a quarter of this time.
+        request_timeout_ms: milliseconds that a unary call may take, all attempts together, 1 to 3,600,000.
     """
 
     addresses: tuple[str, ...]
@@ -92,7 +92,7 @@ class ClientSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerSettings:
-    """Settings of a producer, which `lograft.Producer` describes."""
+    """Settings of a producer. The docstring of `lograft.Producer` explains them."""
 
     acks: Acks = Acks.ALL
     idempotent: bool = True
@@ -120,13 +120,13 @@ class ProducerSettings:
 
     @property
     def is_idempotent(self) -> bool:
-        """True when batches carry an identity; never with acks="none", where lost batches leave gaps by design."""
+        """True when batches carry a producer id and sequence. Never with acks="none", where lost batches leave gaps in the sequence."""
         return self.idempotent and self.acks is not Acks.NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerSettings:
-    """Settings of a consumer, which `lograft.Consumer` describes."""
+    """Settings of a consumer. The docstring of `lograft.Consumer` explains them."""
 
     fetch_credit_bytes: int = 8 * 1024 * 1024
     max_chunk_bytes: int = 1024 * 1024
@@ -150,10 +150,10 @@ class ConsumerSettings:
 
 
 def parse_acks(value: object) -> Acks:
-    """Turn a caller's acks into the enum.
+    """Return the caller's acks as the enum.
 
     Raises:
-        InvalidAcksError: it is none of "all", "leader", "none".
+        InvalidAcksError: the value is not "all", "leader" or "none".
     """
     if isinstance(value, Acks):
         return value
@@ -171,10 +171,10 @@ def parse_bootstrap(
     connection_liveness_ms: int = CONNECTION_LIVENESS_MS,
     request_timeout_ms: int = REQUEST_TIMEOUT_MS,
 ) -> ClientSettings:
-    """Turn "host:port,host:port" or a list of such into settings; the port may be left out.
+    """Return the settings for "host:port,host:port" or a list of such addresses. The port may be left out.
 
     Raises:
-        InvalidSettingError: there is no address, or one is malformed; or a number is out of range.
+        InvalidSettingError: no address is given, an address is malformed, or a number is out of range.
     """
     _check_bootstrap(bootstrap)
     parts = bootstrap.split(",") if isinstance(bootstrap, str) else list(bootstrap)
@@ -204,16 +204,16 @@ def _parse_address(text: str) -> str:
 
 
 def check_range(name: str, value: object, low: int, high: int) -> None:
-    """Check a whole number.
+    """Check that a value is a whole number in a range.
 
     Args:
-        name: its name, for the message.
+        name: name of the value, for the message.
         value: what the caller gave.
-        low: least value, inclusive.
+        low: smallest value, inclusive.
         high: largest value, inclusive.
 
     Raises:
-        InvalidSettingError: it is no whole number, or out of range.
+        InvalidSettingError: the value is not a whole number, or is out of range.
     """
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidSettingError(f"{name} is a whole number, not {value!r}")
@@ -222,7 +222,7 @@ def check_range(name: str, value: object, low: int, high: int) -> None:
 
 
 def _check_bootstrap(given: object) -> None:
-    """Refuse what callers without a type checker pass for addresses."""
+    """Refuse wrong types that callers without a type checker pass as addresses."""
     if isinstance(given, Mapping):
         raise InvalidSettingError(
             "settings are keyword arguments here, not a dictionary: pass the addresses first, as in "
@@ -234,7 +234,7 @@ def _check_bootstrap(given: object) -> None:
 
 
 PRODUCER_DEFAULTS: Final = ProducerSettings()
-"""Where both producers have the defaults of their settings from."""
+"""The defaults of both producers."""
 
 CONSUMER_DEFAULTS: Final = ConsumerSettings()
-"""Where both consumers have the defaults of their settings from."""
+"""The defaults of both consumers."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that the clients take and give.
+"""Values that clients take and return: first those of records, then those of admin calls.
 
-Owns plain data, that of records first, then that of the admin calls. Must not import gRPC, protobuf or a client: pure modules use it.
+This module holds plain data. It must not import gRPC, protobuf or a client, because pure modules use it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from lograft.errors import LograftError, PartitionTrouble
 
 Headers = Sequence[tuple[str, bytes | None]]
-"""Headers of one record: (name, value) in order; names may repeat."""
+"""Headers of one record: (name, value) pairs in order; a name may occur more than once."""
 
 
 class TopicPartition(NamedTuple):
@@ -29,15 +29,16 @@ class TopicPartition(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionHealth:
-    """How it stands with one partition of a consumer.
+    """State of one assigned partition of a consumer.
 
     Attributes:
-        position: offset of the next record that will be handed out.
-        high_watermark: end of the readable offsets (exclusive) as last seen; None: nothing has come yet.
-        leader_id: node id of the leader, as far as is known; None: there is none.
-        address: host:port of the broker that it is fetched from, or was last; None: none yet.
-        trouble: why nothing comes, and since when; None: it flows, or is not fetched any more.
-        error: why it is not fetched any more, until a seek; None: it is.
+        position: offset of the next record that a poll hands out.
+        high_watermark: last known end of the readable offsets, exclusive; None before anything came.
+        leader_id: node id of the last known leader; None without a leader.
+        address: host:port of the broker that serves the partition, or served it last; None before the first broker.
+        trouble: why nothing comes, and since when; None while records or marks come, and after the consumer has stopped
+            fetching the partition.
+        error: why the consumer has stopped fetching the partition until the next seek; None while it fetches.
     """
 
     position: int
@@ -50,11 +51,12 @@ class PartitionHealth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerHealth:
-    """How it stands with a consumer, by `Consumer.health`.
+    """State of a consumer, as `Consumer.health` returns it.
 
     Attributes:
-        partitions: every assigned partition.
-        unreachable_ms: milliseconds since which nothing comes from any of them; None: something comes, or nothing is assigned.
+        partitions: state of every assigned partition.
+        unreachable_ms: for how many milliseconds nothing has come from any assigned partition; None while something comes, or
+            when nothing is assigned.
     """
 
     partitions: Mapping[TopicPartition, PartitionHealth]
@@ -62,26 +64,26 @@ class ConsumerHealth:
 
     @property
     def troubles(self) -> list[PartitionTrouble]:
-        """Partitions that give nothing at the moment."""
+        """The partitions from which nothing comes at the moment."""
         return [health.trouble for health in self.partitions.values() if health.trouble is not None]
 
 
 class Acks(Enum):
-    """What must hold before the broker acknowledges a batch."""
+    """What must be true before the broker acknowledges a batch."""
 
     ALL = "all"
-    """All in-sync replicas hold it, flushed as the topic's flush policy says."""
+    """All in-sync replicas hold the batch, and have flushed it as the topic's `flush.policy` says."""
     LEADER = "leader"
-    """The leader has appended it."""
+    """The leader has appended the batch."""
     NONE = "none"
-    """Nothing: no receipts, and batches that are under way when a connection breaks are lost without a word."""
+    """Nothing. No receipts come, and a broken connection silently loses the batches under way."""
 
 
 class Durability(IntEnum):
-    """What an acknowledged batch had reached when it was acknowledged; each level includes the ones before."""
+    """Where a batch was stored when it was acknowledged. Each level includes the ones before it."""
 
     UNKNOWN = 0
-    """No receipt (acks="none") or the batch failed."""
+    """Not known: acks is "none", or the batch failed."""
     APPENDED = 1
     """In the page cache of the leader."""
     REPLICATED = 2
@@ -92,17 +94,17 @@ class Durability(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchReceipt:
-    """Fate of one batch of a producer, given to `on_batch`.
+    """Result of one batch of a producer, as `on_batch` gets it.
 
     Attributes:
         topic: topic of the batch.
         partition: partition of the batch.
-        base_offset: offset of its first record, the others follow without gaps; None when it failed or with
+        base_offset: offset of the first record; the others follow without gaps. None when the batch failed, or with
             acks="none".
-        record_count: records in the batch.
-        durability: what it had reached.
-        duplicate: True when it had been appended by an earlier try; its offset is that of the first time.
-        error: why it failed; None: it did not.
+        record_count: number of records in the batch.
+        durability: the level that the batch had reached.
+        duplicate: True when an earlier attempt had already appended the batch; `base_offset` comes from that attempt.
+        error: why the batch failed; None if it did not.
     """
 
     topic: str
@@ -157,19 +159,19 @@ class ConsumerRecord:
 
 
 class Position(Enum):
-    """A well-known place in a partition log."""
+    """A named position in a partition log."""
 
     EARLIEST = "earliest"
-    """First readable offset."""
+    """The first readable offset."""
     LATEST = "latest"
-    """High watermark: the offset of the next record that will become readable."""
+    """The high watermark: the offset of the next record that becomes readable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetQuery:
-    """Asks for one offset: by position, or the first record with `timestamp_ms` or a later one.
+    """A question for one offset: by position, or for the first record with `timestamp_ms` or a later timestamp.
 
-    Give exactly one of the two.
+    Give exactly one of the two. `timestamp_ms` is in milliseconds since 1970-01-01 UTC.
     """
 
     topic: str
@@ -185,9 +187,9 @@ class OffsetAnswer:
     Attributes:
         topic: topic of the query.
         partition: partition of the query.
-        offset: the offset; None when no record has the timestamp or a later one, or on an error.
-        timestamp_ms: timestamp of the record found by timestamp.
-        error: why there is no answer.
+        offset: the offset; None when no record has the timestamp or a later one, and on an error.
+        timestamp_ms: timestamp of the record, for a query by timestamp.
+        error: why no answer exists; None if one does.
     """
 
     topic: str
@@ -199,13 +201,13 @@ class OffsetAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletedRecords:
-    """What the removal of records in one partition came to.
+    """Result of deleting records of one partition.
 
     Attributes:
         topic: topic name.
         partition: partition, from 0.
-        log_start_offset: first readable offset now (inclusive); None on an error.
-        error: why nothing was removed; None if all is well.
+        log_start_offset: the first readable offset now, inclusive; None on an error.
+        error: why no records were deleted; None on success.
     """
 
     topic: str
@@ -215,17 +217,17 @@ class DeletedRecords:
 
 
 class LogDirectoryState(Enum):
-    """How much room a log directory has, or that it has failed."""
+    """Free space of a log directory, or its failure."""
 
     FREE = "free"
     TIGHT = "tight"
-    """Appends of clients are refused; reads, deletes and retention go on."""
+    """The broker refuses appends of clients. Reads, deletes and retention continue."""
     FULL = "full"
-    """Nothing that grows is written."""
+    """The broker writes nothing that grows."""
     FAILED = "failed"
-    """Its partitions are not served until the broker is restarted with a repaired disk."""
+    """The disk failed. The broker does not serve the partitions in it until it is restarted with a repaired disk."""
     UNKNOWN = "unknown"
-    """A state that this version does not know."""
+    """This version does not know the state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,15 +235,15 @@ class LogDirectory:
     """A log directory of a broker.
 
     Attributes:
-        directory_id: 16 bytes; stays with the directory for its life.
+        directory_id: 16 bytes that identify the directory for its whole life.
         path: path on the broker's machine.
-        state: room, or failure.
-        free_bytes: bytes that were free at the last look; None: not known.
-        replica_count: number of replicas in it.
-        replicas: the replicas, if they were asked for.
-        problem: why it failed; empty: it has not.
-        unknown_partition_count: partition directories in it that were set aside because the cluster does not know them.
-        unknown_partition_bytes: bytes of the files in those.
+        state: free space, or failure.
+        free_bytes: free bytes at the last check; None: not known.
+        replica_count: number of replicas in the directory.
+        replicas: the replicas, if the caller asked for them.
+        problem: why the directory failed; empty if it did not.
+        unknown_partition_count: number of stray directories: partition directories that the cluster does not know.
+        unknown_partition_bytes: bytes of the files in the stray directories.
     """
 
     directory_id: bytes
@@ -257,10 +259,10 @@ class LogDirectory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnknownPartitions:
-    """Partition directories of a broker that the cluster does not know.
+    """Partition directories of a broker that the cluster does not know (stray directories).
 
     Attributes:
-        partition_count: how many.
+        partition_count: number of these directories.
         size_bytes: bytes of the files in them.
     """
 
@@ -269,17 +271,17 @@ class UnknownPartitions:
 
 
 class MoveState(Enum):
-    """How far a move of a replica is."""
+    """Progress of a move of a replica."""
 
     WAITING = "waiting"
     COPYING = "copying"
     SWITCHING = "switching"
-    """The copy is taking the place of the log; appends are refused for a moment."""
+    """The copy replaces the log. The broker refuses appends for a moment."""
     DONE = "done"
     FAILED = "failed"
-    """The replica is where it was."""
+    """The replica is still in the source directory."""
     UNKNOWN = "unknown"
-    """A state that this version does not know."""
+    """This version does not know the state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,12 +291,12 @@ class ReplicaMove:
     Attributes:
         topic: topic name.
         partition: partition, from 0.
-        source_directory_id: directory that it was in, 16 bytes.
-        target_directory_id: directory that it goes to, 16 bytes.
-        state: how far it is.
+        source_directory_id: id of the directory that the replica leaves, 16 bytes.
+        target_directory_id: id of the directory that the replica moves to, 16 bytes.
+        state: progress of the move.
         size_bytes: bytes of the log when the move began.
-        copied_bytes: bytes copied so far; more than `size_bytes` when the log has grown.
-        problem: why it failed; empty: it has not.
+        copied_bytes: bytes copied so far; more than `size_bytes` if the log has grown.
+        problem: why the move failed; empty if it did not.
     """
 
     topic: str
@@ -313,8 +315,8 @@ class LogDirectories:
 
     Attributes:
         broker_id: id of the broker.
-        directories: the first holds the metadata too.
-        moves: those that wait or are under way, then the last ones that have ended.
+        directories: the log directories. The first also holds the metadata.
+        moves: moves that wait or are under way, then the last ones that have ended.
     """
 
     broker_id: int
@@ -326,15 +328,16 @@ class BrokerState(Enum):
     """State of a registered broker."""
 
     UNKNOWN = "unknown"
-    """A state that this version does not know."""
+    """This version does not know the state."""
     REGISTERED = "registered"
-    """It is heard of and may not lead: it catches up, or asks to be fenced, or its unclean stop is being dealt with."""
+    """The controller hears from the broker, but the broker may not lead. It catches up with the metadata, has asked to be fenced, or
+    the controller still handles its unclean shutdown."""
     ACTIVE = "active"
-    """It may lead."""
+    """The broker may lead."""
     SHUTTING_DOWN = "shutting down"
-    """It leaves in an orderly way, and waits for other leaders of its partitions."""
+    """The broker shuts down cleanly and waits until its partitions have other leaders."""
     FENCED = "fenced"
-    """It has stopped, or nothing is heard of it."""
+    """The broker has stopped, or the controller does not hear from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,21 +346,22 @@ class BrokerStatus:
 
     Attributes:
         broker_id: node id.
-        state: whether it may lead, and why not.
+        state: whether the broker may lead, and if not, why.
         host: host name or address that clients use.
         port: TCP port that clients use.
-        rack: rack, or None.
-        broker_epoch: epoch of its registration.
-        incarnation_id: random id of its process, 16 bytes.
-        log_directory_ids: ids of its log directories, 16 bytes each.
-        offline_log_directory_ids: those of them that have failed.
-        min_feature_level: lowest feature level that it can run at, inclusive.
-        max_feature_level: highest feature level that it can run at, inclusive.
-        replica_count: replicas that it has.
-        leader_count: partitions that it leads.
-        unclean: True after a stop that was not orderly, until it has left the in-sync replicas where it may lack records.
-        last_heard_age_ms: milliseconds since it was last heard of, or since the controller took over; None: not known.
-        metadata_offset: metadata offset (exclusive) that it last said to have applied; None: not known.
+        rack: rack; None without one.
+        broker_epoch: number of the broker's registration.
+        incarnation_id: random id of the broker's process, 16 bytes.
+        log_directory_ids: ids of the broker's log directories, 16 bytes each.
+        offline_log_directory_ids: ids of the log directories that have failed.
+        min_feature_level: lowest feature level that the broker can run at, inclusive.
+        max_feature_level: highest feature level that the broker can run at, inclusive.
+        replica_count: number of replicas on the broker.
+        leader_count: number of partitions that the broker leads.
+        unclean: True after an unclean shutdown, until the broker is out of every ISR where it may lack records.
+        last_heard_age_ms: milliseconds since the controller last heard from the broker, or since the controller took over;
+            None: not known.
+        metadata_offset: metadata offset (exclusive) that the broker last reported as applied; None: not known.
     """
 
     broker_id: int
@@ -380,7 +384,7 @@ class BrokerStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerDescription:
-    """A broker, as clients see it."""
+    """A broker, as clients see it. A fenced broker may not lead."""
 
     broker_id: int
     host: str
@@ -391,10 +395,10 @@ class BrokerDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwaitedReplica:
-    """An in-sync replica whose log directory is gone.
+    """An in-sync replica whose broker came back without the log directory.
 
     Attributes:
-        broker_id: node id of its broker.
+        broker_id: node id of the broker.
         log_directory_ids: ids of the log directories that the broker had when the replica was last in sync, 16 bytes each.
     """
 
@@ -406,9 +410,10 @@ class AwaitedReplica:
 class PartitionDescription:
     """A partition, as clients see it. `leader_id` is None without a leader.
 
-    Eligible leader replicas are out of sync, but have everything committed (KIP-966); the last known ones were so before that
-    ended: an unclean election would take one of them first. While a partition has awaited replicas it has no leader: no other
-    replica has everything that was acknowledged. One of their directories, or an unclean election, brings it back.
+    Eligible leader replicas are not in sync but have everything committed (KIP-966). Last known eligible leader replicas were
+    in sync or eligible until an unclean shutdown of their broker; an unclean election takes one of them first. A partition
+    with awaited replicas has no leader, because no other replica has everything that was acknowledged. It gets a leader when
+    one of the directories is back, or by an unclean election.
     """
 
     partition: int
@@ -423,9 +428,10 @@ class PartitionDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicDescription:
-    """A topic.
+    """A topic with its partitions and configs.
 
-    `configs` holds every config with the value that holds without regard to brokers; `overridden` names those set for the topic.
+    `configs` holds every config with its value for the topic, without the settings of single brokers. `overridden` names the
+    configs that are set for the topic itself.
     """
 
     topic: str
@@ -450,9 +456,9 @@ class NewTopic:
     """A topic to create.
 
     Attributes:
-        topic: 1 to 249 of the characters A-Z a-z 0-9 . _ - and neither "." nor "..".
-        partition_count: number of partitions, from 1.
-        replication_factor: number of replicas of each partition, from 1.
+        topic: 1 to 249 of the characters A-Z a-z 0-9 . _ - but neither "." nor "..".
+        partition_count: number of partitions, at least 1.
+        replication_factor: number of replicas of each partition, at least 1.
         configs: configs that differ from the defaults.
     """
 
@@ -464,14 +470,15 @@ class NewTopic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreatedTopic:
-    """What became of a topic that was to be created.
+    """Result of creating one topic.
 
     Attributes:
         topic: topic name.
-        topic_id: its id, 16 bytes; None on an error.
+        topic_id: id of the topic, 16 bytes; None on an error.
         partition_count: number of partitions; 0 on an error.
-        replication_factor: number of replicas of each; 0 on an error.
-        error: why it was not created; an `OutcomeUnknownError`: look before you repeat it; None: it was created.
+        replication_factor: number of replicas of each partition; 0 on an error.
+        error: why the topic was not created; None on success. After an `OutcomeUnknownError`, check whether the topic exists
+            before you try again.
     """
 
     topic: str
@@ -502,7 +509,7 @@ class ClusterDescription:
 
 
 class ConfigResourceType(Enum):
-    """What configs are set for. A topic's value holds before its broker's, that before the cluster's, then the default."""
+    """What configs are set for. The topic's value counts before the broker's, the broker's before the cluster's, then the default."""
 
     TOPIC = "topic"
     BROKER = "broker"
@@ -510,24 +517,24 @@ class ConfigResourceType(Enum):
 
 
 class ConfigResource(NamedTuple):
-    """A topic, a broker or the cluster. `name` is the topic, the broker's id in decimal, empty for the cluster."""
+    """A topic, a broker or the cluster. `name` is the topic's name, the broker's id in decimal, or empty for the cluster."""
 
     type: ConfigResourceType
     name: str = ""
 
     @classmethod
     def topic(cls, topic: str) -> ConfigResource:
-        """A topic."""
+        """Return the resource of a topic."""
         return cls(ConfigResourceType.TOPIC, topic)
 
     @classmethod
     def broker(cls, broker_id: int) -> ConfigResource:
-        """A broker: what its replicas of all topics inherit."""
+        """Return the resource of a broker. The broker's replicas of all topics inherit its configs."""
         return cls(ConfigResourceType.BROKER, str(broker_id))
 
     @classmethod
     def cluster(cls) -> ConfigResource:
-        """The cluster: what all topics inherit."""
+        """Return the resource of the cluster. All topics inherit its configs."""
         return cls(ConfigResourceType.CLUSTER)
 
 
@@ -535,7 +542,7 @@ class ConfigSource(Enum):
     """Where the value of a config comes from."""
 
     UNKNOWN = "unknown"
-    """Said by a server that is newer than this client."""
+    """A newer server named a source that this client does not know."""
     DEFAULT = "default"
     TOPIC = "topic"
     BROKER = "broker"
@@ -547,11 +554,11 @@ class ConfigValue:
     """A config of a resource.
 
     Attributes:
-        value: the value that holds.
-        source: where it comes from.
-        default: value that holds when nothing is set.
-        meaning: what it is for.
-        allowed: what a value must be, in words.
+        value: the value in force.
+        source: where the value comes from.
+        default: the value in force when nothing is set.
+        meaning: what the config does.
+        allowed: which values are allowed, in words.
     """
 
     value: str
@@ -562,25 +569,25 @@ class ConfigValue:
 
 
 class ElectionType(Enum):
-    """Which election is asked for."""
+    """Kind of an election of partition leaders."""
 
     PREFERRED = "preferred"
-    """The first replica leads again, if it is in sync."""
+    """The preferred replica (the first assigned one) leads again, if it is in sync."""
     UNCLEAN = "unclean"
-    """Where nobody who has everything committed can lead, a replica leads that may lack some of it, which is then lost."""
+    """If no replica with everything committed can lead, another replica leads. The records that it lacks are lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElectedLeader:
-    """What an election of one partition came to.
+    """Result of an election in one partition.
 
     Attributes:
         topic: topic name.
         partition: partition, from 0.
-        leader_id: node id of the leader from here on; None on an error, or when nobody leads.
-        leader_epoch: its leader epoch; None on an error.
+        leader_id: node id of the leader after the election; None on an error, and without a leader.
+        leader_epoch: leader epoch of that leader; None on an error.
         elected: True when the partition got another leader; False also when it needed no election.
-        error: why nobody was elected; None: it was not refused.
+        error: why the election was refused; None if it was not.
     """
 
     topic: str
@@ -593,18 +600,18 @@ class ElectedLeader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionReassignment:
-    """A reassignment of one partition: what it was asked to become, or what is under way.
+    """A reassignment of one partition, requested or under way.
 
     Attributes:
         topic: topic name.
         partition: partition, from 0.
-        replicas_before: node ids of the replicas that it had, and has again when the reassignment is cancelled.
-        replicas: node ids of the replicas that it is to have, the preferred leader first; empty on an error.
-        adding: those that are being added, and not in sync yet.
-        removing: those that go when all of `adding` are in sync.
+        replicas_before: node ids of the replicas before the reassignment. The partition gets them back when it is cancelled.
+        replicas: node ids of the requested replicas, the preferred leader first; empty on an error.
+        adding: node ids of the replicas that are being added and are not in sync yet.
+        removing: node ids of the replicas that are removed when all of `adding` are in sync.
         isr: node ids of the in-sync replicas.
-        leader_id: node id of the leader; None: none, or an error.
-        error: why it was refused; None: it was not.
+        leader_id: node id of the leader; None without a leader or on an error.
+        error: why the reassignment was refused; None if it was not.
     """
 
     topic: str
@@ -628,9 +635,9 @@ class FeatureLevelDescription:
     """The feature level of the cluster.
 
     Attributes:
-        level: level of the cluster.
+        level: the level in force.
         controller_max_level: highest level that the active controller knows.
-        brokers: lowest and highest level (both inclusive) that each broker can run at, by broker id.
+        brokers: by broker id, the lowest and the highest level that the broker can run at, both inclusive.
     """
 
     level: int
@@ -640,7 +647,7 @@ class FeatureLevelDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuorumReplicaDescription:
-    """A voter or an observer, as the quorum leader sees it. None: not known."""
+    """A voter or an observer, as the quorum leader sees it. A field is None when the leader does not know it."""
 
     node_id: int
     directory_id: bytes | None
@@ -652,7 +659,7 @@ class QuorumReplicaDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataSnapshotDescription:
-    """A snapshot of the metadata: it stands for the log below `end_offset` (exclusive)."""
+    """A snapshot of the metadata. It replaces the log below `end_offset` (exclusive)."""
 
     end_offset: int
     quorum_epoch: int
@@ -662,7 +669,7 @@ class MetadataSnapshotDescription:
 class QuorumDescription:
     """State of the metadata quorum. `quorum_epoch` is Raft's term; `high_watermark` is exclusive.
 
-    `log_start_offset` (inclusive) and `latest_snapshot` (None: there is none yet) are those of the leader.
+    `log_start_offset` (inclusive) and `latest_snapshot` (None before the first one) belong to the quorum leader.
     """
 
     cluster_id: str

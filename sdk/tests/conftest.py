@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real cluster in this process, and topics of its own for every test that asks for one."""
+"""A real cluster in this process, and separate topics for every test that requests one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _numbers = itertools.count()
 @pytest.fixture(scope="session")
 def bootstrap() -> Iterator[str]:
     """Address of a cluster that all tests of a session share."""
-    # Only here: the tests of the wire kit must run where no server is installed.
+    # Imported here, because the tests of the wire package must run without an installed server.
     from brokerd.embedded import EmbeddedCluster
 
     with EmbeddedCluster() as cluster:
@@ -31,7 +31,7 @@ def admin(bootstrap: str) -> Iterator[Admin]:
 
 @pytest.fixture
 def make_topic(admin: Admin) -> Callable[..., str]:
-    """Makes a topic with a name of its own, whose records stay however old they say they are."""
+    """Make a topic with a unique name. Its records stay, for any age in their timestamps."""
 
     def make(partition_count: int = 1, configs: Mapping[str, str] | None = None) -> str:
         name = f"topic-{next(_numbers)}"

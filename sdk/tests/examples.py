@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The example programs of README and docs, as they stand there."""
+"""The example programs of README and docs, unchanged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def examples(document: str, beginning: str) -> list[str]:
 
 
 def run(program: str, bootstrap: str) -> str:
-    """Run a program at another address to its end, and return what it wrote to standard error."""
+    """Run a program with another address to its end, and return its standard error."""
     assert ADDRESS in program, "an example that reaches no cluster"
     command = [sys.executable, "-c", program.replace(ADDRESS, bootstrap)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Short corruption runs, and what the check of them can tell apart; `make corrupt` runs the long ones."""
+"""Short corruption runs, and what their checks can tell apart. `make corrupt` runs the long ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHARED_MEMORY = "/dev/shm"
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A directory on tmpfs where there is one: a real file system on which a sync costs nothing."""
+    """A directory on tmpfs if the machine has one: a real file system on which a sync costs nothing."""
     if not os.access(SHARED_MEMORY, os.W_OK):
         yield tmp_path_factory.mktemp("corruption")
         return
@@ -39,7 +39,7 @@ def templates(root: Path) -> list[Template]:
 
 
 def test_short_run_finds_nothing_wrong(root: Path, templates: list[Template]) -> None:
-    """Never wrong bytes, never a silent gap, never a crash; and much was damaged."""
+    """No wrong bytes, no silent gap and no crash, although much was damaged."""
     done = corrupt.run(root, templates, first_seed=SHORT_FIRST_SEED, cases=SHORT_CASES)
     assert done.problems == []
     assert done.cases == SHORT_CASES
@@ -52,7 +52,7 @@ def test_short_run_finds_nothing_wrong(root: Path, templates: list[Template]) ->
     "mutant", [each for each in MUTANTS if each.finder is Finder.CORRUPTION], ids=lambda mutant: mutant.name
 )
 def test_mutants_are_found(root: Path, templates: list[Template], mutant: Mutant) -> None:
-    """Each wrong decision about damage is seen by the run that is to find it, and the report names the seed."""
+    """The run for each wrong decision about damage finds it, and the report names the seed."""
     found = corrupt.find(mutant, root, templates)
     assert found is not None
     assert found.startswith("seed 5")
@@ -70,7 +70,7 @@ def test_same_seed_does_the_same_damage(root: Path, templates: list[Template]) -
 
 @pytest.mark.parametrize("kind", {*damage.DAMAGES, *damage.INDEX_DAMAGES}, ids=lambda kind: kind.__name__)
 def test_damage_is_what_its_seed_says(kind: damage.Damage) -> None:
-    """Every kind gives the same for the same seed, and changes something for most of them."""
+    """Every kind does the same for the same seed, and changes something for most seeds."""
     content = random.Random(1).randbytes(3_000)
     older = random.Random(2).randbytes(2_000)
     changed = [kind(random.Random(seed), content, older) for seed in range(20)]
@@ -80,12 +80,12 @@ def test_damage_is_what_its_seed_says(kind: damage.Damage) -> None:
 
 
 def template_of(templates: list[Template], stop: str) -> Template:
-    """Return a template that stopped so."""
+    """Return a template with this kind of stop."""
     return next(template for template in templates if template.name.endswith(f"({stop})"))
 
 
 def examine(template: Template, root: Path, changes: list[tuple[Placed, int, bytes]]) -> Examination:
-    """Examine a copy in which bytes of batches (from an offset inside the batch) are replaced."""
+    """Examine a copy with replaced bytes of batches, from an offset inside the batch."""
     path = root / "changed"
     shutil.rmtree(path, ignore_errors=True)
     shutil.copytree(template.path, path)
@@ -110,7 +110,7 @@ def test_one_bad_batch_is_lost_and_nothing_else(root: Path, templates: list[Temp
 
 
 def test_leader_epoch_is_counted_apart(root: Path, templates: list[Template]) -> None:
-    """No CRC covers the leader epoch of a batch: a higher one in the last batch is served, and counted."""
+    """No CRC covers the leader epoch of a batch. A higher one in the last batch is served, and counted."""
     template = template_of(templates, "clean")
     victim = template.placed[-1]
     result = examine(template, root, [(victim, EPOCH_START + 3, b"\x7f")]).result
@@ -119,7 +119,7 @@ def test_leader_epoch_is_counted_apart(root: Path, templates: list[Template]) ->
 
 
 def test_older_batch_in_its_place_is_counted_apart(root: Path, templates: list[Template]) -> None:
-    """A whole older batch at its own offset passes every CRC: a lost write is told apart from wrong bytes."""
+    """A whole older batch at its own offset passes every CRC. Such a lost write is counted apart from wrong bytes."""
     template = template_of(templates, "clean")
     served = Examination(template, template.path, set(), random.Random(0))
     older = next(iter(template.older_batches))
@@ -131,7 +131,7 @@ def test_older_batch_in_its_place_is_counted_apart(root: Path, templates: list[T
 
 
 def test_every_stop_is_among_the_templates(root: Path, templates: list[Template]) -> None:
-    """Each way to stop has templates with several segments, a truncation behind them, and an older state."""
+    """Each kind of stop has templates with several segments, a truncation behind them, and an older state."""
     assert len({template.name.partition("(")[2] for template in templates}) == 4
     assert (
         sum(len({placed.file_name for placed in template.placed}) > 2 for template in templates) > len(templates) // 2

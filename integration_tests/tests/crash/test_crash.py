@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make crash` prints what it did and fails when it must."""
+"""`make crash` prints a table of its work, and fails on a violation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FEW = {crash_points.follower: crash_points.SMALL}
 def test_enumeration_prints_points_of_each_operation(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The number of points of each operation, and 'all legal'."""
+    """The output has the number of points of each operation, and 'all legal'."""
     monkeypatch.setattr(crash, "SCENARIOS", FEW)
     assert crash.enumerate_points(seeds=1, recovery_every=60, point_every=6)
     printed = capsys.readouterr().out
@@ -28,7 +28,7 @@ def test_enumeration_prints_points_of_each_operation(
 def test_named_operations_are_printed_as_a_table(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One line for each operation with its points and crashes, then all of them; False if a law is broken."""
+    """The table has one line for each operation with points and crashes, then the total. The result is False for a broken law."""
     monkeypatch.setattr(crash, "ALL_OPERATIONS", crash.DIRECTORY_OPERATIONS)
     assert crash.enumerate_operations(seeds=1, recovery_every=5)
     printed = capsys.readouterr().out.splitlines()
@@ -45,7 +45,7 @@ def test_named_operations_are_printed_as_a_table(
 def test_enumeration_and_model_fail_on_a_wrong_engine(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A flush that syncs nothing: both say so, and where."""
+    """For a flush that syncs nothing, both proofs fail and name the place."""
     monkeypatch.setattr(crash, "SCENARIOS", FEW)
     with applied(MUTANTS[0]):
         assert not crash.enumerate_points(seeds=1, recovery_every=60)
@@ -56,7 +56,7 @@ def test_enumeration_and_model_fail_on_a_wrong_engine(
 
 
 def test_every_finder_has_mutants() -> None:
-    """At least twelve wrong decisions, and each proof finds some of them."""
+    """At least twelve wrong decisions exist, and each proof finds some of them."""
     assert len(MUTANTS) >= 12
     assert {mutant.finder for mutant in MUTANTS} == set(Finder)
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Some crash points of every named operation, and that this proof can fail; `make crash` takes all points."""
+"""Some crash points of every named operation, and proof that the check can fail. `make crash` takes all points."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from storage.segment.damage import DamagedRanges
 from storage.testing.sim_disk import SimCall, SimDisk, SimFile
 
 POINTS_A_TEST = 4
-"""A test crashes about so many points of an operation."""
+"""Approximate number of points of an operation at which a test crashes."""
 
 
 @pytest.mark.parametrize("operation", ALL_OPERATIONS, ids=lambda operation: operation.name)
 def test_operation_is_legal_wherever_it_is_cut(operation: LogOperation) -> None:
-    """All lost, all kept, torn at sectors, a prefix: before some calls and after the end."""
+    """Unsynced bytes are all lost, all kept, torn at sectors, or a prefix: before some calls and after the end."""
     point_every = max(1, len(record(operation)) // POINTS_A_TEST)
     counted = crash_operation(operation, seeds=1, recovery_every=20, point_every=point_every)
     assert counted.points > POINTS_A_TEST
@@ -33,7 +33,7 @@ def test_operation_is_legal_wherever_it_is_cut(operation: LogOperation) -> None:
 
 
 def test_operation_makes_the_calls_of_its_steps() -> None:
-    """The points are the calls that the disk recorded: what is named by an operation is among them."""
+    """The points are the calls that the disk recorded, including the one that names the operation."""
     expected = {
         "log start": ("sync", "log-start"),
         "removal of .deleted files": ("remove", ".deleted"),
@@ -50,7 +50,7 @@ def test_operation_makes_the_calls_of_its_steps() -> None:
 
 
 def _only_data(file: LogStartFile) -> None:
-    """Sync the log start, and forget its name."""
+    """Sync the log start, but not its directory entry."""
     if file.offset:
         opened = file._disk.open_file(file._path)
         opened.sync()
@@ -58,11 +58,11 @@ def _only_data(file: LogStartFile) -> None:
 
 
 def _not_at_all(*_: object, **__: object) -> None:
-    """Stand for a step that somebody forgot."""
+    """Do nothing, as if the step were forgotten."""
 
 
 def _unlike_seals(file: SimFile) -> None:
-    """Forget to sync exactly the compacted segments."""
+    """Skip the sync of exactly the compacted segments."""
     if not file.path.endswith(".cleaned"):
         _SYNC(file)
 
@@ -108,14 +108,14 @@ def test_forgotten_steps_are_found(mutant: str, monkeypatch: pytest.MonkeyPatch)
 
 
 def played(prepare: Callable[[Stage], None]) -> Stage:
-    """Return a stage on which a log was prepared."""
+    """Return a stage with a prepared log."""
     stage = Stage(COMPACT)
     prepare(stage)
     return stage
 
 
 def judged(stage: Stage, change: Callable[[History], object]) -> None:
-    """Judge the log of a stage by a history in which something is changed."""
+    """Judge the log of a stage by a changed history."""
     history = stage.history.copy()
     check_log(stage.log, history)
     change(history)
@@ -124,7 +124,7 @@ def judged(stage: Stage, change: Callable[[History], object]) -> None:
 
 
 def test_laws_see_what_is_wrong() -> None:
-    """A record too much, too few, another value, another epoch, a wrong log start, a window that is not known."""
+    """One record too many or too few, another value or epoch, a wrong log start, unknown producer state."""
     stage = played(flushed)
     judged(stage, lambda history: history.cut(20))
     judged(stage, lambda history: history.records.update({3: history.records[4]}))
@@ -135,7 +135,7 @@ def test_laws_see_what_is_wrong() -> None:
 
 
 def test_laws_of_compaction_see_what_is_wrong() -> None:
-    """A newest record that is gone, a deleted value that is back."""
+    """A missing newest record, and a deleted value that came back."""
     stage = played(keyed)
     judged(stage, lambda history: history.records.update({32: history.records[32]._replace(value=None)}))
     stage.compact()
@@ -148,7 +148,7 @@ def _left(stage: Stage) -> Sequence[tuple[int, object]]:
 
 
 def test_openings_are_crashed_at_evenly_spread_calls() -> None:
-    """At most so many, from the first on."""
+    """The number of calls is limited, and they begin with the first."""
     points = [
         Point(call=SimCall(operation=str(number), path=""), disk=SimDisk(), history=History()) for number in range(20)
     ]

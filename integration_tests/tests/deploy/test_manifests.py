@@ -23,7 +23,7 @@ DEPLOY = ROOT / "deploy"
 OVERLAYS = {name: DEPLOY / "kubernetes" / "overlays" / name for name in ("one", "three")}
 REPLICAS = {"one": 1, "three": 3}
 VERSION_OLDEST = "1.27"
-"""The first Kubernetes in which gRPC probes are stable."""
+"""The oldest Kubernetes with stable gRPC probes."""
 
 Tree = dict[str, Any]
 
@@ -46,13 +46,13 @@ def of_kind(objects: list[Tree], kind: str) -> list[Tree]:
 
 
 def the_set(objects: list[Tree]) -> Tree:
-    """Return the spec of the one StatefulSet."""
+    """Return the spec of the only StatefulSet."""
     (found,) = of_kind(objects, "StatefulSet")
     return found["spec"]
 
 
 def the_server(objects: list[Tree]) -> Tree:
-    """Return the one container."""
+    """Return the only container."""
     (stateful_set,) = of_kind(objects, "StatefulSet")
     (server,) = containers(stateful_set)
     return server
@@ -60,7 +60,7 @@ def the_server(objects: list[Tree]) -> Tree:
 
 @pytest.mark.parametrize("version", [VERSION_OLDEST, kubernetes_validate.latest_version()])
 def test_every_object_fits_the_schema(objects: list[Tree], version: str) -> None:
-    """Every object is valid in the oldest Kubernetes supported and in the newest known, unknown fields refused."""
+    """Every object is valid in the oldest supported and the newest known Kubernetes; unknown fields are refused."""
     assert {each["kind"] for each in objects} == {
         "ConfigMap",
         "NetworkPolicy",
@@ -73,7 +73,7 @@ def test_every_object_fits_the_schema(objects: list[Tree], version: str) -> None
 
 
 def test_schema_check_finds_a_misspelt_field(objects: list[Tree]) -> None:
-    """The check is not a rubber stamp: one misspelt field is found."""
+    """The check can fail: it finds a misspelt field."""
     (stateful_set,) = of_kind(objects, "StatefulSet")
     stateful_set["spec"]["replica"] = 1
     with pytest.raises(kubernetes_validate.ValidationError):
@@ -81,7 +81,7 @@ def test_schema_check_finds_a_misspelt_field(objects: list[Tree]) -> None:
 
 
 def test_renderer_agrees_with_kubectl(overlay: str, objects: list[Tree]) -> None:
-    """Where kubectl is there, it renders the same objects; elsewhere the objects are at least complete."""
+    """If kubectl is installed, it renders the same objects. Otherwise the objects are at least complete."""
     assert len(objects) == len({(each["kind"], each["metadata"]["name"]) for each in objects})
     kubectl = shutil.which("kubectl")
     if kubectl is None:
@@ -97,7 +97,7 @@ def test_renderer_agrees_with_kubectl(overlay: str, objects: list[Tree]) -> None
 
 
 def test_number_of_voters_is_number_of_replicas(overlay: str, objects: list[Tree]) -> None:
-    """At the first start every replica is a voter, and the servers get that number from their environment."""
+    """At the first start every replica is a voter. The servers get the number from their environment."""
     (config,) = of_kind(objects, "ConfigMap")
     assert the_set(objects)["replicas"] == REPLICAS[overlay]
     assert config["data"]["LOGRAFT_VOTER_COUNT"] == str(REPLICAS[overlay])
@@ -124,7 +124,7 @@ def test_selectors_match_the_pods(objects: list[Tree]) -> None:
 
 
 def test_ports_agree(objects: list[Tree]) -> None:
-    """Services, probes and the network policy use the ports that the container has and the entry point listens on."""
+    """Services, probes and the network policy use ports that the container has and the entry point listens on."""
     server = the_server(objects)
     ports = {each["name"]: each["containerPort"] for each in server["ports"]}
     assert ports == {
@@ -151,7 +151,7 @@ def test_peers_find_each_other_before_they_are_ready(objects: list[Tree]) -> Non
 
 
 def test_quorum_port_is_open_to_the_servers_alone(objects: list[Tree]) -> None:
-    """Only the pods themselves may reach the quorum port, and a client Service does not name it."""
+    """Only the pods themselves may reach the quorum port, and no client Service names it."""
     labels = the_set(objects)["template"]["metadata"]["labels"]
     (policy,) = of_kind(objects, "NetworkPolicy")
     openings = [rule for rule in policy["spec"]["ingress"] if any(port["port"] == "quorum" for port in rule["ports"])]
@@ -161,7 +161,7 @@ def test_quorum_port_is_open_to_the_servers_alone(objects: list[Tree]) -> None:
 
 
 def test_probes_are_over_grpc(objects: list[Tree]) -> None:
-    """The probes ask the health service of the public port: for the process, or for readiness to serve."""
+    """The probes call the health service on the public port: for the process, or for readiness to serve."""
     server = the_server(objects)
     for probe, service in (("startup", "liveness"), ("liveness", "liveness"), ("readiness", "")):
         assert server[f"{probe}Probe"]["grpc"] == {"port": entrypoint.DEFAULT_BROKER_PORT, "service": service}
@@ -192,7 +192,7 @@ def test_resources_are_set(objects: list[Tree]) -> None:
 
 
 def test_data_is_on_a_claim_where_the_server_looks(objects: list[Tree]) -> None:
-    """The volume claim is mounted at the data directory of the entry point and kept when pods go."""
+    """The volume claim is mounted at the data directory of the entry point, and stays when pods are deleted."""
     spec = the_set(objects)
     mounts = {each["name"]: each["mountPath"] for each in the_server(objects)["volumeMounts"]}
     (claim,) = spec["volumeClaimTemplates"]
@@ -207,7 +207,7 @@ def test_image_has_the_version_of_this_tree(objects: list[Tree]) -> None:
 
 
 def test_container_file_copies_what_is_there() -> None:
-    """What the container file copies exists, its build context holds just that, and no base image moves freely."""
+    """The files that the container file copies exist, its build context has only those, and no base image is unpinned."""
     text = (DEPLOY / "Containerfile").read_text().replace("\\\n", " ")
     copies = [line.split()[1:-1] for line in text.splitlines() if line.startswith("COPY ") and "--from" not in line]
     sources = {source for copy in copies for source in copy}
@@ -231,7 +231,7 @@ def test_container_file_copies_what_is_there() -> None:
     ids=["unknown key", "not a kustomization", "patch of nothing", "patch with a list", "patch with a new map"],
 )
 def test_renderer_refuses_what_it_does_not_know(tmp_path: Path, name: str, text: str) -> None:
-    """Whatever the renderer would render otherwise than kustomize is an error."""
+    """The renderer raises an error for everything that it would render differently from kustomize."""
     kustomization = "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [a.yaml]\n"
     (tmp_path / "kustomization.yaml").write_text(kustomization + "patches: [{path: patch.yaml}]\n")
     (tmp_path / "a.yaml").write_text("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndata: {a: b}\n")
@@ -246,7 +246,7 @@ POD = {"POD_NAME": "lograft-0", "POD_NAMESPACE": "logs", "LOGRAFT_CLUSTER_ID": "
 
 
 def test_entry_point_computes_the_command_of_a_voter() -> None:
-    """A pod below the voter count runs in combined mode, under its own DNS name, with all voters in order."""
+    """A pod with an ordinal below the voter count runs in combined mode, under its own DNS name, with all voters in order."""
     domain = "lograft-headless.logs.svc.cluster.local"
     voters = ",".join(f"{ordinal + 1}@lograft-{ordinal}.{domain}:9641" for ordinal in range(3))
     assert entrypoint.command_line({**POD, "POD_NAME": "lograft-2"}) == [
@@ -269,7 +269,7 @@ def test_entry_point_makes_pods_beyond_the_voters_plain_brokers() -> None:
 
 
 def test_entry_point_takes_flags_from_the_environment() -> None:
-    """A variable named as a flag replaces the computed value, so that everything can be set by hand."""
+    """A variable with the name of a flag replaces the computed value, so everything can be set by hand."""
     chosen = {
         "LOGRAFT_DATA_DIR": "/data",
         "LOGRAFT_NODE_ID": "7",
@@ -291,7 +291,7 @@ def test_entry_point_takes_flags_from_the_environment() -> None:
 
 
 def test_several_data_directories_become_as_many_options() -> None:
-    """The variable joins them with ':', as the server's own does."""
+    """The variable joins the directories with ':', as the server's own does."""
     command = entrypoint.command_line({**POD, "POD_NAME": "lograft-2", "LOGRAFT_DATA_DIR": "/data:/more"})
     places = [place for place, word in enumerate(command) if word == "--data-dir"]
     assert [command[place + 1] for place in places] == ["/data", "/more"]
@@ -331,7 +331,7 @@ def test_entry_point_names_the_wrong_variable(change: dict[str, str], named: str
 
 
 def test_entry_point_exits_with_one_line_on_a_wrong_environment() -> None:
-    """Run as a program with nothing set, it exits with status 2 and one line, not a traceback."""
+    """As a program without any variable, it exits with status 2 and one line, not a traceback."""
     command = [sys.executable, str(DEPLOY / "entrypoint.py")]
     done = subprocess.run(command, env={}, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == entrypoint.USAGE_STATUS
@@ -340,7 +340,7 @@ def test_entry_point_exits_with_one_line_on_a_wrong_environment() -> None:
 
 
 def test_entry_point_runs_a_command_given() -> None:
-    """With arguments the image runs these instead of a server."""
+    """With arguments, the image runs them instead of a server."""
     command = [sys.executable, str(DEPLOY / "entrypoint.py"), "printf", "%s", "given"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     assert done.stdout == "given"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The entry point of the StatefulSet, run by hand with its environment on loopback addresses, makes real clusters."""
+"""The entry point of the StatefulSet makes real clusters when it runs by hand, with its environment, on loopback addresses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CALL_TIMEOUT_S = 5.0
 
 
 class Pods:
-    """Pods of the overlay `three` on loopback addresses: real processes, with the manifests' own environment."""
+    """Pods of the overlay `three` on loopback addresses: real processes with the environment of the manifests."""
 
     def __init__(self, directory: Path) -> None:
         objects = {each["kind"]: each for each in render(DEPLOY / "kubernetes/overlays/three")}
@@ -60,7 +60,7 @@ class Pods:
         return process
 
     def stop_all(self) -> list[int]:
-        """Stop every pod as Kubernetes does, with SIGTERM; return the exit statuses."""
+        """Stop every pod as Kubernetes does, with SIGTERM, and return the exit statuses."""
         for process in self.running.values():
             process.ask_to_stop()
         statuses = [process.wait(process.stop_timeout_s) for process in self.running.values()]
@@ -72,7 +72,7 @@ class Pods:
         return grpc.insecure_channel(f"{HOSTS[ordinal]}:{self.broker_port}")
 
     def passes(self, ordinal: int, probe: str) -> bool:
-        """Return what a probe of the manifests says of a pod."""
+        """Return the result of a probe of the manifests at a pod."""
         request = health_pb2.HealthCheckRequest(service=self.probes[probe])
         with self.channel(ordinal) as channel:
             try:
@@ -82,7 +82,7 @@ class Pods:
         return answer.status == health_pb2.HealthCheckResponse.SERVING
 
     def view(self, ordinal: int) -> tuple[list[int], set[int]] | None:
-        """Return the voters and the unfenced brokers that a pod knows of; None while it is not ready."""
+        """Return the voters and the unfenced brokers that a pod knows; None while it is not ready."""
         if not all(self.passes(ordinal, probe) for probe in self.probes):
             return None
         with self.channel(ordinal) as channel:
@@ -115,7 +115,7 @@ class Pods:
 
 @pytest.fixture
 def pods(tmp_path: Path) -> Generator[Pods, None, None]:
-    """Pods that are gone after the test."""
+    """Pods that are stopped after the test."""
     running = Pods(tmp_path)
     yield running
     for process in running.running.values():
@@ -124,7 +124,7 @@ def pods(tmp_path: Path) -> Generator[Pods, None, None]:
 
 @pytest.mark.process
 def test_three_pods_form_one_cluster(pods: Pods) -> None:
-    """Three processes with the set's environment form one cluster, keep it over a restart, and take in a fourth."""
+    """Three processes with the set's environment form one cluster, keep it over a restart, and admit a fourth."""
     for ordinal in (2, 0, 1):
         pods.start(ordinal)
     pods.wait_for_view([1, 2, 3], {1, 2, 3})
@@ -160,7 +160,7 @@ def test_pod_refuses_the_volume_of_another_cluster(pods: Pods) -> None:
 
 @pytest.mark.process
 def test_liveness_does_not_depend_on_the_quorum(pods: Pods) -> None:
-    """A pod without its peers is alive, also when it starts without them, but not ready: a restart would help nobody."""
+    """A pod without its peers is alive but not ready, also if it starts without them. A restart would not help."""
     for ordinal in range(3):
         pods.start(ordinal)
     pods.wait_for_view([1, 2, 3], {1, 2, 3})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work in threads: it ends when it is asked to, and what breaks it is raised where it is waited for."""
+"""Work in threads: it ends on request, and its exception is raised where a caller waits for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ JOIN_TIMEOUT_S = 300.0
 
 
 def test_work_ends_when_it_is_asked_to() -> None:
-    """It sees the order, and is over after `join`, which may come twice."""
+    """The work sees the stop request, and has ended after `join`, which may be called twice."""
     seen: list[str] = []
 
     def work() -> None:
@@ -29,7 +29,7 @@ def test_work_ends_when_it_is_asked_to() -> None:
 
 
 def test_what_breaks_the_work_is_raised() -> None:
-    """By `join` and by `check`, with the exception as the cause."""
+    """`join` and `check` raise, with the exception as the cause."""
 
     def work() -> None:
         raise ValueError("no such topic")
@@ -43,7 +43,7 @@ def test_what_breaks_the_work_is_raised() -> None:
 
 
 def test_work_that_does_not_end_is_told() -> None:
-    """After its time `join` raises; the thread is left to itself."""
+    """After its time `join` raises and leaves the thread running."""
     over = threading.Event()
 
     def work() -> None:
@@ -57,7 +57,7 @@ def test_work_that_does_not_end_is_told() -> None:
 
 
 def test_step_is_repeated_until_the_order_to_stop() -> None:
-    """Several times, and not after `join`."""
+    """The step runs several times, and not after `join`."""
     steps: list[int] = []
     enough = threading.Event()
 

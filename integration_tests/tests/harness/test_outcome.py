@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verdicts, and what is kept of a run that failed."""
+"""Verdicts, and the evidence that is kept of a failed run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from integration_tests.harness.outcome import Outcome, keep_evidence, read_outco
 
 
 def test_outcome_with_a_problem_has_failed() -> None:
-    """A problem outweighs everything, and the line says how many there were."""
+    """A problem outweighs everything, and the line has the number of problems."""
     assert Outcome(proof="p").verdict == "PASSED"
     assert Outcome(proof="p", not_run="why").verdict == "NOT RUN"
     failed = Outcome(proof="p", not_run="why", problems=["x"], figures={"voters": 3})
@@ -27,7 +27,7 @@ def test_outcome_with_a_problem_has_failed() -> None:
 
 
 def test_evidence_of_a_failed_run_is_kept_with_the_command(tmp_path: Path) -> None:
-    """Logs and history are copied, and the last line judges the history again."""
+    """Logs and history are copied. The last line is the command that judges the history again."""
     (tmp_path / HISTORY_FILE).write_text("")
     (tmp_path / "broker-101.log").write_text("what happened")
     where, command = keep_evidence(tmp_path, "test")
@@ -42,14 +42,14 @@ def test_evidence_of_a_failed_run_is_kept_with_the_command(tmp_path: Path) -> No
 
 
 def test_outcome_comes_back_from_a_file(tmp_path: Path) -> None:
-    """What a process inside of namespaces leaves is what the one outside reads."""
+    """A process outside reads what a process inside the namespaces has written."""
     outcome = Outcome(proof="p", not_run="why", problems=["x"], figures={"voters": 3, "times": [1, 2]})
     outcome.write(tmp_path / "outcome.json")
     assert read_outcome(tmp_path / "outcome.json") == outcome
 
 
 def test_proof_that_raises_has_failed(capsys: pytest.CaptureFixture[str]) -> None:
-    """With the figures that it was to have; its logs are kept."""
+    """The outcome has the planned figures, and the logs are kept."""
 
     def work(directory: Path) -> Outcome:
         (directory / "broker-101.log").write_text("what happened")

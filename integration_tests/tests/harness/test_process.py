@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes of the harness: their logs over restarts, exit statuses, an end that does not come, and free ports."""
+"""Processes of the harness: logs over restarts, exit statuses, a process that does not end, and free ports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEAF = BLOCK + "signal.pause()"
 
 
 def started(path: Path, program: str, *, stop_timeout_s: float = WAIT_S) -> Process:
-    """Start a program with a log of its own and wait until it has said that it is ready."""
+    """Start a program with its own log, and wait until it reports that it is ready."""
     log_path = path / f"{len(list(path.iterdir()))}.log"
     process = Process("program", ["-c", program], log_path, stop_timeout_s=stop_timeout_s)
     process.start()
@@ -30,7 +30,7 @@ def started(path: Path, program: str, *, stop_timeout_s: float = WAIT_S) -> Proc
 
 
 def test_log_goes_on_over_restarts(tmp_path: Path) -> None:
-    """The same command twice, with an environment of its own: both outputs are in one log."""
+    """The same command runs twice, with its own environment. Both outputs are in one log."""
     environment = {**os.environ, "WORD": "hello"}
     program = "import os; print(os.environ['WORD'])"
     process = Process("program", ["-c", program], tmp_path / "log", environment=environment)
@@ -42,7 +42,7 @@ def test_log_goes_on_over_restarts(tmp_path: Path) -> None:
 
 
 def test_orderly_stop_gives_the_exit_status(tmp_path: Path) -> None:
-    """SIGTERM reaches the program, and what it ends with is told; so it is for several."""
+    """SIGTERM reaches the program, and its exit status is returned; also for several programs."""
     process = started(tmp_path, WAITS)
     assert process.running
     assert process.rss_bytes > 0
@@ -53,7 +53,7 @@ def test_orderly_stop_gives_the_exit_status(tmp_path: Path) -> None:
 
 
 def test_program_that_does_not_stop_is_killed(tmp_path: Path) -> None:
-    """The stop says so, with the end of the log, and leaves no process."""
+    """The stop raises with the end of the log, and leaves no process."""
     process = started(tmp_path, DEAF, stop_timeout_s=0.05)
     with pytest.raises(TimeoutError, match=r"program did not end within 0\.05 s: ready"):
         process.stop()
@@ -69,7 +69,7 @@ def test_paused_program_is_killed(tmp_path: Path) -> None:
 
 
 def test_ports_are_free_on_every_host_and_given_once() -> None:
-    """They can be bound at all of the addresses, and no two calls give the same."""
+    """The ports can be bound on all addresses, and no two calls return the same."""
     hosts = ("127.0.0.1", "127.0.0.2")
     ports = [free_port(*hosts) for _ in range(20)]
     assert len(set(ports)) == len(ports)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients in other languages, built from the .proto files alone, work against `lograft dev`."""
+"""Clients in other languages, built only from the .proto files, work against `lograft dev`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from integration_tests.scenarios.clients import run, toolchains
 @pytest.mark.process
 @pytest.mark.timeout(1_800)
 def test_clients_whose_toolchain_is_there_pass(capsys: pytest.CaptureFixture[str]) -> None:
-    """Every client whose toolchain is there passes; the others are printed as NOT RUN."""
+    """Every client whose toolchain is installed passes. The others are printed as NOT RUN."""
     outcomes = run.run_all()
     with capsys.disabled():
         print(f"\n{run.table(outcomes)}")
@@ -22,7 +22,7 @@ def test_clients_whose_toolchain_is_there_pass(capsys: pytest.CaptureFixture[str
 
 
 def test_missing_tool_is_named() -> None:
-    """A client whose tool is not on the PATH says which one."""
+    """A client without its tool on the PATH names the tool."""
     tool = toolchains.Tool(
         command=("lograft-no-such-tool", "--version"), version_pattern=r"(\d+)\.(\d+)", version_least=(1, 0)
     )
@@ -30,7 +30,7 @@ def test_missing_tool_is_named() -> None:
 
 
 def test_old_tool_is_refused() -> None:
-    """A tool older than the least version is a missing one, and the reason gives both versions."""
+    """A tool older than the minimum counts as missing. The reason gives both versions."""
     tool = toolchains.Tool(
         command=("python3", "--version"), version_pattern=r"Python (\d+)\.(\d+)", version_least=(99, 0)
     )
@@ -40,7 +40,7 @@ def test_old_tool_is_refused() -> None:
 
 
 def test_client_with_missing_toolchain_is_not_run_and_needs_no_server() -> None:
-    """Without any toolchain nothing is started and the outcome says what is missing."""
+    """Without any toolchain nothing starts, and the outcome names what is missing."""
     tool = toolchains.Tool(command=("lograft-no-such-tool",), version_pattern=r"(\d+)()", version_least=(1, 0))
     client = toolchains.Client(
         name="none", tools=(tool,), build_command=(), run_command=(), output="none", source_patterns=()
@@ -51,7 +51,7 @@ def test_client_with_missing_toolchain_is_not_run_and_needs_no_server() -> None:
 
 
 def test_command_over_its_time_is_killed_with_its_children(tmp_path: Path) -> None:
-    """A command that does not end in time raises, and a child that holds its output does not make the caller wait."""
+    """A command over its time raises. A child that keeps its output open does not make the caller wait."""
     command = ("sh", "-c", "sleep 600 & sleep 600")
     with pytest.raises(TimeoutError, match="no end within"):
         toolchains.run_bounded(command, directory=tmp_path, environment=dict(os.environ), timeout_s=0.2)

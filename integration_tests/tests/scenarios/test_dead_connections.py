@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections that died without a word: every client goes on over new ones, with every record there once and in order.
+"""Connections that died without a sign: every client continues over new ones, with every record there once and in order.
 
-Real servers behind proxies that forget connections (`harness.faults.forgetful_proxy`): one before the broker, one before the voter.
+Real servers are behind proxies that forget connections (`harness.faults.forgetful_proxy`): one before the broker, one before
+the voter.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ from integration_tests.harness.wait import wait_for
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 GIVE_UP_S = 60.0
-"""Seconds after which a client has not gone on; before there were pings it took 73 s, or for ever."""
+"""Seconds after which a client that has not continued has failed. Without pings it took 73 s, or for ever."""
 DELIVERY_MS = 60_000
 LIVENESS_MS = 4_000
 SILENT_LIMIT_S = 3.0
-"""Seconds of silence that a proxy bears: three times the interval of the pings with `LIVENESS_MS`."""
+"""Seconds of silence that a proxy tolerates: three times the ping interval with `LIVENESS_MS`."""
 RECORDS = 100
 BIG_BYTES = 1_000
 WAYS = (Way.BOTH, Way.TO_SERVER, Way.TO_CLIENT)
 
 
 class Stage:
-    """A voter and a broker, each behind a proxy, and names of topics that nobody has used."""
+    """A voter and a broker, each behind a proxy, and unused topic names."""
 
     def __init__(self, directory: Path, front: ForgetfulProxy, back: ForgetfulProxy) -> None:
         self.front = front
@@ -62,7 +63,7 @@ class Stage:
         return self.front.address
 
     def new_topic(self) -> str:
-        """A topic of one partition."""
+        """Return a new topic with one partition."""
         self._topic_count += 1
         name = f"topic-{self._topic_count}"
         with Admin(self.bootstrap) as admin:
@@ -70,12 +71,12 @@ class Stage:
         return name
 
     def send(self, topic: str, start: int, end: int) -> None:
-        """Store records with the numbers as values, by a client that is new, and so is its connection."""
+        """Store records with the numbers as values, through a new client with a new connection."""
         with Producer(self.bootstrap) as producer:
             producer.send_many(topic, [b"%d" % number for number in range(start, end)])
 
     def read(self, topic: str, count: int) -> list[int]:
-        """Read the numbers of a topic from its beginning, by a client that is new."""
+        """Read the numbers of a topic from its beginning, through a new client."""
         with Consumer(self.bootstrap) as consumer:
             consumer.assign([TopicPartition(topic, 0)])
             seen: list[int] = []
@@ -88,7 +89,7 @@ class Stage:
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """One for all tests: a connection that is forgotten is no other test's."""
+    """One stage for all tests. A forgotten connection belongs to one test only."""
     with ForgetfulProxy() as front, ForgetfulProxy() as back:
         made = Stage(tmp_path_factory.mktemp("dead-connections"), front, back)
         with made.cluster:
@@ -96,13 +97,13 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 
 def numbers(records: list[ConsumerRecord]) -> list[int]:
-    """The numbers that the records begin with."""
+    """Return the numbers at the beginning of the records."""
     return [int((record.value or b"").split(b" ")[0]) for record in records]
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
 def test_producer_delivers_everything_once_and_in_order(stage: Stage, way: Way) -> None:
-    """What was sent before, at and after the moment in which the connection dies; its answers or the batches themselves are lost."""
+    """Records are sent before, at and after the death of the connection. Their answers, or the batches themselves, are lost."""
     topic = stage.new_topic()
     with Producer(stage.bootstrap, delivery_timeout_ms=DELIVERY_MS, linger_ms=0) as producer:
         for number in range(3 * RECORDS):
@@ -116,7 +117,7 @@ def test_producer_delivers_everything_once_and_in_order(stage: Stage, way: Way) 
 
 
 def test_asyncio_producer_delivers_everything_once_and_in_order(stage: Stage) -> None:
-    """The same."""
+    """The same for asyncio."""
     topic = stage.new_topic()
 
     async def send() -> None:
@@ -135,7 +136,7 @@ def test_asyncio_producer_delivers_everything_once_and_in_order(stage: Stage) ->
 
 @pytest.mark.parametrize("way", [Way.BOTH, Way.TO_CLIENT], ids=lambda way: way.name)
 def test_idle_consumer_hears_of_new_records(stage: Stage, way: Way) -> None:
-    """It has read everything, and waits, when its connection dies; the records come from another client."""
+    """The consumer has read everything and waits when its connection dies. Another client sends the records."""
     topic = stage.new_topic()
     stage.send(topic, 0, 1)
     with Consumer(stage.bootstrap) as consumer:
@@ -150,7 +151,7 @@ def test_idle_consumer_hears_of_new_records(stage: Stage, way: Way) -> None:
 
 
 def test_asyncio_consumer_hears_of_new_records(stage: Stage) -> None:
-    """The same."""
+    """The same for asyncio."""
     topic = stage.new_topic()
     stage.send(topic, 0, 1)
 
@@ -173,7 +174,7 @@ def test_asyncio_consumer_hears_of_new_records(stage: Stage) -> None:
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
 def test_busy_consumer_reads_everything_once(stage: Stage, way: Way) -> None:
-    """Its connection dies in the middle of much that is to be read, and it has credit for a part of that alone."""
+    """The connection dies while many records are left, and the consumer has credit for only a part of them."""
     topic, count = stage.new_topic(), 20_000
     padding = b" " * BIG_BYTES
     with Producer(stage.bootstrap) as producer:
@@ -199,7 +200,7 @@ def poll(consumer: Consumer) -> list[int]:
 
 
 def test_calls_are_made_again_over_a_new_connection(stage: Stage) -> None:
-    """A question is asked again within its own time; a change whose answer was lost is told as such, and the next one works."""
+    """A read is repeated within its own time. A change whose answer was lost raises that, and the next one works."""
     with Admin(stage.bootstrap, request_timeout_ms=30_000) as admin:
         admin.list_topics()
         stage.front.forget()
@@ -212,7 +213,7 @@ def test_calls_are_made_again_over_a_new_connection(stage: Stage) -> None:
 
 
 def test_asyncio_calls_are_made_again_over_a_new_connection(stage: Stage) -> None:
-    """The same."""
+    """The same for asyncio."""
 
     async def ask() -> None:
         async with aio.Admin(stage.bootstrap, request_timeout_ms=30_000) as admin:
@@ -224,7 +225,7 @@ def test_asyncio_calls_are_made_again_over_a_new_connection(stage: Stage) -> Non
 
 
 def test_an_answer_that_does_not_come_costs_the_connection(stage: Stage) -> None:
-    """With less time than any ping takes: the call after the one that got no answer goes over a new connection."""
+    """The time is shorter than any ping interval: the call after the unanswered one uses a new connection."""
     with Admin(stage.bootstrap, request_timeout_ms=2_000, connection_liveness_ms=60_000) as admin:
         admin.list_topics()
         stage.front.forget()
@@ -234,7 +235,7 @@ def test_an_answer_that_does_not_come_costs_the_connection(stage: Stage) -> None
 
 
 def test_watch_of_the_metadata_goes_on(stage: Stage) -> None:
-    """A client that only watches hears of a topic's growth, though its connections died before."""
+    """A client that only watches learns of a topic's growth, although its connections died before."""
     topic = stage.new_topic()
 
     async def watch() -> int:
@@ -267,7 +268,7 @@ def test_watch_of_the_metadata_goes_on(stage: Stage) -> None:
 
 
 def test_command_that_follows_hears_of_new_records(stage: Stage) -> None:
-    """`lograft consume --follow`."""
+    """`lograft consume --follow` continues."""
     topic = stage.new_topic()
     stage.send(topic, 0, 1)
     follower = subprocess.Popen(
@@ -289,7 +290,7 @@ def test_command_that_follows_hears_of_new_records(stage: Stage) -> None:
 
 
 def test_idle_connections_are_not_forgotten_for_their_silence(stage: Stage) -> None:
-    """For ten times as long as a connection without pings lives behind a proxy that forgets what is silent."""
+    """The test lasts ten times as long as a connection without pings lives behind a proxy that forgets silent ones."""
     with (
         ForgetfulProxy(stage.front.target, silent_limit_s=SILENT_LIMIT_S) as proxy,
         Admin(proxy.address, connection_liveness_ms=LIVENESS_MS) as admin,
@@ -304,7 +305,7 @@ def test_idle_connections_are_not_forgotten_for_their_silence(stage: Stage) -> N
                     timeout_s=GIVE_UP_S,
                     what="a silent connection to be forgotten",
                 )
-        # Nobody but the bare connections was forgotten, and the client has no other connection than it had.
+        # The proxy forgot only the bare connections, and the client still has the same connection.
         assert proxy.forgotten_count == 10
         admin.describe_quorum()
         assert proxy.accepted_count == used_count + 10
@@ -312,7 +313,7 @@ def test_idle_connections_are_not_forgotten_for_their_silence(stage: Stage) -> N
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
 def test_heartbeats_go_over_a_new_connection(stage: Stage, way: Way) -> None:
-    """One that gets no answer costs the connection: the broker is heard of again long before pings would have found it dead."""
+    """An unanswered heartbeat costs the connection. The controller hears the broker again long before pings would find it dead."""
     with Admin(stage.cluster.admin_addresses[1]) as admin:
         accepted_count = stage.back.accepted_count
         stage.back.forget(way)

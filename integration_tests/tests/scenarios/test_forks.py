@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Children of real programs that fork with clients at work end as they wish and can work: a few of each case of `make forks`."""
+"""Children of real programs that fork while clients work end normally and can work: a few of each case of `make forks`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUICK = [case for case in all_cases() if case.load == "busy" and (case.kind == "
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """Address of a cluster in a process of its own."""
+    """Address of a cluster in a separate process."""
     with tempfile.TemporaryDirectory(prefix="lograft-forks-") as name, DevServer(Path(name)) as server:
         yield server.bootstrap
 
@@ -33,5 +33,5 @@ def test_children_end_as_they_wish_and_deliver(address: str, case: Case) -> None
 @pytest.mark.spark
 @pytest.mark.parametrize("case", [case for case in QUICK if case.way == "spark"], ids=str)
 def test_python_workers_of_spark_end_as_they_wish_and_deliver(address: str, case: Case) -> None:
-    """Forked from a daemon that has clients, below a driver that has some."""
+    """The children are forked from a daemon that has clients, below a driver that also has some."""
     assert run_case(case, CHILDREN, address).problems == []

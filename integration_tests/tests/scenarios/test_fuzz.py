@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Few hostile inputs to real servers, and the makers of inputs; `make fuzz` sends many."""
+"""A few hostile inputs to real servers, and the makers of inputs. `make fuzz` sends many."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHORT_INPUTS = 400
 @pytest.mark.process
 @pytest.mark.timeout(240)
 def test_hostile_input_harms_nothing(tmp_path: Path) -> None:
-    """Mutated input is refused with typed errors; the broker lives, and what is stored can be read."""
+    """Mutated input is refused with typed errors. The broker survives, and stored records can be read."""
     outcomes, _, growth = public_port.run(tmp_path, SHORT_INPUTS, seed=3)
     assert growth < public_port.RSS_GROWTH_BYTES_MAX
     assert sum(outcomes.values()) == SHORT_INPUTS
@@ -35,7 +35,7 @@ def test_hostile_input_harms_nothing(tmp_path: Path) -> None:
 @pytest.mark.process
 @pytest.mark.timeout(900)
 def test_hostile_requests_between_servers_harm_nothing(tmp_path: Path) -> None:
-    """Whatever servers are sent in the name of others: typed answers, no end, no traceback, and everything is there after restarts."""
+    """Hostile requests in the name of other servers get typed answers. No server ends, prints a traceback or loses data."""
     outcome = internal_port.run(tmp_path, SHORT_INPUTS, seed=3)
     assert outcome.problems == []
     assert sum(outcome.counts.values()) == SHORT_INPUTS
@@ -45,7 +45,7 @@ def test_hostile_requests_between_servers_harm_nothing(tmp_path: Path) -> None:
 
 
 def test_every_method_of_the_carrier_is_attacked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A method that the carrier gets, or the controller answers for a client, has to get a maker of requests."""
+    """Every method that the carrier gets, or that the controller answers for a client, needs a maker of requests."""
     assert internal_attacker.methods() == [method.name for method in Method]
     monkeypatch.delitem(internal_requests.CALLS, Method.VOTE)
     monkeypatch.delitem(admin_requests.ADMIN_MAKERS, "ListTopics")

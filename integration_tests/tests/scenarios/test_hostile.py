@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hostile clients are as hostile as they say, and the judge of their cost misses nothing."""
+"""The hostile clients are as hostile as intended, and the judge of their cost misses nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BOMB_BYTES_MAX = 16_384
 
 
 def test_bombs_are_small_and_only_those_over_the_limit_are_refused() -> None:
-    """Two kinds inflate to too much; the server takes the others, so it has to inflate them whole."""
+    """Two kinds decompress to too much. The server accepts the others, so it must decompress them completely."""
     outcomes: list[str] = []
     for batch in all_kinds():
         assert len(batch) < BOMB_BYTES_MAX
@@ -34,12 +34,12 @@ def test_bombs_are_small_and_only_those_over_the_limit_are_refused() -> None:
 
 
 def test_a_bomb_of_known_size_says_it() -> None:
-    """A frame that states its size is refused by that statement alone, one that does not has to be inflated."""
+    """A frame that states its size is refused by that size alone. One that does not must be decompressed."""
     assert len(zeros(1_000_000, states_size=True)) > len(zeros(1_000_000, states_size=False))
 
 
 def test_call_by_hand_is_headers_and_one_message() -> None:
-    """Two frames on stream 1, the second one the message with its length."""
+    """The call is two frames on stream 1; the second is the message with its length."""
     data = grpc_call("/s/M", "a:1", b"xyz")
     tail = frame(DATA, 0, 1, b"\x00\x00\x00\x00\x03xyz")
     assert data.endswith(tail)
@@ -48,14 +48,14 @@ def test_call_by_hand_is_headers_and_one_message() -> None:
 
 
 def test_percentiles_are_of_the_values_themselves() -> None:
-    """The 99th of a hundred is the ninety-ninth, the last one the largest; of none it is NaN."""
+    """The 99th percentile of a hundred values is the ninety-ninth, the 100th the largest. Of no values it is NaN."""
     values = [float(number) for number in range(1, 101)]
     assert (percentile(values, 0.5), percentile(values, 0.99), percentile(values, 1.0)) == (50, 99, 100)
     assert math.isnan(percentile([], 0.5))
 
 
 def usage(rss_bytes: int) -> Usage:
-    """Of a process with that much memory."""
+    """Return the usage of a process with this much memory."""
     return Usage(rss_bytes=rss_bytes, descriptors=1, threads=1)
 
 
@@ -74,7 +74,7 @@ def usage(rss_bytes: int) -> Usage:
 def test_every_target_can_be_missed(
     peak_mib: int, after_mib: int, p99_ms: float, missing: int, found: list[str]
 ) -> None:
-    """Each figure at its bound passes, and just beyond it is named."""
+    """Each figure passes at its bound, and is named just beyond it."""
     assert GROWTH_BYTES_MAX == 512 * MIB
     result = Result(
         scenario="readers",
@@ -95,7 +95,7 @@ def test_every_target_can_be_missed(
 @pytest.mark.parametrize("scenario", sorted(OF_MANY))
 @pytest.mark.parametrize(("after_mib", "found"), [(144, 0), (145, 1)])
 def test_what_grpc_keeps_of_very_many_is_taken_off(scenario: str, after_mib: int, found: int) -> None:
-    """20 of 100 MiB and what a bare server keeps may stay."""
+    """20 of 100 MiB may stay, and the memory that a bare server keeps."""
     assert KEPT_BY_GRPC_BYTES == 24 * MIB
     result = Result(
         scenario=scenario,

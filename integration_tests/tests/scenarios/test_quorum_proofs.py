@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Short rounds of the proofs of the quorum, without their limits of time; `make quorum-proofs` runs the long ones."""
+"""Short rounds of the quorum's proofs, without their time limits. `make quorum-proofs` runs the long ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RATE_PER_S = 20
 @pytest.mark.process
 @pytest.mark.timeout(600)
 def test_killed_leaders_lose_and_repeat_nothing(tmp_path: Path) -> None:
-    """After kill -9 of two leaders every acknowledged change is there, none twice, and all images are equal."""
+    """After kill -9 of two leaders, every acknowledged change is there once, and all images are equal."""
     outcome = kill_leader.prove(tmp_path, voters=VOTERS, rounds=2, rate_per_s=RATE_PER_S, unavailable_s_max=math.inf)
     assert outcome.problems == []
 
@@ -33,14 +33,14 @@ def test_killed_leaders_lose_and_repeat_nothing(tmp_path: Path) -> None:
 @pytest.mark.process
 @pytest.mark.timeout(600)
 def test_calls_that_meet_a_kill_all_end(tmp_path: Path) -> None:
-    """Every call ends within its time limit, and the time in which nobody led is found in the logs."""
+    """Every call ends within its time limit, and the time without a leader is found in the logs."""
     outcome = kill_calls.prove(tmp_path, voters=VOTERS, rounds=1, rate_per_s=RATE_PER_S)
     assert outcome.problems == []
     assert {"gap_max_ms", "call_p50_ms", "call_p99_ms", "call_worst_ms", "worst_less_gap_ms"} <= outcome.figures.keys()
 
 
 def test_worst_call_less_the_gap_is_of_one_round() -> None:
-    """A long call in a round with a long gap may be less than a short one in a round with a short gap."""
+    """A long call in a round with a long gap may exceed the gap by less than a short call in a round with a short gap."""
     rounds = [
         kill_calls.Round(killed_s=10, active_s=12, ended_s=20, is_disturbed=False),
         kill_calls.Round(killed_s=30, active_s=30.5, ended_s=40, is_disturbed=False),
@@ -52,14 +52,14 @@ def test_worst_call_less_the_gap_is_of_one_round() -> None:
 
 
 def test_late_call_is_one_beyond_the_limits_of_its_calls() -> None:
-    """A creation has the time limit twice; what the machine stood still is nobody's fault."""
+    """A creation may take the time limit twice. A process pause of the machine does not count."""
     spans = [Operation(0, 30, 1), Operation(0, 32, 1), Operation(0, 60, 2), Operation(0, 62, 2)]
     assert kill_calls.late_calls(spans, standstill_s=0.0) == [spans[1], spans[3]]
     assert kill_calls.late_calls(spans, standstill_s=5.0) == []
 
 
 def test_activations_are_read_from_a_log() -> None:
-    """Lines of other events, and those of other controllers, do not count."""
+    """Lines of other events and of other controllers do not count."""
     lines = [
         "time=2026-01-02 03:04:05,678 level=INFO logger=metaquorum.controller_service event=controller_active quorum_epoch=7 brokers=1",
         "time=2026-01-02 03:04:06,000 level=INFO logger=metaquorum.controller_service event=controller_inactive quorum_epoch=7",
@@ -73,7 +73,7 @@ def test_activations_are_read_from_a_log() -> None:
 @pytest.mark.process
 @pytest.mark.timeout(600)
 def test_woken_leader_of_old_serves_nothing_stale(tmp_path: Path) -> None:
-    """Reads and writes that wait for a stopped leader are refused when it wakes, or true."""
+    """Reads and writes that wait for a stopped leader are refused when it wakes, or are correct."""
     outcome = pause_leader.prove(tmp_path, voters=VOTERS, rounds=1, rate_per_s=RATE_PER_S)
     assert outcome.problems == []
 
@@ -81,7 +81,7 @@ def test_woken_leader_of_old_serves_nothing_stale(tmp_path: Path) -> None:
 @pytest.mark.process
 @pytest.mark.timeout(600)
 def test_wiped_leader_is_replaced_under_load(tmp_path: Path) -> None:
-    """The leader loses its disk; one command, and nothing acknowledged is lost."""
+    """The leader loses its disk. One command replaces it, and no acknowledged change is lost."""
     outcome = wiped_voter.prove(tmp_path, voters=VOTERS, rounds=1, rate_per_s=RATE_PER_S, unavailable_s_max=math.inf)
     assert outcome.problems == []
 
@@ -89,13 +89,13 @@ def test_wiped_leader_is_replaced_under_load(tmp_path: Path) -> None:
 @pytest.mark.process
 @pytest.mark.timeout(600)
 def test_rolling_restart_fails_no_call(tmp_path: Path) -> None:
-    """All voters are restarted one after the other, and every call of the clients succeeds."""
+    """All voters restart one after the other, and every call of the clients succeeds."""
     outcome = rolling_restart.prove(tmp_path, voters=VOTERS, rounds=1, rate_per_s=RATE_PER_S)
     assert (outcome.verdict, outcome.problems) == ("PASSED", [])
 
 
 def test_minorities_are_minorities() -> None:
-    """No cut takes a majority, and the leader and followers are both cut off, in both directions and in one."""
+    """No cut includes a majority. The leader and the followers are both cut off, in both directions and in one."""
     for voters in (3, 5):
         found = partition.cases(voters)
         assert all(2 * (case.has_leader + case.follower_count) < voters for case in found)

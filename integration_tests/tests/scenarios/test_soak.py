@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The soak in short with real servers, and its judges; `make soak` runs the long one."""
+"""A short soak with real servers, and its judges. `make soak` runs the long one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CALM = Sample(
 @pytest.mark.process
 @pytest.mark.timeout(300)
 def test_full_rate_beside_voters_causes_no_election(tmp_path: Path) -> None:
-    """Three servers that are voters too take what one producer can send; no election, and each record is read once and in order."""
+    """Three servers that are also voters take one producer's full rate without an election. Each record is read once, in order."""
     outcome = run(tmp_path, SoakSettings(seconds=SECONDS))
     assert outcome.problems == []
     assert outcome.figures["quorum_epoch_first"] == outcome.figures["quorum_epoch_last"]
@@ -53,7 +53,7 @@ def test_full_rate_beside_voters_causes_no_election(tmp_path: Path) -> None:
 
 
 def stop_the_quorum_leader(nodes: CombinedCluster) -> None:
-    """Stop the time of the server that leads the quorum until another one does."""
+    """Pause the server that leads the quorum until another one leads."""
     with Admin(nodes.bootstrap, request_timeout_ms=ADMIN_TIMEOUT_MS) as admin:
         old_id = admin.describe_quorum().leader_id
         assert old_id is not None
@@ -78,7 +78,7 @@ def stop_the_quorum_leader(nodes: CombinedCluster) -> None:
 @pytest.mark.process
 @pytest.mark.timeout(300)
 def test_election_under_load_fails_the_soak(tmp_path: Path) -> None:
-    """A leader of the quorum that stands still is replaced: the soak says so, and that no record was lost by it."""
+    """A paused quorum leader is replaced. The soak reports it, and that this lost no record."""
     outcome = run(tmp_path, SoakSettings(seconds=SECONDS), meanwhile=stop_the_quorum_leader)
     assert any("an election" in problem for problem in outcome.problems)
     assert not [problem for problem in outcome.problems if problem.startswith("partition")]
@@ -86,7 +86,7 @@ def test_election_under_load_fails_the_soak(tmp_path: Path) -> None:
 
 
 def ledger_of(*counts: int) -> tuple[Ledger, Values]:
-    """A ledger with some records sent to each partition, and its values."""
+    """Return a ledger with some records sent to each partition, and their values."""
     values = Values(100)
     ledger = Ledger(len(counts), values)
     for partition, count in enumerate(counts):
@@ -95,7 +95,7 @@ def ledger_of(*counts: int) -> tuple[Ledger, Values]:
 
 
 def test_records_that_come_back_once_and_in_order_are_right() -> None:
-    """Receipts and reads in any pieces, partition by partition, leave nothing to say; waits end with the last receipt."""
+    """Receipts and reads in any pieces, partition by partition, give no problem. Waits end with the last receipt."""
     ledger, values = ledger_of(5, 2)
     ledger.take_receipt(0, 0, 3, 2.0)
     assert not ledger.waits
@@ -111,7 +111,7 @@ def test_records_that_come_back_once_and_in_order_are_right() -> None:
 
 
 def test_lost_record_is_found() -> None:
-    """A record that was acknowledged and is not read shows at the end; one that a reader passes shows at once."""
+    """A record that was acknowledged and never read shows at the end. One that a reader skips shows at once."""
     ledger, values = ledger_of(3)
     ledger.take_receipt(0, 0, 3, 2.0)
     ledger.take_read(0, 0, values.make(0, 2))
@@ -125,7 +125,7 @@ def test_lost_record_is_found() -> None:
 
 
 def test_doubled_record_is_found() -> None:
-    """A record that is in the log twice moves all behind it: the receipt and the value at the offset say so."""
+    """A record that is in the log twice moves all later ones. The receipt and the value at the offset show it."""
     ledger, values = ledger_of(3)
     ledger.take_receipt(0, 0, 2, 2.0)
     ledger.take_receipt(0, 3, 1, 2.0)
@@ -135,14 +135,14 @@ def test_doubled_record_is_found() -> None:
 
 
 def test_more_receipts_than_records_are_found() -> None:
-    """What nobody sent cannot be acknowledged."""
+    """A record that was not sent cannot be acknowledged."""
     ledger, _ = ledger_of(1)
     ledger.take_receipt(0, 0, 2, 2.0)
     assert "2 records acknowledged of 1 sent" in ledger.problems[0]
 
 
 def test_changed_value_is_found() -> None:
-    """A body of another number, a cut value and a null are no right values."""
+    """A body of another number, a cut value and a null are wrong values."""
     values = Values(100)
     right = values.make(7, 2)
     assert values.is_right(7, right[0])
@@ -153,14 +153,14 @@ def test_changed_value_is_found() -> None:
 
 
 def test_few_problems_are_kept() -> None:
-    """A broken run does not fill the memory with what is wrong."""
+    """A broken run does not fill the memory with problems."""
     ledger, _ = ledger_of(PROBLEMS_MAX * 2)
     ledger.take_read(0, 0, [None] * PROBLEMS_MAX * 2)
     assert len(ledger.problems) == PROBLEMS_MAX
 
 
 def test_election_is_found() -> None:
-    """A higher quorum epoch is an election, whoever leads; without one nothing is said."""
+    """A higher quorum epoch is an election, for any leader. Without one nothing is reported."""
     later = replace(CALM, time_s=2.0)
     assert judge([CALM, later]) == []
     (problem,) = judge([CALM, later, replace(later, time_s=4.0, quorum_epoch=3)])
@@ -174,17 +174,17 @@ def test_fenced_broker_is_found() -> None:
 
 
 def test_one_sample_tells_nothing() -> None:
-    """What was looked at once cannot be said to be without a change."""
+    """With a single sample, no absence of changes can be claimed."""
     assert len(judge([CALM])) == len(judge([])) == 1
 
 
 def test_leader_changes_count_what_samples_did_not_see() -> None:
-    """Leader epochs rise with every change of a leadership."""
+    """Leader epochs rise with every change of leadership."""
     assert leader_changes([CALM, replace(CALM, leader_epochs=(3, 4)), replace(CALM, leader_epochs=(3, 5))]) == 3
 
 
 def test_growth_is_the_slope_of_the_later_part() -> None:
-    """What fills up at first does not count; what grows on does, and noise around a level hardly."""
+    """Initial growth does not count. Lasting growth does, and noise around a level hardly counts."""
     assert growth_bytes_per_s([(0.0, 10.0), (1.0, 12.0), (2.0, 14.0)]) == pytest.approx(2.0)
     assert growth_bytes_per_s([(1.0, 5.0)]) == growth_bytes_per_s([]) == 0.0
     filling = [
@@ -196,7 +196,7 @@ def test_growth_is_the_slope_of_the_later_part() -> None:
 
 
 def test_growth_is_judged_when_the_soak_is_long_enough() -> None:
-    """The same slope is a problem in a long soak and none in a short one; a server beyond its memory always is."""
+    """The same slope is a problem in a long soak and none in a short one. A server over its memory limit always is."""
 
     def soak(seconds: float) -> list[Sample]:
         times_s = [seconds * part / 20 for part in range(21)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One scenario against `grpc.aio`, run on loopback and between two simulated processes, and the service that it talks to."""
+"""Scenarios against `grpc.aio` that run on loopback and between two simulated processes, and the service that they use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SETTLE_S: Final = 0.3
 SERVICE: Final = "test.Service"
 BLOCK: Final = bytes(64 * 1024)
 BLOCKS: Final = 200
-"""More than any window takes, the real one's grows."""
+"""More blocks than any window takes; the window of real gRPC grows."""
 LEADER: Final = LeaderPlace(leader_id=1, leader_epoch=2, host="there", port=3)
 FAILURE: Final = Failure(code=ErrorCode.NOT_LEADER, message="lead by another", retry_after_ms=5, leader=LEADER)
 PINGS: Final = (
@@ -36,21 +36,21 @@ PINGS: Final = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 )
-"""The quickest that gRPC can do."""
+"""The shortest ping times that gRPC allows."""
 CANCELLED: Final = "CancelledError"
 OVER: Final = "InvalidStateError"
 EOF: Final = "EOF"
 
 
 class Handlers:
-    """The service: what its handlers see is in `seen`."""
+    """The service. `seen` has what its handlers see."""
 
     def __init__(self) -> None:
         self.seen: list[Any] = []
         self.is_open = False
 
     def rpc_handlers(self) -> grpc.GenericRpcHandler:
-        """Return what a server takes."""
+        """Return the handlers for a server."""
         unary = (self._echo, self._refuse, self._hang, self._fail, self._when_open)
         streams = (self._mirror, self._hello, self._abort, self._abort_twice, self._leave)
         streams += (self._gate, self._deaf, self._flood)
@@ -141,7 +141,7 @@ class Handlers:
 
 
 class Stage:
-    """What a scenario has: the service, its address, one where nobody listens, and the server's end."""
+    """The parts of a scenario: the service, its address, an address without a listener, and the control of the server."""
 
     def __init__(self, handlers: Handlers, address: str, dead_address: str, stop: Callable[[float | None], None]):
         self.handlers = handlers
@@ -154,11 +154,11 @@ class Stage:
         self.start: Any = None  # and start another one
 
     def channel(self) -> Any:
-        """Make a channel to the service."""
+        """Return a channel to the service."""
         return self.new_channel(self.address)
 
     async def until_seen(self, count: int = 1) -> None:
-        """Wait until the handlers have seen so much."""
+        """Wait until the handlers have seen this many events."""
         async with asyncio.timeout(WAIT_S):
             while len(self.handlers.seen) < count:  # noqa: ASYNC110 - as above
                 await asyncio.sleep(0.005)
@@ -168,7 +168,7 @@ Scenario = Callable[[Stage], Awaitable[Any]]
 
 
 async def outcome_of(awaitable: Awaitable[Any], timeout_s: float = WAIT_S) -> Any:
-    """Return what came of it: a value, a status, or the name of an exception."""
+    """Return the outcome: a value, a status, or the name of an exception."""
 
     async def run() -> Any:
         return await awaitable
@@ -191,17 +191,17 @@ async def outcome_of(awaitable: Awaitable[Any], timeout_s: float = WAIT_S) -> An
 
 
 def write_to(call: Any, message: bytes = b"") -> Awaitable[Any]:
-    """Return what came of a write."""
+    """Return the outcome of a write."""
     return outcome_of(call.write(message))
 
 
 def run_real(scenario: Scenario, new_channel: Callable[[str], Any] | None = None, *, is_forgetful: bool = False) -> Any:
-    """Run it over grpc.aio on loopback, the client's side over channels of another make if told so; return what both saw.
+    """Run a scenario over grpc.aio on loopback, and return what client and handlers saw.
 
     Args:
-        scenario: what to run.
+        scenario: the scenario.
         new_channel: makes the client's channels.
-        is_forgetful: go through a proxy that can forget connections.
+        is_forgetful: use a proxy that can forget connections.
     """
 
     async def main() -> Any:
@@ -246,11 +246,11 @@ class _Machine:
         self.process.run(self._serve(), lambda error: self._faults.append(f"the server ended: {error!r}"))
 
     def stop(self, grace: float | None) -> None:
-        """Let the server stop."""
+        """Stop the server with its grace."""
         self.process.loop.call_soon(lambda: self.process.loop.create_task(self._server.stop(grace)))
 
     def kill(self) -> None:
-        """End the process without a word."""
+        """End the process without a sign."""
         self.process.loop.kill()
         self._network.end_process(self.process)
 
@@ -263,14 +263,14 @@ class _Machine:
 
 
 def new_process(scheduler: Scheduler, machine: str, number: int, faults: list[str]) -> SimProcess:
-    """Make a simulated process; `faults` gets what nobody caught."""
+    """Return a simulated process. `faults` gets uncaught exceptions."""
     rng = scheduler.rng(machine)
     chance: dict[str, Any] = {"rng": rng, "work_ms_max": 1, "flush_ms_max": 0}
     return SimProcess(scheduler, machine=machine, number=number, disk=None, on_fault=faults.append, **chance)
 
 
 def run_virtual(scenario: Scenario) -> Any:
-    """Run it in a simulated world; return what client and handlers saw."""
+    """Run a scenario in a simulated world, and return what client and handlers saw."""
     scheduler, handlers, faults = Scheduler(1), Handlers(), list[str]()
     network = Network(scheduler, scheduler.rng("network"), delay_ms_max=3)
     ends: list[BaseException | None] = []
@@ -307,7 +307,7 @@ def run_virtual(scenario: Scenario) -> Any:
 
 
 def same(scenario: Scenario) -> Any:
-    """Run it over all three; return what client and handlers saw, which is the same."""
+    """Run a scenario over all three, check that all see the same, and return what client and handlers saw."""
     virtual, real = run_virtual(scenario), run_real(scenario)
     assert virtual == real
     assert run_real(scenario, lambda address: PythonChannel(address, liveness_ms=12_000)) == real

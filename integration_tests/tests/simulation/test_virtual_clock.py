@@ -17,14 +17,14 @@ from metaquorum.testing.scheduler import Scheduler
 
 
 def clocked(scheduler: Scheduler, clock: Clock) -> SimProcess:
-    """A process on a machine with these clocks."""
+    """Return a process on a machine with these clocks."""
     chance: dict[str, Any] = {"rng": scheduler.rng("a"), "work_ms_max": 0, "flush_ms_max": 0}
     return SimProcess(scheduler, machine="a", number=0, disk=None, on_fault=print, clock=clock, **chance)
 
 
 @pytest.mark.parametrize("rate", [0.9, 0.99, 1.0, 1.01, 1.1])
 def test_a_timer_rings_by_the_clock_of_its_machine(rate: float) -> None:
-    """A clock that goes too fast rings too early; whoever looks at the clock then sees that the time has come."""
+    """A clock that runs too fast rings too early. Code that then reads the clock sees that the time has come."""
     scheduler, found = Scheduler(1), list[tuple[float, float, float, int]]()
     network = Network(scheduler, scheduler.rng("network"), delay_ms_max=1)
     process = clocked(scheduler, Clock(rate=rate, offset_ms=1_234_567))
@@ -50,7 +50,7 @@ def test_a_timer_rings_by_the_clock_of_its_machine(rate: float) -> None:
 
 
 def test_the_wall_clock_of_a_machine_may_be_wrong() -> None:
-    """It is ahead by its offset and goes at the rate of the machine, in its threads too; a client's is right."""
+    """The clock is ahead by its offset and runs at the rate of the machine, also in its threads. A client's clock is right."""
     scheduler, found = Scheduler(1), list[float]()
     network = Network(scheduler, scheduler.rng("network"), delay_ms_max=1)
     process = clocked(scheduler, Clock(rate=1.1, wall_offset_ms=-60_000))

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulated `grpc.aio` and the channel in Python do what the real one does: client and handler see the same over all three.
+"""The simulated `grpc.aio` and the Python channel behave as real gRPC: client and handler see the same over all three.
 
-A scenario is written once, against `grpc.aio`: it runs on loopback twice, and between two simulated processes. Texts are not compared.
+Each scenario is written once, against `grpc.aio`. It runs on loopback twice, and between two simulated processes. Texts are not
+compared.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from integration_tests.tests.simulation.grpc_scenarios import (
 
 
 def test_unary_call_is_answered() -> None:
-    """A call gets its answer, more than once if asked, and the trailing metadata; the handler sees metadata and deadline."""
+    """A call has its answer, which can be awaited more than once, and the trailing metadata. The handler sees metadata and deadline."""
 
     async def scenario(stage: Stage) -> Any:
         async with stage.channel() as channel:
@@ -50,7 +51,7 @@ def test_unary_call_is_answered() -> None:
 
 
 def test_refusal_carries_its_details() -> None:
-    """A status with typed details can be read at the client."""
+    """The client can read a status with typed details."""
 
     async def scenario(stage: Stage) -> Any:
         async with stage.channel() as channel:
@@ -69,7 +70,7 @@ def test_refusal_carries_its_details() -> None:
 
 
 def test_deadline_ends_the_call_at_both_ends() -> None:
-    """After the deadline the client has DEADLINE_EXCEEDED, and the handler was cancelled; a message not read yet is lost."""
+    """After the deadline the client has DEADLINE_EXCEEDED, and the handler was cancelled. An unread message is lost."""
 
     async def scenario(stage: Stage) -> Any:
         async with stage.channel() as channel:
@@ -85,7 +86,7 @@ def test_deadline_ends_the_call_at_both_ends() -> None:
 
 
 def test_stream_goes_both_ways_and_ends() -> None:
-    """Messages go both ways; after done_writing the handler reads EOF, and after its return the client does, for good."""
+    """Messages go both ways. After done_writing the handler reads EOF, and after its return the client reads EOF for good."""
 
     async def scenario(stage: Stage) -> Any:
         async with stage.channel() as channel:
@@ -105,7 +106,7 @@ def test_stream_goes_both_ways_and_ends() -> None:
 
 
 def test_cancelled_call_ends_its_read_and_its_handler() -> None:
-    """cancel() makes the pending read raise CancelledError; the handler's read ends, and then the handler is cancelled."""
+    """cancel() makes the pending read raise CancelledError. The handler's read ends, and then the handler is cancelled."""
 
     async def scenario(stage: Stage) -> Any:
         async with stage.channel() as channel:
@@ -123,7 +124,7 @@ def test_cancelled_call_ends_its_read_and_its_handler() -> None:
 
 
 def test_cancelled_waiter_cancels_the_call() -> None:
-    """Who waits for a call and is cancelled cancels the call; what its handler still writes fails."""
+    """Cancelling a task that waits for a call cancels the call. Later writes of the handler fail."""
 
     async def scenario(stage: Stage) -> Any:
         async with stage.channel() as channel:
@@ -146,7 +147,7 @@ def test_cancelled_waiter_cancels_the_call() -> None:
 
 
 def test_abort_comes_behind_what_was_written() -> None:
-    """What the handler wrote before it aborted is read first, and only then the call is over, with the status."""
+    """The client first reads what the handler wrote before it aborted. Only then the call is over, with the status."""
 
     async def scenario(stage: Stage) -> Any:
         async with stage.channel() as channel:
@@ -171,7 +172,7 @@ def test_abort_comes_behind_what_was_written() -> None:
 
 
 def test_abort_is_told_at_once_and_ends_the_context() -> None:
-    """The client has the status of the first abort; the handler can neither abort again nor write."""
+    """The client has the status of the first abort. The handler can neither abort again nor write."""
 
     async def scenario(stage: Stage) -> Any:
         async with stage.channel() as channel:
@@ -188,7 +189,7 @@ WAYS: Final = (Way.BOTH, Way.TO_SERVER, Way.TO_CLIENT)
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
 def test_forgotten_connection_is_found_by_pings(way: Way) -> None:
-    """Every call on it ends as one on a broken connection does, and the next one goes over a new connection."""
+    """Every call on it ends as on a broken connection, and the next one uses a new connection."""
 
     async def scenario(stage: Stage) -> Any:
         async with grpc.aio.insecure_channel(stage.address, options=PINGS) as channel:
@@ -196,7 +197,7 @@ def test_forgotten_connection_is_found_by_pings(way: Way) -> None:
             outcome = [await stream.read()]
             stage.forget(way)
             outcome += await asyncio.gather(outcome_of(stream.read()), outcome_of(unary_call(channel, "hang")))
-            # The real one may use the old connection for a moment more.
+            # The real channel may use the old connection for a moment longer.
             while (answer := await outcome_of(unary_call(channel, "echo", timeout=WAIT_S))) == "UNAVAILABLE":  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             return [*outcome, answer]
@@ -207,7 +208,7 @@ def test_forgotten_connection_is_found_by_pings(way: Way) -> None:
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
 def test_without_pings_a_forgotten_connection_stays(way: Way) -> None:
-    """Nothing is heard any more, the next call goes over it too, and ends by its own deadline; a new channel is a new connection."""
+    """Nothing arrives any more. The next call uses it too and ends by its own deadline. A new channel is a new connection."""
 
     async def scenario(stage: Stage) -> Any:
         own = (("grpc.use_local_subchannel_pool", 1),)

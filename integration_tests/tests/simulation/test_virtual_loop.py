@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulated loop and network, by themselves and under `grpc.aio`: order, pauses, cuts, windows, and how connections end."""
+"""The simulated loop and network, alone and under `grpc.aio`: order, pauses, cuts, windows, and the end of connections."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from metaquorum.testing.scheduler import Scheduler
 
 
 def test_nobody_there_and_unknown_method() -> None:
-    """Where nobody listens a call is UNAVAILABLE, a first write too; an unknown method is UNIMPLEMENTED."""
+    """Without a listener a call is UNAVAILABLE, and so is a first write. An unknown method is UNIMPLEMENTED."""
 
     async def scenario(stage: Stage) -> Any:
         async with grpc.aio.insecure_channel(stage.dead_address) as channel:
@@ -53,7 +53,7 @@ def test_nobody_there_and_unknown_method() -> None:
 
 
 def test_handler_that_fails_or_leaves_ends_the_call() -> None:
-    """A handler that raises gives UNKNOWN; after one that returns the client reads EOF and cannot write."""
+    """A handler that raises gives UNKNOWN. After one that returns, the client reads EOF and cannot write."""
 
     async def scenario(stage: Stage) -> Any:
         async with stage.channel() as channel:
@@ -67,7 +67,7 @@ def test_handler_that_fails_or_leaves_ends_the_call() -> None:
 
 
 def test_write_before_an_end_that_was_not_read_is_an_internal_error() -> None:
-    """A write while messages and the server's status wait to be read fails with INTERNAL, which then hides the status."""
+    """A write while messages and the server's status are unread fails with INTERNAL, which then hides the status."""
 
     async def scenario(stage: Stage) -> Any:
         async with stage.channel() as channel:
@@ -80,7 +80,7 @@ def test_write_before_an_end_that_was_not_read_is_an_internal_error() -> None:
 
 
 def test_states_of_a_channel() -> None:
-    """A channel begins IDLE, connects when asked to, and is IDLE again when the server stops; closed, it takes no call."""
+    """A channel begins IDLE, connects on request, and is IDLE again when the server stops. A closed one accepts no call."""
 
     async def scenario(stage: Stage) -> Any:
         async with stage.channel() as channel:
@@ -93,7 +93,7 @@ def test_states_of_a_channel() -> None:
             states.append(channel.get_state())
         with pytest.raises(grpc.aio.UsageError):
             unary_call(channel, "echo")
-        # The real one may have connected before anybody looks.
+        # The real channel may have connected before the first look.
         names = [each.name for each in states if each is not grpc.ChannelConnectivity.CONNECTING]
         return names, channel.get_state().name
 
@@ -101,7 +101,7 @@ def test_states_of_a_channel() -> None:
 
 
 def test_closed_channel_cancels_its_calls() -> None:
-    """close() cancels what is under way, at both ends."""
+    """close() cancels the calls under way, at both ends."""
 
     async def scenario(stage: Stage) -> Any:
         channel = stage.channel()
@@ -118,7 +118,7 @@ def test_closed_channel_cancels_its_calls() -> None:
 
 
 def test_stopped_server_ends_its_streams() -> None:
-    """stop() gives open calls UNAVAILABLE behind what was written, and cancels the handlers; new calls find nobody."""
+    """stop() ends open calls with UNAVAILABLE after the written messages, and cancels the handlers. New calls find no server."""
 
     async def scenario(stage: Stage) -> Any:
         async with stage.channel() as channel:
@@ -136,7 +136,7 @@ def test_stopped_server_ends_its_streams() -> None:
 
 
 def test_stop_with_grace_lets_calls_end() -> None:
-    """During the grace calls under way go on while the channel is IDLE and new calls are refused; then they are cut."""
+    """During the grace, calls under way continue while the channel is IDLE and new calls are refused. Then they are cut."""
 
     async def scenario(stage: Stage) -> Any:
         async with stage.channel() as channel:
@@ -154,7 +154,7 @@ def test_stop_with_grace_lets_calls_end() -> None:
 
 
 async def write_until_full(call: Any) -> tuple[int, asyncio.Task[Any]]:
-    """Return how many blocks went before a write waits, and that write."""
+    """Return how many blocks were written before a write waits, and that write."""
     for count in range(BLOCKS):
         writing = asyncio.ensure_future(write_to(call, BLOCK))
         if not (await asyncio.wait({writing}, timeout=0.1))[0]:
@@ -163,7 +163,7 @@ async def write_until_full(call: Any) -> tuple[int, asyncio.Task[Any]]:
 
 
 def test_writer_waits_for_a_reader() -> None:
-    """A client that writes waits when the handler does not read, and nothing is lost; so does a handler that writes."""
+    """A writing client waits when the handler does not read, and nothing is lost. The same holds for a writing handler."""
     counts: list[int] = []
 
     async def scenario(stage: Stage) -> Any:
@@ -188,7 +188,7 @@ def test_writer_waits_for_a_reader() -> None:
 
 
 async def end_of_a_waiting_write(stage: Stage, end: str) -> Any:
-    """What becomes of a write that waits, of the read beside it, and of one more write, when the call ends."""
+    """Return the outcomes of a waiting write, of the read beside it, and of one more write, when the call ends."""
     async with stage.channel() as channel:
         call = stream_call(channel, "leave", timeout=1 if end == "deadline" else None)
         _, writing = await write_until_full(call)
@@ -201,13 +201,13 @@ async def end_of_a_waiting_write(stage: Stage, end: str) -> Any:
 
 @pytest.mark.parametrize(("end", "written", "status"), [("cancel", CANCELLED, CANCELLED), ("leave", None, EOF)])
 def test_end_of_a_call_ends_a_write_that_waits(end: str, written: str | None, status: str) -> None:
-    """A write that waits ends with its call: cancelled, or without a word when the handler left."""
+    """A waiting write ends with its call: cancelled, or without an error when the handler returned."""
     assert same(lambda stage: end_of_a_waiting_write(stage, end))[0] == [written, status, OVER]
 
 
 @pytest.mark.parametrize("run", [run_virtual, run_real])
 def test_deadline_ends_a_write_that_waits(run: Callable[[Callable[[Stage], Any]], Any]) -> None:
-    """Whether gRPC notices the deadline in the write, the read or the call first is up to chance; all of them end, none well."""
+    """The write, the read or the call may notice the deadline first, as in gRPC. All of them end with an error."""
     (written, status, after), _ = run(lambda stage: end_of_a_waiting_write(stage, "deadline"))
     ends = ("INTERNAL", "DEADLINE_EXCEEDED")
     assert written in (None, *ends)
@@ -216,7 +216,7 @@ def test_deadline_ends_a_write_that_waits(run: Callable[[Callable[[Stage], Any]]
 
 
 def test_killed_server_loses_its_calls_and_comes_back() -> None:
-    """Open calls of a process that was killed fail with UNAVAILABLE; the channel connects again after a restart."""
+    """Open calls of a killed process fail with UNAVAILABLE. The channel connects again after a restart."""
 
     async def scenario(stage: Stage) -> Any:
         async with stage.channel() as channel:
@@ -238,7 +238,7 @@ def test_killed_server_loses_its_calls_and_comes_back() -> None:
 
 
 def test_killed_server_tears_a_write_that_waits() -> None:
-    """A write that waits when the connection breaks fails with INTERNAL, a read with UNAVAILABLE: so does gRPC."""
+    """When the connection breaks, a waiting write fails with INTERNAL and a read with UNAVAILABLE, as in gRPC."""
 
     async def scenario(stage: Stage) -> Any:
         async with stage.channel() as channel:
@@ -251,7 +251,7 @@ def test_killed_server_tears_a_write_that_waits() -> None:
 
 
 class _Ends:
-    """Two processes with a network between them, and a connection; what they receive stands in `came`."""
+    """Two processes with a network between them, and a connection. `came` has what they receive."""
 
     def __init__(self) -> None:
         self.scheduler = Scheduler(1)
@@ -271,7 +271,7 @@ class _Ends:
         return lambda: self.came.append("server: broken")
 
     def run(self, duration_ms: int) -> None:
-        """Let time pass."""
+        """Advance the time."""
         run_for(self.scheduler, duration_ms)
 
     def send(self, *messages: Any) -> None:
@@ -281,7 +281,7 @@ class _Ends:
 
 
 def run_for(scheduler: Scheduler, duration_ms: int) -> None:
-    """Let time pass: run what comes in it."""
+    """Advance the time, and run the events in it."""
     is_over: list[bool] = []
     scheduler.after(duration_ms, lambda: is_over.append(True))
     while not is_over:
@@ -294,7 +294,7 @@ def _process() -> tuple[Scheduler, SimProcess]:
 
 
 def test_connection_keeps_the_order() -> None:
-    """What is sent over a connection arrives in its order, whatever the delays."""
+    """Data of a connection arrives in order, for any delays."""
     ends = _Ends()
     for number in range(50):
         ends.send(number)
@@ -304,7 +304,7 @@ def test_connection_keeps_the_order() -> None:
 
 
 def test_cut_holds_messages_until_it_is_healed() -> None:
-    """Behind a cut nothing arrives; what waited arrives in its order when it is healed."""
+    """Behind a cut nothing arrives. When it is healed, the waiting data arrives in order."""
     ends = _Ends()
     ends.network.cut("client", "server")
     ends.send(1, 2)
@@ -317,7 +317,7 @@ def test_cut_holds_messages_until_it_is_healed() -> None:
 
 
 def test_connection_that_is_stuck_too_long_breaks_at_both_ends() -> None:
-    """A connection over which nothing gets through breaks, once, at both ends; a second cut has its own time."""
+    """A connection on which nothing gets through breaks once, at both ends. A second cut has its own time."""
     ends = _Ends()
     for _ in range(20):
         ends.network.cut("client", "server")
@@ -337,7 +337,7 @@ def test_connection_that_is_stuck_too_long_breaks_at_both_ends() -> None:
 
 
 def test_end_of_a_process_breaks_its_connections() -> None:
-    """The other end hears of it at once, behind a cut only after a while; the address is free."""
+    """The other end learns of it at once, or behind a cut after a while. The address is free."""
     for is_cut in (False, True):
         ends = _Ends()
         if is_cut:
@@ -352,7 +352,7 @@ def test_end_of_a_process_breaks_its_connections() -> None:
 
 
 def test_nothing_runs_after_kill() -> None:
-    """Neither callbacks that are ready, nor timers, nor what comes from outside, nor work of threads."""
+    """No ready callback, timer, outside event or thread work runs any more."""
     scheduler, process = _process()
     loop, ran = process.loop, list[str]()
     loop.call_soon(loop.kill)
@@ -369,7 +369,7 @@ def test_nothing_runs_after_kill() -> None:
 
 @pytest.mark.parametrize("is_resumed", [False, True])
 def test_pause_holds_everything_in_its_order(is_resumed: bool) -> None:
-    """While paused nothing runs; at the end, or when resumed before, all does in the order in which it came up."""
+    """While paused nothing runs. At the end of the pause, or when resumed earlier, everything runs in its order."""
     scheduler, process = _process()
     loop, ran = process.loop, list[Any]()
     loop.pause(100)
@@ -389,7 +389,7 @@ def test_pause_holds_everything_in_its_order(is_resumed: bool) -> None:
 
 
 def test_pause_may_begin_in_the_middle_of_something() -> None:
-    """So many callbacks still run; the others wait for the end of the pause."""
+    """This many callbacks still run. The others wait for the end of the pause."""
     scheduler, process = _process()
     ran: list[int] = []
     for number in range(5):
@@ -402,7 +402,7 @@ def test_pause_may_begin_in_the_middle_of_something() -> None:
 
 
 def test_timers_ring_at_their_time() -> None:
-    """Timers ring at their time and in its order, those that were cancelled never; sleep takes as long as it says."""
+    """Timers ring at their times and in order, cancelled ones never. sleep takes the requested time."""
     scheduler, process = _process()
     loop, rang = process.loop, list[Any]()
     for delay_ms in (30, 10, 20):
@@ -419,7 +419,7 @@ def test_timers_ring_at_their_time() -> None:
 
 
 def test_executors_give_results_and_keep_order() -> None:
-    """run_in_executor gives results and exceptions; an executor with one thread keeps the order, through a pause too."""
+    """run_in_executor returns results and exceptions. An executor with one thread keeps the order, also through a pause."""
     scheduler, process = _process()
     loop, order = process.loop, list[int]()
     got: list[Any] = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands in the place of RocksDB in a simulated world does what RocksDB does, and loses what a machine may lose."""
+"""The replacement for RocksDB in a simulated world behaves as RocksDB, and loses what a machine may lose."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Scenario = Callable[[Path], Any]
 
 
 def same(scenario: Scenario, path: Path) -> Any:
-    """Run a scenario with RocksDB and with what stands in its place; return what both gave."""
+    """Run a scenario with RocksDB and with its replacement, check that both agree, and return the result."""
     (path / "real").mkdir()
     real = scenario(path / "real")
     databases = Databases(random.Random(1))
@@ -43,7 +43,7 @@ def same(scenario: Scenario, path: Path) -> Any:
 
 
 def worked() -> World:
-    """Return a controller that has done something, with everything that was committed."""
+    """Return a controller that has done some work, with everything that it committed."""
     world = World()
     world.run(Bootstrap())
     for broker_id in (1, 2, 3):
@@ -62,7 +62,7 @@ def filled(path: Path, world: World) -> ImageStore:
 
 
 def test_an_image_is_written_read_and_opened_again(tmp_path: Path) -> None:
-    """Rows, offset, epoch and voters are the same after a close, and one writer has it at a time."""
+    """Rows, offset, epoch and voters are the same after a close. Only one writer has the image at a time."""
 
     def scenario(path: Path) -> Any:
         store = filled(path, worked())
@@ -83,7 +83,7 @@ def test_an_image_is_written_read_and_opened_again(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_stays_as_it_was_and_can_be_sent_and_installed(tmp_path: Path) -> None:
-    """A checkpoint is of one offset, is read row by row, written elsewhere with the same digest, and replaces an image."""
+    """A checkpoint has one offset, is read row by row, is written elsewhere with the same digest, and replaces an image."""
 
     def scenario(path: Path) -> Any:
         world = worked()
@@ -110,12 +110,12 @@ def test_a_checkpoint_stays_as_it_was_and_can_be_sent_and_installed(tmp_path: Pa
 
 
 def filled_id() -> SnapshotId:
-    """Id of a snapshot of a `filled` store."""
+    """Return the id of a snapshot of a `filled` store."""
     return SnapshotId(end_offset=Offset(worked().log_end_offset), epoch=QuorumEpoch(EPOCH))
 
 
 def test_what_is_not_there_cannot_be_read(tmp_path: Path) -> None:
-    """A snapshot that was removed is refused, and so is one of another id."""
+    """A removed snapshot is refused, and so is one with another id."""
 
     def scenario(path: Path) -> Any:
         with pytest.raises(ImageUnreadableError):
@@ -132,7 +132,7 @@ def test_what_is_not_there_cannot_be_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_kill_keeps_what_was_written_and_a_loss_of_power_an_older_offset(tmp_path: Path, seed: int) -> None:
-    """After `kill -9` the image is the last one; without power it is that one or the one of the last flush; a wiped disk has none."""
+    """After `kill -9` the image is the last one. After power loss it is that one or the last flushed one; on a wiped disk none."""
     databases = Databases(random.Random(seed))
     databases.begin(tmp_path)
     with in_place(databases):
@@ -157,7 +157,7 @@ def test_a_kill_keeps_what_was_written_and_a_loss_of_power_an_older_offset(tmp_p
 
 
 def test_a_loss_of_power_leaves_both_in_some_seeds(tmp_path: Path) -> None:
-    """Both outcomes of a loss of power occur."""
+    """Both outcomes of a power loss occur."""
     ends: set[int] = set()
     for seed in range(12):
         databases = Databases(random.Random(seed))
@@ -174,7 +174,7 @@ def test_a_loss_of_power_leaves_both_in_some_seeds(tmp_path: Path) -> None:
 
 
 def test_full_disk_of_a_machine_refuses_writes_and_is_read(tmp_path: Path) -> None:
-    """A full disk is met in memory with what stands for RocksDB, too; other machines write on."""
+    """A full disk also refuses writes of the replacement. Other machines continue to write."""
     databases = Databases(random.Random(1))
     databases.begin(tmp_path)
     world = worked()

@@ -16,14 +16,14 @@ from integration_tests.simulation.virtual_tcp import VirtualSocket
 from metaquorum.testing.scheduler import Scheduler
 
 SENT: Final = [b"", b"x", bytes(3 * WINDOW_BYTES), b"y" * 20_000, b"end"]
-"""Among them one that takes more than any window."""
+"""One of the messages is larger than any window."""
 
 
 class Messages(asyncio.Protocol):
     """Messages over a transport of asyncio: four bytes of length, then the message.
 
     Args:
-        on_open: told when the connection is there.
+        on_open: called when the connection is made.
     """
 
     def __init__(self, on_open: Callable[[Messages], None] | None = None) -> None:
@@ -35,7 +35,7 @@ class Messages(asyncio.Protocol):
         self._transport: Any = None
 
     async def read(self) -> bytes | None:
-        """Return the next message; None: the other side says nothing more."""
+        """Return the next message; None when the other side has ended."""
         length = await self._reader.read(4)
         if not length:
             return None
@@ -50,11 +50,11 @@ class Messages(asyncio.Protocol):
             raise self._lost
 
     def end_writing(self) -> None:
-        """Say nothing more."""
+        """End this side."""
         self._transport.write_eof()
 
     def close(self) -> None:
-        """End once everything is sent."""
+        """Close the connection when everything is sent."""
         self._transport.close()
 
     # asyncio.Protocol.
@@ -67,16 +67,16 @@ class Messages(asyncio.Protocol):
             self._on_open(self)
 
     def data_received(self, data: bytes) -> None:
-        """A piece came."""
+        """Take received bytes."""
         self._reader.feed_data(data)
 
     def eof_received(self) -> bool:
-        """The other side says nothing more; this one may go on."""
+        """Note that the other side has ended. This side may continue."""
         self._reader.feed_eof()
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is over."""
+        """Note the end of the connection."""
         self._lost = exc or ConnectionResetError("this side closed it")
         self._has_room.set()
         if exc is None:
@@ -100,7 +100,7 @@ def new_process(scheduler: Scheduler, machine: str, faults: list[str]) -> SimPro
 
 
 def run(scenario: Callable[[Callable[[], None], Network], Awaitable[Any]], seed: int) -> Any:
-    """Run a scenario beside a server that sends back what it is sent; it gets what kills the server, and the network."""
+    """Run a scenario beside an echo server. The scenario gets a function that kills the server, and the network."""
     scheduler, faults = Scheduler(seed), list[str]()
     network = Network(scheduler, scheduler.rng("network"), delay_ms_max=5)
     results: list[Any] = []
@@ -151,7 +151,7 @@ async def dialled(port: int = 1) -> Messages:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_messages_come_back_in_order_and_the_end_behind_them(seed: int) -> None:
-    """Cut into pieces at random, and held up by the window; the half that is closed ends the other one once all is said."""
+    """Messages are cut at random and delayed by the window. A half-closed side ends the other one when everything is sent."""
 
     async def scenario(_kill: Callable[[], None], _network: Network) -> Any:
         stream = await dialled()
@@ -171,7 +171,7 @@ def test_messages_come_back_in_order_and_the_end_behind_them(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_writer_waits_while_nobody_reads(seed: int) -> None:
-    """What is on the way is bounded in each direction; all of it comes once somebody takes it."""
+    """Each direction holds a bounded number of bytes under way. All of them arrive when the reader takes them."""
 
     async def scenario(_kill: Callable[[], None], _network: Network) -> Any:
         stream = await dialled()
@@ -195,7 +195,7 @@ def test_writer_waits_while_nobody_reads(seed: int) -> None:
 
 
 def test_dead_address_refuses() -> None:
-    """Nobody listens there."""
+    """The address has no listener."""
 
     async def scenario(_kill: Callable[[], None], _network: Network) -> Any:
         with pytest.raises(ConnectionRefusedError):
@@ -207,7 +207,7 @@ def test_dead_address_refuses() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_process_that_ends_breaks_its_connections(seed: int) -> None:
-    """The other end hears of it, once, and cannot write any more."""
+    """The other end learns of it once, and cannot write any more."""
 
     async def scenario(kill: Callable[[], None], _network: Network) -> Any:
         stream = await dialled()
@@ -223,7 +223,7 @@ def test_process_that_ends_breaks_its_connections(seed: int) -> None:
 
 @pytest.mark.parametrize("way", ["both", "to the server", "to the client"])
 def test_forgotten_connection_says_nothing_more(way: str) -> None:
-    """Neither an answer nor the end of the other process comes over it where that is lost; a new connection is carried."""
+    """In a lost direction, neither an answer nor the end of the other process arrives. A new connection works."""
 
     async def scenario(kill: Callable[[], None], network: Network) -> Any:
         stream = await dialled()
@@ -250,7 +250,7 @@ def test_forgotten_connection_says_nothing_more(way: str) -> None:
         stream.close()
         return heard
 
-    # What the server says is heard, and so is its end.
+    # The server's data still arrives, and so does its end.
     end = "reset" if way == "to the server" else "nothing"
     assert run(scenario, 1) == [b"before", "nothing", b"over a new one", end]
 

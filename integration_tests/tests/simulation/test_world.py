@@ -35,17 +35,17 @@ QUICKLY_FOUND = {
     "the session of one stream of a follower counts for the next": "3",
     "a channel that owes an answer is kept, and pings never end a connection": "1",
 }
-"""Mutants that a few seeds find, and how many."""
+"""Mutants that a few seeds find, and the number of seeds to run."""
 
 
 def in_a_process(*arguments: str, hash_seed: str = "1") -> subprocess.CompletedProcess[str]:
-    """Run Python: what a world that broke leaves behind must not speak up in other tests."""
+    """Run Python in a separate process, so that a broken world leaves nothing behind in other tests."""
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
     return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False)
 
 
 def test_smoke_seeds_are_clean_and_every_fault_occurs() -> None:
-    """Every law holds in seeds of all kinds, and the seeds do exercise what they are for."""
+    """Every law holds in seeds of all kinds, and the seeds do cause the faults that they are for."""
     found = in_a_process("-m", "integration_tests.simulation.run", "--seeds", SMOKE_SEEDS, "--events", SMOKE_EVENTS)
     assert found.returncode == 0, found.stdout
     assert f"{SMOKE_SEEDS} seeds clean, 0 failed" in found.stdout
@@ -104,7 +104,7 @@ def test_same_seed_gives_the_same_trace_under_any_hash_seed() -> None:
 
 @pytest.mark.parametrize("name", QUICKLY_FOUND)
 def test_a_known_mistake_is_found(name: str) -> None:
-    """One of a few seeds breaks a law; `--mutants` hunts all of them."""
+    """One of a few seeds breaks a law. `--mutants` hunts all mutants."""
     assert name in {mutant.name for mutant in MUTANTS}
     found = in_a_process(
         "-m", "integration_tests.simulation.run", "--mutants", "--only", name, "--seeds", QUICKLY_FOUND[name]
@@ -137,7 +137,7 @@ except InvariantViolation as violation:
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_every_mistake_can_be_made(mutant: WorldMutant) -> None:
-    """The code that a mutant changes is there: the hunt would stop at it otherwise."""
+    """The code that a mutant changes exists. Otherwise the hunt would stop at it."""
     with apply(mutant):
         pass
 
@@ -151,6 +151,6 @@ def test_a_failure_says_where_everything_stands_and_how_to_repeat_it() -> None:
 
 
 def test_a_fault_of_a_server_fails_the_seed() -> None:
-    """What a server raises and nobody expects is a violation, not a line in a log."""
+    """An unexpected exception of a server is a violation, not only a line in a log."""
     found = in_a_process("-c", FAULTY_RUN)
     assert "scripted" in found.stdout, found.stderr

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls about brokers, for the admin clients.
+"""The admin calls about brokers.
 
-Owns pages and the translation. Must not hold state.
+This module owns paging and the conversion of values. It must not hold state.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lograft.types import BrokerDescription, BrokerState, BrokerStatus, ClusterD
 from lograft.v1 import admin_pb2
 
 PAGE_BROKERS: Final = 1_000
-"""Brokers of one page, and of one request that names them."""
+"""Brokers in one page, and in one request that names brokers."""
 
 _STATES: Final = {
     admin_pb2.BROKER_STATE_REGISTERED: BrokerState.REGISTERED,
@@ -27,10 +27,10 @@ _STATES: Final = {
 
 
 async def describe_brokers(calls: AdminCalls, broker_ids: Sequence[int] | None = None) -> list[BrokerStatus]:
-    """Describe brokers as the active controller knows them, ascending by id.
+    """Describe brokers as the active controller knows them, ordered by id.
 
     Args:
-        broker_ids: at most 1,000 node ids; those that are not registered are left out. None: all brokers.
+        broker_ids: at most 1,000 node ids; the result lacks those that are not registered. None describes all brokers.
     """
     wanted = None if broker_ids is None else [checked_broker_id(each) for each in broker_ids]
     if wanted is not None and len(wanted) > PAGE_BROKERS:
@@ -49,7 +49,7 @@ async def describe_brokers(calls: AdminCalls, broker_ids: Sequence[int] | None =
 
 
 async def describe_cluster(calls: AdminCalls) -> ClusterDescription:
-    """Describe the brokers and the active controller."""
+    """Describe the brokers of the cluster and the active controller, as one broker sees them."""
     await calls.cluster.fetch_brokers(timeout_ms=calls.timeout_ms)
     view = calls.cluster.view
     return ClusterDescription(
@@ -61,11 +61,15 @@ async def describe_cluster(calls: AdminCalls) -> ClusterDescription:
 
 
 async def remove_broker(calls: AdminCalls, broker_id: int, *, validate_only: bool = False) -> None:
-    """End the registration of a broker that is gone for good. What was set for it stays, and can be removed.
+    """End the registration of a broker that is gone for good. Configs of the broker stay, and can be removed separately.
+
+    Args:
+        broker_id: node id of the broker.
+        validate_only: check the request without changing anything.
 
     Raises:
-        InvalidRequestError: there is none, it lives, or it still has replicas; the message says which.
-        OutcomeUnknownError: the answer was lost; describe the brokers to find out.
+        InvalidRequestError: the broker does not exist, is alive, or still has replicas; the message says which.
+        OutcomeUnknownError: the answer was lost. Describe the brokers to find out.
     """
     request = admin_pb2.RemoveBrokerRequest(broker_id=checked_broker_id(broker_id), validate_only=validate_only)
     await calls.ask(lambda stub: stub.RemoveBroker, request, may_repeat=validate_only)
@@ -75,7 +79,7 @@ def checked_broker_id(broker_id: object) -> int:
     """Return a node id that can be sent.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the value is not a node id.
     """
     if isinstance(broker_id, bool) or not isinstance(broker_id, int) or not 0 <= broker_id < 2**31:
         raise UsageError(f"a broker id is a whole number from 0 to {2**31 - 1}, not {broker_id!r}")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every verb of the admin clients gets: the cluster, and the time that one call may take.
+"""The common base of the admin calls: the cluster, and the time that one call may take.
 
-A verb is a coroutine function `verb(calls, ...)` in the module of its subject. It has the name of its RPC, and its signature and
-docstring are those of the clients: each client has one line for it (ADR 20).
+An admin call is a coroutine function `verb(calls, ...)` in the module of its subject. It has the name of its RPC. Both clients
+take its signature and docstring, and have one line for it (ADR 20).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lograft._client.cluster import Cluster
 from lograft.v1.admin_pb2_grpc import AdminServiceStub
 
 if TYPE_CHECKING:
-    # Only the stubs for type checkers have it.
+    # Only the stubs for type checkers have this class.
     from lograft.v1.admin_pb2_grpc import AdminServiceAsyncStub
 
 Q = TypeVar("Q", bound=Message)
@@ -30,11 +30,11 @@ M = TypeVar("M", bound=Callable[..., object])
 
 @dataclass(frozen=True, slots=True)
 class AdminCalls:
-    """The way to the cluster.
+    """What each admin call gets as its first argument.
 
     Attributes:
-        cluster: connections to the cluster.
-        timeout_ms: milliseconds that a call may take, all tries together.
+        cluster: the connection to the cluster.
+        timeout_ms: milliseconds that a call may take, all attempts together.
     """
 
     cluster: Cluster
@@ -48,16 +48,17 @@ class AdminCalls:
         may_repeat: bool = True,
         address: str | None = None,
     ) -> T:
-        """Send one request, which gets the cluster id here, and return its answer.
+        """Send a request with the cluster id and return its answer.
 
         Args:
-            method: gives the method of the service.
+            method: returns the method of the service.
             request: the request.
-            may_repeat: False: it is not sent again when its answer was lost, because the change could be made twice or look refused.
-            address: the broker to ask, as "host:port"; None: any.
+            may_repeat: False if the request must not be sent again after a lost answer: the change could happen twice, or be
+                refused the second time.
+            address: "host:port" of the only broker to ask; None asks any broker.
 
         Raises:
-            LograftError: refused, or no answer came in time.
+            LograftError: a server refused the request, or no answer came in time.
         """
         cast("Any", request).cluster_id = self.cluster.cluster_id
         return await self.cluster.ask(
@@ -70,7 +71,7 @@ class AdminCalls:
 
 
 def document(method: M, verb: Callable[..., object]) -> M:
-    """Give a method of a client the name, docstring and signature of its verb."""
+    """Give a client's method the name, docstring and signature of its admin call."""
     functools.update_wrapper(method, verb)
     signature = inspect.signature(verb)
     _, *parameters = signature.parameters.values()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls about configs, for the admin clients.
+"""The admin calls about configs.
 
-Owns turning the user's values into requests and answers into the user's values. Must not hold state.
+This module converts the caller's values to requests and answers back. It must not hold state.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ async def alter_configs(
     *,
     validate_only: bool = False,
 ) -> None:
-    """Change configs of topics, brokers and the cluster: all that are named, or none.
+    """Change configs of topics, brokers and the cluster. The call changes all of them or none.
 
     Args:
-        changes: for each resource the new value of each config; None removes what was set.
-        validate_only: check only, change nothing.
+        changes: for each resource, the new value of each config; None removes the value that was set.
+        validate_only: check the request without changing anything.
 
     Raises:
-        UsageError: a key is no `ConfigResource`, or a value is neither text nor None.
-        UnknownTopicError: there is no such topic.
-        InvalidRequestError: a config is not known there or its value does not fit; the message says what is allowed.
-        OutcomeUnknownError: the answer was lost; describe the configs to find out.
+        UsageError: a key is not a `ConfigResource`, or a value is neither a string nor None.
+        UnknownTopicError: a topic does not exist.
+        InvalidRequestError: the resource has no such config, or the value is not allowed; the message says what is.
+        OutcomeUnknownError: the answer was lost. Describe the configs to find out.
     """
     request = admin_pb2.AlterConfigsRequest(
         resources=[
@@ -61,15 +61,15 @@ async def alter_configs(
 async def describe_configs(
     calls: AdminCalls, resources: Sequence[ConfigResource], *, broker_id: int | None = None
 ) -> dict[ConfigResource, dict[str, ConfigValue]]:
-    """Describe all configs of topics, brokers and the cluster, with where each value comes from.
+    """Describe all configs of topics, brokers and the cluster, with the source of each value.
 
     Args:
-        resources: 1 to 1,000 of them.
-        broker_id: for topics: the broker whose replicas it is about; None leaves out what is set for brokers.
+        resources: 1 to 1,000 resources.
+        broker_id: for topics, the broker whose replicas the values are for; None ignores configs of single brokers.
 
     Raises:
-        UnknownTopicError: there is no such topic.
-        InvalidRequestError: there is no such broker.
+        UnknownTopicError: a topic does not exist.
+        InvalidRequestError: a broker does not exist.
     """
     request = admin_pb2.DescribeConfigsRequest(
         resources=[_resource(resource) for resource in resources], broker_id=broker_id

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls about the feature level of the cluster, for the admin clients."""
+"""The admin calls about the feature level of the cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lograft.v1 import admin_pb2
 
 
 async def describe_feature_level(calls: AdminCalls) -> FeatureLevelDescription:
-    """Describe the feature level of the cluster, and the levels that its servers can run at."""
+    """Describe the feature level of the cluster, and the levels at which its servers can run."""
     request = admin_pb2.DescribeFeatureLevelRequest()
     response = await calls.ask(lambda stub: stub.DescribeFeatureLevel, request)
     return FeatureLevelDescription(
@@ -21,15 +21,15 @@ async def describe_feature_level(calls: AdminCalls) -> FeatureLevelDescription:
 
 
 async def update_feature_level(calls: AdminCalls, level: int, *, validate_only: bool = False) -> None:
-    """Raise the feature level of the cluster. It never goes down again.
+    """Raise the feature level of the cluster. It cannot go down again.
 
     Args:
-        level: the new level; the one that holds changes nothing.
-        validate_only: check only, change nothing.
+        level: the new level; the current level changes nothing.
+        validate_only: check the request without changing anything.
 
     Raises:
-        InvalidRequestError: it would go down, or a server cannot run at it; the message says which.
+        InvalidRequestError: the level would go down, or a server cannot run at it; the message says which.
     """
     request = admin_pb2.UpdateFeatureLevelRequest(level=checked_int32("level", level), validate_only=validate_only)
-    # Raising it twice is raising it once.
+    # Raising the level twice has the effect of raising it once, so the call may be repeated.
     await calls.ask(lambda stub: stub.UpdateFeatureLevel, request)

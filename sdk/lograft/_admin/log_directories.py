@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls about the log directories of one broker, for the admin clients.
+"""The admin calls about the log directories of one broker.
 
-Owns finding that broker, and turning its answer into the user's types.
+This module finds the address of that broker, and converts its answer to the caller's types.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ async def describe_log_directories(
     """Describe the log directories of one broker, and the moves between them.
 
     Args:
-        broker_id: id of the broker; None: the only one there is.
-        with_replicas: also say which replicas are in each directory.
+        broker_id: id of the broker; None means the only broker of the cluster.
+        with_replicas: also list the replicas in each directory.
 
     Raises:
-        UsageError: there is no such broker, or there are several and none is named.
+        UsageError: the broker does not exist; or `broker_id` is None and the cluster has several brokers.
         LograftError: the broker did not answer.
     """
     address = await _address_of(calls, broker_id)
@@ -69,46 +69,47 @@ async def describe_log_directories(
 async def move_replica(
     calls: AdminCalls, where: TopicPartition, directory_id: bytes, broker_id: int | None = None
 ) -> None:
-    """Begin to move a replica to another log directory of its broker, while it is used; returns at once.
+    """Begin to move a replica to another log directory of its broker, and return at once. The replica stays in use.
 
-    `describe_log_directories` tells how it goes. Asked again for the same directory it changes nothing.
+    `describe_log_directories` shows the progress. A second call for the same directory changes nothing.
 
     Args:
         where: the partition.
-        directory_id: id of the directory, 16 bytes.
-        broker_id: id of the broker; None: the only one there is.
+        directory_id: id of the target directory, 16 bytes.
+        broker_id: id of the broker; None means the only broker of the cluster.
 
     Raises:
-        UsageError: `directory_id` is none; no such broker, or several and none is named.
-        RefusedError: the broker has no such replica or directory, or it cannot be moved now.
+        UsageError: `directory_id` is not 16 bytes; the broker does not exist; or `broker_id` is None and the cluster has
+            several brokers.
+        RefusedError: the broker has no such replica or directory, or cannot move the replica now.
     """
     topic, partition = TopicPartition(*where)
     if type(directory_id) is not bytes or len(directory_id) != DIRECTORY_ID_BYTES:
         raise UsageError(f"the id of a log directory is {DIRECTORY_ID_BYTES} bytes, not {directory_id!r}")
     address = await _address_of(calls, broker_id)
     request = admin_pb2.MoveReplicaRequest(topic=topic, partition=partition, directory_id=directory_id)
-    # Asked twice for the same directory, the broker does it once.
+    # The broker moves the replica once even if it is asked twice, so the call may be repeated.
     await calls.ask(lambda stub: stub.MoveReplica, request, address=address)
 
 
 async def delete_unknown_partitions(calls: AdminCalls, broker_id: int | None = None) -> UnknownPartitions:
-    """Delete, for good, what one broker has set aside because the cluster does not know it.
+    """Delete the stray directories of one broker for good: partition directories that the cluster does not know.
 
-    `describe_log_directories` tells how much that is. The broker deletes it by itself after seven days.
+    `describe_log_directories` shows how many they are. The broker itself deletes them after seven days.
 
     Args:
-        broker_id: id of the broker; None: the only one there is.
+        broker_id: id of the broker; None means the only broker of the cluster.
 
     Returns:
-        What was deleted.
+        Number and size of the deleted directories.
 
     Raises:
-        UsageError: there is no such broker, or there are several and none is named.
-        RefusedError: something could not be deleted.
+        UsageError: the broker does not exist; or `broker_id` is None and the cluster has several brokers.
+        RefusedError: the broker could not delete a directory.
     """
     address = await _address_of(calls, broker_id)
     request = admin_pb2.DeleteUnknownPartitionsRequest()
-    # Asked again after an answer that was lost, the broker finds nothing left, and says so.
+    # If an answer is lost, the broker finds nothing left at the next attempt, and answers with zero.
     response = await calls.ask(
         lambda stub: stub.DeleteUnknownPartitions,
         request,

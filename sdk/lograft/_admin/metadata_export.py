@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exports of the metadata: fetching one, checking one, and what differs between two.
+"""Exports of the metadata: fetching and checking one, and comparing two.
 
-Owns the digest and the comparison. An export is a list of lines of JSON; docs/tools.md says what they hold.
+This module owns the digest and the comparison. An export is a list of lines of JSON; docs/tools.md describes them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lograft.v1 import admin_pb2
 from lograft.v1.admin_pb2_grpc import AdminServiceStub
 
 MAX_EXPORT_CHARACTERS: Final = 2**30
-"""Most characters of an export that is taken into memory."""
+"""Largest export that the client holds in memory, in characters."""
 
 _KEYS: Final = {
     "voter": ("node_id",),
@@ -32,7 +32,7 @@ _KEYS: Final = {
     "config": ("resource", "name", "config"),
     "producer_ids": (),
 }
-"""What identifies an entry of each type."""
+"""The fields that identify an entry of each type."""
 
 Entry = dict[str, Any]
 
@@ -43,9 +43,9 @@ class MetadataChange:
 
     Attributes:
         kind: type of the entry: topic, partition, config, broker, voter...
-        name: what identifies it, as text: `orders:3`, `topic orders retention.ms`.
-        before: the fields that differ, as they were; None: the entry was not there.
-        after: the same fields as they are; None: the entry is not there.
+        name: what identifies the entry, as text: `orders:3`, `topic orders retention.ms`.
+        before: the old values of the fields that differ; None if the entry did not exist.
+        after: the new values of the same fields; None if the entry no longer exists.
     """
 
     kind: str
@@ -55,10 +55,14 @@ class MetadataChange:
 
 
 async def export_metadata(calls: AdminCalls) -> list[str]:
-    """Export the whole metadata as of one offset, as lines of JSON in a stable order; docs/tools.md has their form.
+    """Export the whole metadata at one offset, as lines of JSON in a stable order. docs/tools.md describes the lines.
 
-    The first line has the offset, the last one a digest, which was checked. All lines are in memory: about 250 bytes
-    for each partition of the cluster.
+    The first line has the offset. The last line has a digest, which the client has checked. All lines are in memory: about 250
+    bytes for each partition of the cluster.
+
+    Raises:
+        CorruptDataError: the digest does not match the lines.
+        LograftError: no complete export came in time.
     """
     request = admin_pb2.ExportMetadataRequest(cluster_id=calls.cluster.cluster_id)
 
@@ -83,10 +87,10 @@ async def export_metadata(calls: AdminCalls) -> list[str]:
 
 
 def read_export(lines: Sequence[str]) -> list[Entry]:
-    """Check an export and return its entries, the first one with its offset, the last one left out.
+    """Check an export and return its entries: the first one has the offset, and the last line (the digest) is left out.
 
     Raises:
-        CorruptDataError: a line is missing, added or changed, or it is no export.
+        CorruptDataError: a line is missing, added or changed, or the lines are not an export.
     """
     try:
         entries = [cast("Entry", json.loads(line)) for line in lines]
@@ -107,9 +111,9 @@ def read_export(lines: Sequence[str]) -> list[Entry]:
 
 
 def diff_exports(before: Sequence[Entry], after: Sequence[Entry]) -> list[MetadataChange]:
-    """Return what differs between two exports that were read.
+    """Return the differences between two exports that `read_export` returned, ordered by kind and name.
 
-    Partitions and configs of a topic that came or went are not named one by one. By kind and name, ascending.
+    For a topic that was created or deleted, the result leaves out its partitions and configs.
     """
     old, new = _by_key(before), _by_key(after)
     gone = {key[1] for key in old.keys() ^ new.keys() if key[0] == "topic"}

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls about leaders and replicas of partitions, for the admin clients.
+"""The admin calls about leaders and replicas of partitions.
 
-Owns turning what the user names into requests of a size that servers take, and answers into the user's values. Must not
-hold state.
+This module converts the caller's values to requests of a size that servers accept, and answers back. It must not hold state.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from lograft.types import ElectedLeader, ElectionType, PartitionReassignment, To
 from lograft.v1 import admin_pb2
 
 MAX_ELECTIONS: Final = 500
-"""Partitions of one request for elections."""
+"""Partitions in one request for elections."""
 
 MAX_REASSIGNMENTS: Final = 500
-"""Reassignments of one request."""
+"""Reassignments in one request."""
 
 MAX_NAMED_TOPICS: Final = 1_000
-"""Topics that one request for a list of reassignments names."""
+"""Topics that one request for reassignments may name."""
 
 _ELECTIONS: Final = {
     ElectionType.PREFERRED: admin_pb2.ELECTION_TYPE_PREFERRED,
@@ -33,11 +32,11 @@ _ELECTIONS: Final = {
 
 
 async def _all_named(calls: AdminCalls, named: Sequence[TopicPartition | str]) -> list[TopicPartition]:
-    """Return the partitions that are named, each once; a name alone stands for all partitions of its topic.
+    """Return the named partitions without duplicates. A topic name stands for all partitions of the topic.
 
     Raises:
-        UsageError: something is neither a partition nor a name.
-        UnknownTopicError: there is no such topic.
+        UsageError: an element is neither a partition nor a name.
+        UnknownTopicError: a topic does not exist.
     """
     if isinstance(named, str):
         raise UsageError(f"name a list of topics and partitions, not the text {named!r}")
@@ -55,7 +54,7 @@ def checked_partition(where: object) -> TopicPartition:
     """Return a partition that can be sent.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the value is not a partition.
     """
     if isinstance(where, TopicPartition) and type(where.partition) is int and 0 <= where.partition < 2**31:
         return where
@@ -69,15 +68,15 @@ async def elect_leaders(
     election: ElectionType = ElectionType.PREFERRED,
     validate_only: bool = False,
 ) -> list[ElectedLeader]:
-    """Elect leaders of partitions; one result for each, in order, with an `error` where nobody was elected.
+    """Elect leaders of partitions. Each partition has one result, in order, with an `error` if its election was refused.
 
     Args:
-        partitions: partitions; a name alone stands for all partitions of the topic.
-        election: preferred, or unclean: records that only replicas away from the cluster have are then lost.
-        validate_only: check only, change nothing.
+        partitions: partitions; a topic name stands for all partitions of the topic.
+        election: `PREFERRED`, or `UNCLEAN`, which loses records that only unavailable replicas have.
+        validate_only: check the request without changing anything.
 
     Raises:
-        UnknownTopicError: a topic that is named alone does not exist.
+        UnknownTopicError: a topic that the caller gave by name alone does not exist.
         LograftError: a call as a whole failed; it may be repeated.
     """
     if not isinstance(election, ElectionType):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -90,7 +89,7 @@ async def elect_leaders(
             topics=[admin_pb2.TopicPartitions(topic=each.topic, partitions=[each.partition]) for each in some],
             validate_only=validate_only,
         )
-        # Asked twice, a leader is elected once; only what the second answer says of `elected` differs.
+        # A repeated request elects a leader once. Only `elected` differs in the second answer.
         response = await calls.ask(lambda stub: stub.ElectLeaders, request)
         results += map(_elected, response.results)
     return results
@@ -115,15 +114,15 @@ async def alter_partition_reassignments(
     *,
     validate_only: bool = False,
 ) -> list[PartitionReassignment]:
-    """Give partitions other replicas, or cancel that; one result for each, in order, with an `error` if refused.
+    """Give partitions other replicas, or cancel that. Each partition has one result, in order, with an `error` if it was refused.
 
     Args:
-        changes: node ids for each partition, the preferred leader first; None cancels what is under way.
-        validate_only: check only, change nothing; the results are those of the change.
+        changes: node ids of the replicas of each partition, the preferred leader first; None cancels a reassignment under way.
+        validate_only: check the request without changing anything. The results show the requested change.
 
     Raises:
-        UsageError: a key is no partition, or a value no list of node ids.
-        OutcomeUnknownError: the answer to a cancelling was lost; list the reassignments to find out.
+        UsageError: a key is not a partition, or a value is not a list of node ids.
+        OutcomeUnknownError: the answer to a cancellation was lost. List the reassignments to find out.
     """
     wanted = {checked_partition(where): _checked_replicas(replicas) for where, replicas in changes.items()}
     results: list[PartitionReassignment] = []
@@ -137,7 +136,7 @@ async def alter_partition_reassignments(
             ],
             validate_only=validate_only,
         )
-        # What is cancelled cannot be cancelled again; the same target twice is one.
+        # A second cancellation would be refused, but a repeated target has the effect of one.
         may_repeat = validate_only or all(wanted[where] is not None for where in some)
         response = await calls.ask(
             lambda stub: stub.AlterPartitionReassignments,
@@ -187,7 +186,7 @@ def _reassignment(
 async def list_partition_reassignments(
     calls: AdminCalls, topics: Sequence[str] | None = None
 ) -> list[PartitionReassignment]:
-    """List the reassignments that are under way, of all topics (None) or of at most 1,000, by topic and partition."""
+    """List the reassignments under way, by topic and partition: of all topics (None), or of at most 1,000 named ones."""
     names = None if topics is None else list(topics)
     if isinstance(topics, str) or (names is not None and not all(isinstance(name, str) for name in names)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError(f"name a list of topics, not {topics!r}")

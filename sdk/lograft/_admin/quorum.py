@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls about the metadata quorum, for the admin clients: its state, voters in, out and replaced, leadership handed over.
+"""The admin calls about the metadata quorum: its state, changes of voters, and leadership transfer.
 
-Owns requests, and the two steps of a replacement. Must not hold state. Law: a replacement takes no voter out before it
-has seen a caught-up replica to take its place, and can be repeated after any failure.
+This module owns the requests and the two steps of a replacement. It must not hold state. Law: a replacement removes a voter
+only after it has seen a caught-up replica to replace it, and it can be repeated after any failure.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lograft.v1 import admin_pb2
 DIRECTORY_ID_BYTES: Final = 16
 
 REPLACEMENT_LAG_MS_MAX: Final = 5_000
-"""A replacement must have had everything within so many milliseconds."""
+"""A replacement must have been caught up within this many milliseconds."""
 
 
 async def describe_quorum(calls: AdminCalls) -> QuorumDescription:
@@ -27,36 +27,36 @@ async def describe_quorum(calls: AdminCalls) -> QuorumDescription:
 
 
 async def add_voter(calls: AdminCalls, node_id: int, *, directory_id: bytes | None = None) -> bytes:
-    """Make a voter of an observer of the metadata quorum that has caught up; returns once that is committed.
+    """Make a caught-up observer of the metadata quorum a voter. Return when the change is committed.
 
     Args:
         node_id: node id of the observer.
-        directory_id: id of its metadata directory, 16 bytes; None: the one that fetched last under this node id.
+        directory_id: id of its metadata directory, 16 bytes; None means the directory that last fetched under this node id.
 
     Returns:
         The directory id.
 
     Raises:
-        RefusedError: it votes already, or has not caught up, or the quorum is full. Nothing was changed.
-        OutcomeUnknownError: the answer was lost; describe the quorum to find out.
+        RefusedError: the node votes already, has not caught up, or the quorum is full. Nothing has changed.
+        OutcomeUnknownError: the answer was lost. Describe the quorum to find out.
     """
     request = admin_pb2.AddVoterRequest(node_id=_node_id(node_id), directory_id=_directory_id(directory_id))
     return (await calls.ask(lambda stub: stub.AddVoter, request, may_repeat=False)).directory_id
 
 
 async def remove_voter(calls: AdminCalls, node_id: int, *, directory_id: bytes | None = None) -> bytes:
-    """Make an observer of a voter of the metadata quorum; returns once that is committed.
+    """Make a voter of the metadata quorum an observer. Return when the change is committed.
 
     Args:
         node_id: node id of the voter.
-        directory_id: id of its metadata directory, 16 bytes; None: whichever votes under this node id.
+        directory_id: id of its metadata directory, 16 bytes; None means the directory that votes under this node id.
 
     Returns:
         The directory id.
 
     Raises:
-        RefusedError: there is no such voter, or the quorum would be lost. Nothing was changed.
-        OutcomeUnknownError: the answer was lost; describe the quorum to find out.
+        RefusedError: the voter does not exist, or the quorum would be lost. Nothing has changed.
+        OutcomeUnknownError: the answer was lost. Describe the quorum to find out.
     """
     return await _remove_voter(calls, node_id, directory_id, None)
 
@@ -64,7 +64,7 @@ async def remove_voter(calls: AdminCalls, node_id: int, *, directory_id: bytes |
 async def _remove_voter(
     calls: AdminCalls, node_id: int, directory_id: bytes | None, replacement_id: bytes | None
 ) -> bytes:
-    """Remove a voter; with `replacement_id` only if this replica could be added next."""
+    """Remove a voter. With `replacement_id`, the leader refuses unless it could add this replica next."""
     request = admin_pb2.RemoveVoterRequest(
         node_id=_node_id(node_id),
         directory_id=_directory_id(directory_id),
@@ -75,14 +75,17 @@ async def _remove_voter(
 
 
 async def replace_voter(calls: AdminCalls, node_id: int) -> bytes:
-    """Replace a voter whose disk was lost by the replica that now fetches under its node id. May be repeated.
+    """Replace a voter whose disk was lost by the replica that now fetches under its node id. The call may be repeated.
+
+    Args:
+        node_id: node id of the voter.
 
     Returns:
         The directory id of the new voter.
 
     Raises:
         RefusedError: no such replica has caught up, or the quorum would be lost.
-        OutcomeUnknownError: an answer was lost; repeat it.
+        OutcomeUnknownError: an answer was lost. Repeat the call.
     """
     number = _node_id(node_id)
     quorum = await describe_quorum(calls)
@@ -93,14 +96,17 @@ async def replace_voter(calls: AdminCalls, node_id: int) -> bytes:
 
 
 async def transfer_leadership(calls: AdminCalls, node_id: int | None = None) -> int:
-    """Have the leader of the metadata quorum hand over to a voter (None: any); returns who leads then.
+    """Let the leader of the metadata quorum transfer its leadership to a voter, and return the node id of the new leader.
+
+    Args:
+        node_id: node id of the voter; None means any voter.
 
     Raises:
-        RefusedError: there is no such voter, or it does not keep up. The leader leads on.
+        RefusedError: the voter does not exist, or does not keep up. The old leader still leads.
         OutcomeUnknownError: the answer was lost, or no new leader was known in time.
     """
     request = admin_pb2.TransferLeadershipRequest(node_id=None if node_id is None else _node_id(node_id))
-    # To whom leads already there is nothing to hand over, so a named voter may be asked for twice.
+    # A transfer to the current leader changes nothing, so a request that names a voter may be repeated.
     return (
         await calls.ask(
             lambda stub: stub.TransferLeadership,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of partitions: looking up offsets, and removing records from the head.
+"""The admin calls about records of partitions: looking up offsets, and deleting records from the start of the log.
 
-Both are calls of `LogService`. Owns the pages of DeleteRecords and the retry of single partitions within the deadline; the call may be
-repeated, so that a lost answer is asked for again.
+Both are calls of `LogService`. This module splits DeleteRecords into requests and retries single partitions within the
+deadline. The calls may be repeated, so a lost answer is requested again.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from lograft.v1 import log_pb2
 from lograft.v1.log_pb2_grpc import LogServiceStub
 
 MAX_PARTITIONS: Final = 10_000
-"""Partitions of one call."""
+"""Partitions in one request."""
 
 _MAX_OFFSET: Final = 2**63 - 1
 
 
 async def list_offsets(calls: AdminCalls, queries: Sequence[OffsetQuery]) -> list[OffsetAnswer]:
-    """Look up offsets by position or time; one answer for each query, in order, with an `error` on failure."""
+    """Look up offsets by position or time. Each query has one answer, in order, with an `error` if it failed."""
     return await offsets.list_offsets(calls.cluster, queries, timeout_ms=calls.timeout_ms)
 
 
 async def delete_records(calls: AdminCalls, before: Mapping[TopicPartition, int | None]) -> list[DeletedRecords]:
-    """Remove all records below an offset, for good, in each of some partitions; one result for each, in order.
+    """Delete all records below an offset for good, in each of some partitions. Each partition has one result, in order.
 
     Args:
-        before: first offset to keep (at most the high watermark) for each partition; None: all readable records go.
+        before: for each partition, the first offset to keep, at most the high watermark; None deletes all readable records.
 
     Raises:
-        UsageError: an offset is no whole number from 0.
+        UsageError: an offset is not a whole number of at least 0.
         LograftError: the call as a whole failed; it may be repeated. A refused partition has an `error` in its result.
     """
     for where, offset in before.items():
@@ -79,7 +79,7 @@ async def _ask(cluster: Cluster, partitions: Sequence[log_pb2.RecordsBefore], ti
 
 
 def _records_before(where: TopicPartition, before_offset: int | None) -> log_pb2.RecordsBefore:
-    """None: up to the high watermark, -1 on the wire."""
+    """Return the request for a partition. None stands for the high watermark, which is -1 on the wire."""
     offset = -1 if before_offset is None else before_offset
     return log_pb2.RecordsBefore(topic=where.topic, partition=where.partition, before_offset=offset)
 

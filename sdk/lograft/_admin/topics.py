@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls about topics, for the admin clients.
+"""The admin calls about topics.
 
-Owns turning what the user names into requests of a size that servers take, pages, and trying again what was refused for the moment.
-Must not hold state.
+This module converts the caller's values to requests of a size that servers accept. It owns paging and the retry of temporary
+refusals. It must not hold state.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from lograft.v1 import admin_pb2
 from lograft.wire.codes import ErrorCode
 
 PAGE_TOPICS: Final = 1_000
-"""Topics of one page of a list."""
+"""Topics in one page of a list."""
 
 MAX_TOPICS: Final = 1_000
-"""Topics of one request."""
+"""Topics in one request."""
 
 MAX_REQUESTS: Final = 2
-"""Requests under way at a time: while the quorum commits topics of one, the controller decides about those of the other."""
+"""Requests under way at a time. While the quorum commits the topics of one, the controller decides about those of the other."""
 
 MAX_PARTITIONS: Final = 10_000
-"""Partitions of all topics of one request; a topic with more is sent alone, and refused."""
+"""Partitions of all topics in one request. A topic with more partitions is sent alone, and the controller refuses it."""
 
 RETRY_AFTER_MS: Final = 100
-"""Milliseconds until topics that were refused for the moment are sent again, unless the server says otherwise."""
+"""Milliseconds before temporarily refused topics are sent again, unless the server gives another time."""
 
 _COUNT_CODES: Final = {
     "partition_count": ErrorCode.INVALID_PARTITION_COUNT,
@@ -53,21 +53,21 @@ async def create_topic(
     configs: Mapping[str, str] | None = None,
     validate_only: bool = False,
 ) -> TopicDescription:
-    """Create a topic; it can be used when this returns.
+    """Create a topic. It can be used when this returns.
 
     Args:
-        topic: 1 to 249 of the characters A-Z a-z 0-9 . _ - and neither "." nor "..".
-        partition_count: number of partitions, from 1.
-        replication_factor: number of replicas of each partition, from 1.
-        configs: configs that differ from the defaults. With three replicas or more `min.insync.replicas` is 2 unless the
+        topic: 1 to 249 of the characters A-Z a-z 0-9 . _ - but neither "." nor "..".
+        partition_count: number of partitions, at least 1.
+        replication_factor: number of replicas of each partition, at least 1.
+        configs: configs that differ from the defaults. With three replicas or more, `min.insync.replicas` is 2 unless the
             cluster's `default.min.insync.replicas` says otherwise.
-        validate_only: check only, change nothing.
+        validate_only: check the request without changing anything.
 
     Raises:
-        TopicAlreadyExistsError: there is one of this name.
+        TopicAlreadyExistsError: a topic with this name exists.
         InvalidRequestError: a name, count or config is not valid.
-        OutcomeUnknownError: the answer was lost; describe the topic to find out.
-        LograftError: no broker or controller could be reached.
+        OutcomeUnknownError: the answer was lost. Describe the topic to find out.
+        LograftError: the client could not reach a broker, or the broker not the controller.
     """
     request = admin_pb2.CreateTopicRequest(
         topic=topic_name(topic),
@@ -85,18 +85,18 @@ async def create_topic(
 async def create_topics(
     calls: AdminCalls, topics: Sequence[NewTopic], *, validate_only: bool = False
 ) -> list[CreatedTopic]:
-    """Create many topics; one result for each, in order, with an `error` where it was not created.
+    """Create many topics. Each topic has one result, in order, with an `error` if it was not created.
 
-    Far quicker than one call for each. A topic that is refused stops no other.
+    This is much faster than one call for each topic. A refused topic does not stop the others.
 
     Args:
-        topics: topics, none twice; any number of them.
-        validate_only: check only, change nothing; each topic is checked as if it were the only one.
+        topics: any number of topics with different names.
+        validate_only: check the topics without creating them. Each topic is checked as if it were the only one.
 
     Raises:
-        UsageError: something is no `NewTopic`, has a count below 1, or a name stands twice.
-        OutcomeUnknownError: the answer for up to 1,000 topics was lost; list the topics to find out.
-        LograftError: no broker or controller could be reached.
+        UsageError: an element is not a `NewTopic`, has a count below 1, or repeats a name.
+        OutcomeUnknownError: the answer for up to 1,000 topics was lost. List the topics to find out.
+        LograftError: the client could not reach a broker, or the broker not the controller.
     """
     _check(topics)
     results: dict[str, CreatedTopic] = {}
@@ -109,7 +109,7 @@ async def create_topics(
             results |= {each.topic: _created(each) for each in response.results}
             metadata_offset = max(metadata_offset, response.metadata_offset)
         if metadata_offset:
-            # Read your writes: the broker that is asked next shows them, too.
+            # Read your writes: wait until a broker shows the new topics.
             names = frozenset((left[0].topic,))
             await calls.cluster.fetch(names, timeout_ms=calls.timeout_ms, min_metadata_offset=metadata_offset)
         passing = {name: result.error for name, result in results.items() if isinstance(result.error, RetriableError)}
@@ -125,7 +125,7 @@ async def create_topics(
 async def _answers(
     calls: AdminCalls, requests: Iterator[admin_pb2.CreateTopicsRequest], *, validate_only: bool
 ) -> AsyncIterator[admin_pb2.CreateTopicsResponse]:
-    """Send requests, `MAX_REQUESTS` at a time; give the answers in order. After a failure no more are sent."""
+    """Send requests, `MAX_REQUESTS` at a time, and yield the answers in order. A failure stops further requests."""
     under_way: deque[asyncio.Task[admin_pb2.CreateTopicsResponse]] = deque()
     try:
         while True:
@@ -144,7 +144,7 @@ async def _answers(
             call.cancel()
         raise
     finally:
-        # What was sent is not taken back: its topics are created, so its end is waited for.
+        # A request cannot be taken back once it is sent, and its topics are created. So wait for its end.
         await asyncio.gather(*under_way, return_exceptions=True)
 
 
@@ -203,20 +203,20 @@ def _created(result: admin_pb2.TopicCreation) -> CreatedTopic:
 async def create_partitions(
     calls: AdminCalls, topic: str, partition_count: int, *, validate_only: bool = False
 ) -> TopicDescription:
-    """Add partitions to a topic, and describe it. Keys may go to other partitions from then on.
+    """Add partitions to a topic and describe it. From then on, keys may map to other partitions.
 
-    Producers that are open use the new partitions as soon as they hear of them, within moments.
+    Open producers use the new partitions within moments, as soon as they learn of them.
 
     Args:
         topic: topic name.
-        partition_count: number of partitions that it is to have, more than it has: partitions are never taken away.
-        validate_only: check only, change nothing.
+        partition_count: the new number of partitions, above the current one. Partitions cannot be removed.
+        validate_only: check the request without changing anything.
 
     Raises:
-        UnknownTopicError: there is none of this name.
-        InvalidRequestError: the count is not higher, or too high for one request.
-        RefusedError: a limit of the cluster would be passed.
-        OutcomeUnknownError: the answer was lost; describe the topic to find out.
+        UnknownTopicError: the topic does not exist.
+        InvalidRequestError: the count is not above the current one, or adds too many partitions for one request.
+        RefusedError: the change would exceed a limit of the cluster.
+        OutcomeUnknownError: the answer was lost. Describe the topic to find out.
     """
     request = admin_pb2.CreatePartitionsRequest(
         topic=topic_name(topic),
@@ -234,22 +234,22 @@ async def create_partitions(
 
 
 async def delete_topic(calls: AdminCalls, topic: str) -> None:
-    """Delete a topic and its records.
+    """Delete a topic and its records. Return when a broker shows the change.
 
     Raises:
-        UnknownTopicError: there is none of this name.
-        OutcomeUnknownError: the answer was lost.
+        UnknownTopicError: the topic does not exist.
+        OutcomeUnknownError: the answer was lost. Describe the topic to find out.
     """
     request = admin_pb2.DeleteTopicRequest(topic=topic_name(topic))
     response = await calls.ask(lambda stub: stub.DeleteTopic, request, may_repeat=False)
-    # Read your writes: wait until the broker that was asked shows it, too.
+    # Read your writes: wait until a broker shows the deletion.
     await calls.cluster.fetch(
         frozenset((topic,)), timeout_ms=calls.timeout_ms, min_metadata_offset=response.metadata_offset
     )
 
 
 async def list_topics(calls: AdminCalls) -> list[TopicSummary]:
-    """List all topics by name."""
+    """List all topics, ordered by name."""
     found: list[TopicSummary] = []
     token = ""
     while True:
@@ -266,7 +266,7 @@ async def describe_topic(calls: AdminCalls, topic: str) -> TopicDescription:
     """Describe a topic with its partitions and configs.
 
     Raises:
-        UnknownTopicError: there is none of this name.
+        UnknownTopicError: the topic does not exist.
     """
     return await _describe(calls, topic, None)
 
@@ -283,7 +283,7 @@ async def _describe(calls: AdminCalls, topic: str, min_metadata_offset: int | No
 
 
 def topic_description(state: TopicState, configs: dict[str, str], overridden: frozenset[str]) -> TopicDescription:
-    """Convert a topic and its configs for the user."""
+    """Convert a topic and its configs to the caller's type."""
     return TopicDescription(
         topic=state.topic,
         topic_id=state.topic_id,
@@ -324,10 +324,10 @@ def _warn_without_leader(is_so: bool) -> None:
 
 
 def topic_name(topic: object) -> str:
-    """Return a name that can be sent.
+    """Return a topic name that can be sent.
 
     Raises:
-        UsageError: it is no text.
+        UsageError: the value is not a string.
     """
     if not isinstance(topic, str):
         raise UsageError(f"the name of a topic is text, not {topic!r}")
@@ -335,10 +335,10 @@ def topic_name(topic: object) -> str:
 
 
 def checked_count(name: str, value: object) -> int:
-    """Return a count from 1 that can be sent.
+    """Return a count that can be sent.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the value is not a whole number of 32 bits, or is below 1.
     """
     if checked_int32(name, value) < 1:
         raise UsageError(f"{name} is at least 1, not {value}", code=_COUNT_CODES[name])
@@ -349,7 +349,7 @@ def checked_int32(name: str, value: object) -> int:
     """Return a whole number that can be sent.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the value is not a whole number of 32 bits.
     """
     if isinstance(value, bool) or not isinstance(value, int) or not -(2**31) <= value < 2**31:
         raise UsageError(f"{name} is a whole number of 32 bits, not {value!r}")

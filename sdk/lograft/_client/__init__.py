@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every client has: channels to brokers, the view of the cluster, the background thread, and what a fork leaves of them.
+"""The base of every client: channels to brokers, the view of the cluster, the background thread, and the handling of forks.
 
-Pure (no clock, I/O, randomness of their own, asyncio, gRPC, protobuf): `backoff`, `first_words`, `grpc_wire`, `http2`, `metadata`.
+Pure modules (no clock, no I/O, no randomness of their own, no asyncio, gRPC or protobuf): `backoff`, `first_words`,
+`grpc_wire`, `http2`, `metadata`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long to wait before the next try.
+"""How long to wait before the next attempt.
 
-Owns the growth of the delay. Must not sleep or draw from a global generator: the caller passes one in.
-Law: every delay lies in [base / 2, limit], so neither a tight loop nor an endless pause can come of it.
+It owns the growth of the delay. It must not sleep, and draws only from the generator that the caller passes in.
+Law: without a server's advice, every delay lies in [base / 2, limit]. So it causes neither a tight loop nor an endless pause.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Rng(Protocol):
 
 
 class Backoff:
-    """Doubling delay with jitter: each is drawn evenly from the upper half of the current span."""
+    """Doubling delay with jitter. Each delay is drawn uniformly from the upper half of the current span."""
 
     __slots__ = ("_base_ms", "_limit_ms", "_rng", "_span_ms")
 
@@ -34,7 +34,7 @@ class Backoff:
         """Return the milliseconds to wait now, and double the span.
 
         Args:
-            at_least_ms: the server's advice; the delay is not shorter, except that the limit holds.
+            at_least_ms: the server's advice. The delay is at least as long, up to the limit.
         """
         span_ms = self._span_ms
         self._span_ms = min(span_ms * 2, self._limit_ms)
@@ -42,5 +42,5 @@ class Backoff:
         return min(max(delay_ms, at_least_ms, 1), self._limit_ms)
 
     def reset(self) -> None:
-        """Start over: a try has worked."""
+        """Start again from the base after a successful attempt."""
         self._span_ms = self._base_ms

@@ -7,10 +7,10 @@ import time
 
 
 def monotonic_ms() -> int:
-    """Monotonic time in milliseconds."""
+    """Return the monotonic time in milliseconds."""
     return time.monotonic_ns() // 1_000_000
 
 
 def wall_clock_ms() -> int:
-    """Milliseconds since 1970-01-01 UTC."""
+    """Return the milliseconds since 1970-01-01 UTC."""
     return time.time_ns() // 1_000_000

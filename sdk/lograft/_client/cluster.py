@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One client's connection to the cluster: unary calls at any broker, and metadata that brokers push.
+"""One client's connection to the cluster: unary calls to any broker, and metadata that brokers push.
 
-Owns whom to ask, the tries of a call within its deadline, the metadata view and its watch. Must not produce or fetch.
+It owns the choice of the broker for a call, the attempts of a call within its deadline, the metadata view and its watch. It
+must not produce or fetch.
 
-The first answer pins the cluster id: from then on no server of another cluster is believed, even when addresses
-change hands.
-Source: architecture section 5 (WatchCluster pushes deltas; any broker answers).
+The first answer pins the cluster id. From then on the client refuses servers of another cluster, even when addresses change
+hands. Source: docs/clients.md, "Reaching brokers" (WatchCluster pushes deltas; any broker answers).
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ T = TypeVar("T")
 Q = TypeVar("Q")
 
 REFRESH_SHARE: Final = 4
-"""One broker gets this part of the time of a refresh while there is another to ask."""
+"""While another broker can be asked, one broker gets this fraction (1/4) of the time of a refresh."""
 
 MAX_TOPICS_PER_CALL: Final = 10_000
-"""Topics that one GetCluster may name."""
+"""Topics that one GetCluster request may name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One try of a unary call: the channel and the seconds it may take."""
+    """One attempt of a unary call: the channel and the seconds that it may take."""
 
     address: str
     channel: grpc.aio.Channel
@@ -70,12 +70,12 @@ class Attempt:
     transport: Transport
 
     async def answer(self, call: Awaitable[T]) -> T:
-        """Wait for the answer of a call that was started on the channel; see `Transport.answer`."""
+        """Wait for the answer of a call on this channel; see `Transport.answer`."""
         return await self.transport.answer(call)
 
 
 class Cluster:
-    """See the module docstring. Belongs to one event loop."""
+    """Makes a client's unary calls, keeps its view of the cluster up to date and owns its `Transport`. Belongs to one event loop."""
 
     def __init__(self, settings: ClientSettings) -> None:
         self.view = ClusterView()
@@ -95,15 +95,15 @@ class Cluster:
 
     @property
     def cluster_id(self) -> str:
-        """Id to send with requests: the one asked for, else the one first seen, else empty (any)."""
+        """Cluster id for requests: the configured one, else the first one seen, else empty (any)."""
         return self._settings.cluster_id or self.view.cluster_id or ""
 
     def backoff(self) -> Backoff:
-        """Make a back-off with the client's standard bounds."""
+        """Return a backoff with the client's standard bounds."""
         return Backoff(base_ms=RETRY_BACKOFF_MS, limit_ms=MAX_RETRY_BACKOFF_MS, rng=self.rng)
 
     def add_listener(self, listener: Callable[[], None]) -> None:
-        """Have `listener` called after every change of the view, on the loop."""
+        """Call `listener` on the loop after every change of the view."""
         self._listeners.append(listener)
 
     async def close(self) -> None:
@@ -111,7 +111,7 @@ class Cluster:
         self._is_closed = True
         tasks = [task for task in (self._watch, self._refresh) if task is not None]
         if self._watch_call is not None:
-            # Through the call, so that the read under way ends as gRPC wants it.
+            # Cancel the call and not the task, so that gRPC can end the read under way.
             self._watch_call.cancel()
         elif self._watch is not None:
             self._watch.cancel()
@@ -132,21 +132,21 @@ class Cluster:
         attempt_ms: int | None = None,
         avoid: str | None = None,
     ) -> T:
-        """Make a unary call at any broker, trying others and again until the time is up.
+        """Make a unary call to any broker. Try other brokers, and all of them again, until the time is up.
 
         Args:
             work: makes the call with a channel and a timeout.
-            timeout_ms: milliseconds for all tries together.
-            may_repeat: False when a second execution would do harm: a lost answer is then reported, not repeated.
-            address: "host:port" of the one broker to ask; None: any.
-            attempt_ms: most milliseconds that one broker gets while there is another to ask; None: as long as there is time.
-            avoid: "host:port" of a broker that is asked last.
+            timeout_ms: milliseconds for all attempts together.
+            may_repeat: False when a second execution would do harm. A lost answer then raises instead of a new attempt.
+            address: "host:port" of the only broker to ask; None asks any broker.
+            attempt_ms: most milliseconds for one broker while another can be asked; None sets no such limit.
+            avoid: "host:port" of a broker to ask last.
 
         Raises:
-            NoBrokerError: no address answered.
+            NoBrokerError: no broker answered.
             RequestTimeoutError: the time is up.
             OutcomeUnknownError: the answer was lost and `may_repeat` is false.
-            LograftError: a server refused.
+            LograftError: a server refused the request.
         """
         probes: dict[str, Probe] = {}
         try:
@@ -176,9 +176,9 @@ class Cluster:
         """Make a unary call of one request; see `call`.
 
         Args:
-            method: gives the method to call over a channel.
+            method: returns the method to call on a channel.
             request: the request.
-            timeout_ms: as the others, see `call`.
+            timeout_ms: see `call`.
             may_repeat: see `call`.
             address: see `call`.
             attempt_ms: see `call`.
@@ -208,7 +208,7 @@ class Cluster:
         attempt_ms: int | None,
         avoid: str | None,
     ) -> T:
-        """See `call`; `probes` gets looks at the addresses where nobody answers."""
+        """Do what `call` says, and add a probe for each address that does not answer to `probes`."""
         deadline_ms = monotonic_ms() + timeout_ms
         backoff = self.backoff()
         failure: LograftError | None = None
@@ -224,14 +224,14 @@ class Cluster:
                     return await self._try(work, candidate, left_ms, may_repeat)
                 except RetriableError as error:
                     failure = _worse(failure, error)
-                    # Not in a refresh in the background, of which nobody hears.
+                    # A refresh in the background needs no probe: no caller sees its error.
                     is_silent = isinstance(error, NoBrokerError) and attempt_ms is None
                     if is_silent and candidate not in probes and len(probes) < MAX_PROBES:
                         probes[candidate] = Probe(candidate)
             left_ms = deadline_ms - monotonic_ms()
             delay_ms = 0 if failure is None else backoff.next_delay_ms(at_least_ms=failure.retry_after_ms or 0)
             is_refused = not may_repeat and not isinstance(failure, NoBrokerError)
-            # A try that ends with the time leaves the outcome unknown, and the reason why it was refused until then untold.
+            # An attempt that runs out of time would leave the outcome unknown and hide the reason of the last refusal.
             if failure is None or left_ms <= 0 or (is_refused and left_ms - delay_ms < LAST_TRY_MS):
                 await wait_seen(probes.values())
                 raise self._give_up(failure, timeout_ms, candidates, probes)
@@ -260,7 +260,7 @@ class Cluster:
         return result
 
     def _candidates(self, avoid: str | None = None) -> list[str]:
-        """Addresses to try: the last that answered, those given, every broker that is known; last those that just failed."""
+        """Addresses to try: the last one that answered, the configured ones, all known brokers; those that just failed come last."""
         known = [broker.address for broker in self.view.brokers() if not broker.fenced]
         ordered = ([self._preferred] if self._preferred else []) + list(self._settings.addresses) + known
         is_failing = self.transport.is_failing
@@ -295,7 +295,7 @@ class Cluster:
         attempt_ms: int | None = None,
         avoid: str | None = None,
     ) -> None:
-        """Ask a broker for the state of the cluster and of some topics, and merge it into the view; see `call`."""
+        """Ask a broker for the state of the cluster and of some topics, and merge the answer into the view; see `call`."""
         request = metadata_pb2.GetClusterRequest(cluster_id=self.cluster_id, topics=sorted(topics))
         if min_metadata_offset is not None:
             request.min_metadata_offset = min_metadata_offset
@@ -311,15 +311,15 @@ class Cluster:
         self._notify()
 
     async def fetch_brokers(self, *, timeout_ms: int) -> None:
-        """Ask a broker for the brokers of the cluster, and merge them into the view."""
-        # A topic name that cannot exist keeps the answer small: brokers are always in it.
+        """Ask a broker for the brokers of the cluster, and merge the answer into the view."""
+        # Every answer contains the brokers. An impossible topic name keeps the rest of it small.
         await self.fetch(frozenset(("-",)), timeout_ms=timeout_ms)
 
     async def topic(self, topic: str, *, timeout_ms: int) -> TopicState:
-        """Return a topic, asking for it if need be, and keep watching it from now on.
+        """Return a topic, ask a broker for it if the view lacks it, and watch it from now on.
 
         Raises:
-            UnknownTopicError: it does not exist, nor did it appear within a second.
+            UnknownTopicError: the topic does not exist, and did not appear within `UNKNOWN_TOPIC_WAIT_MS`.
         """
         deadline_ms = monotonic_ms() + timeout_ms
         give_up_ms = monotonic_ms() + min(UNKNOWN_TOPIC_WAIT_MS, timeout_ms)
@@ -336,16 +336,16 @@ class Cluster:
                 await asyncio.sleep(backoff.next_delay_ms() / 1000)
 
     def leader(self, topic: str, partition: int) -> Leader | None:
-        """Return the leader of a partition as far as it is known."""
+        """Return the last known leader of a partition; None if no leader is known."""
         return self.view.leader(topic, partition)
 
     def is_missing(self, topic: str, partition: int) -> bool:
-        """True when the brokers, as far as is known, have no such partition."""
+        """True when the view has no such partition."""
         state = self.view.topic(topic)
         return state is None or partition >= len(state.partitions)
 
     def take_hint(self, topic: str, partition: int, hint: errors_pb2.LeaderHint) -> bool:
-        """Take a leader hint; False: it is not newer than what is known."""
+        """Take a leader hint. Return False if it is not newer than the view."""
         is_news = self.view.take_hint(
             topic,
             partition,
@@ -360,24 +360,24 @@ class Cluster:
 
     @property
     def is_leaving(self) -> bool:
-        """True when nothing may be started any more: the client is closed, or its event loop ends."""
+        """True when the client must start nothing more: it is closed, or its event loop ends."""
         return self._is_closed or self._is_loop_ending
 
     def note_cancelled(self) -> None:
-        """A task of the client was cancelled; if not by the client, then by the end of its event loop, as `asyncio.run` does."""
+        """Note that a task was cancelled. If the client did not cancel it, the event loop ends, as at the end of `asyncio.run`."""
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             self._is_loop_ending = True
 
     def request_refresh(self, *, avoid: str | None = None) -> None:
-        """Fetch the watched topics soon, from another broker than `avoid` if there is one; several requests become one."""
+        """Fetch the watched topics soon, preferably not from `avoid`. Several requests become one fetch."""
         if self._refresh is None and not self.is_leaving and self._topics:
             self._refresh = asyncio.get_running_loop().create_task(self._refresh_once(avoid))
 
     async def _refresh_once(self, avoid: str | None) -> None:
         try:
             await asyncio.sleep(self.backoff().next_delay_ms() / 1000)
-            # A broker that is frozen must not use up the time of those that would answer.
+            # A frozen broker must leave time for the brokers that would answer.
             await self.fetch(
                 frozenset(self._topics),
                 timeout_ms=CONNECT_TIMEOUT_MS,
@@ -396,7 +396,7 @@ class Cluster:
         if self._watch is None:
             self._watch = asyncio.get_running_loop().create_task(self._watch_loop())
         elif self._watch_call is not None:
-            # The filter of a watch is fixed: open another one with the new topic in it.
+            # The filter of a watch is fixed. The loop opens another watch that includes the new topic.
             self._watch_call.cancel()
 
     async def _watch_loop(self) -> None:
@@ -427,7 +427,7 @@ class Cluster:
         opened = await open_call(lambda: MetadataServiceStub(channel).WatchCluster(request))
         self._watch_call = call = opened.call
         if watched != frozenset(self._topics):
-            # Asked for since: this watch does not have them, and nobody could cancel it before.
+            # More topics are watched by now. This watch lacks them, and it could not be cancelled before it was open.
             call.cancel()
         try:
             async for response in call:
@@ -440,7 +440,7 @@ class Cluster:
         except grpc.RpcError as error:
             raise to_error(error, address) from error
         except asyncio.CancelledError:
-            # Either this task is cancelled, or only the call was, for a wider filter.
+            # Either this task was cancelled, or only the call, to open a watch with more topics.
             task = asyncio.current_task()
             if task is None or task.cancelling() or not call.cancelled():
                 self.note_cancelled()
@@ -459,7 +459,7 @@ class Cluster:
 
 
 def _worse(old: LograftError | None, new: LograftError) -> LograftError:
-    """Keep the failure that says more: an answer of a server over silence."""
+    """Keep the failure that says more: a server's answer counts more than no answer."""
     if old is None or isinstance(old, NoBrokerError) or not isinstance(new, NoBrokerError):
         return new
     return old

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages about the cluster, and failures of partitions, as values of the SDK. Absent fields become None here. Calls nobody."""
+"""Converts protobuf messages about the cluster and failures of partitions to values of the SDK. Absent fields become None."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def decode_topic(topic: metadata_pb2.Topic) -> TopicState:
 
 
 def decode_cluster(response: metadata_pb2.GetClusterResponse, *, asked: frozenset[str]) -> ClusterState:
-    """Convert a whole state.
+    """Convert a whole state of the cluster.
 
     Args:
         response: the broker's answer.
-        asked: topics that were asked for: those that are missing are gone.
+        asked: the topics of the request. A topic that the answer lacks no longer exists.
     """
     return ClusterState(
         metadata_offset=response.metadata_offset,
@@ -60,7 +60,7 @@ def decode_cluster(response: metadata_pb2.GetClusterResponse, *, asked: frozense
 
 
 def decode_watch(response: metadata_pb2.WatchClusterResponse, *, watched: frozenset[str]) -> ClusterState:
-    """Convert a state or a change of a watch over the topics `watched`."""
+    """Convert a state or a change from a watch on the topics `watched`."""
     return ClusterState(
         metadata_offset=response.metadata_offset,
         cluster_id=response.cluster_id,

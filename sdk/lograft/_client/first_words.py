@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What answers at an address where no broker does, by its first bytes.
+"""Names what answers at an address instead of a broker, from its first bytes.
 
-Pure. Owns the words for it, and what to do. Source: RFC 9113, section 3.4 (a server begins with SETTINGS); RFC 8446, section 5.1.
+Pure. It owns the texts for each case and the advice. Source: RFC 9113, section 3.4 (a server begins with SETTINGS); RFC 8446,
+section 5.1.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from enum import Enum
 from typing import Final
 
 FIRST_WORDS_BYTES: Final = 9
-"""Bytes that tell: a whole header of an HTTP/2 frame."""
+"""Bytes that are enough to tell: the header of one HTTP/2 frame."""
 
 _SETTINGS: Final = 4
 _TLS_TYPES: Final = (0x15, 0x16)
@@ -18,7 +19,7 @@ _SHOWN_BYTES: Final = 24
 
 
 class Seen(Enum):
-    """What was seen at an address, as the rest of a sentence that begins with the address."""
+    """What the probe saw at an address. Each value continues a sentence that begins with the address."""
 
     NOTHING = "has not answered yet; is it running?"
     UNKNOWN_NAME = "cannot be resolved; check the host name"
@@ -33,16 +34,16 @@ class Seen(Enum):
 
 
 def judge(words: bytes) -> Seen:
-    """Judge what a server says to the beginning of an HTTP/2 connection.
+    """Return what a server is, from its answer to the beginning of an HTTP/2 connection.
 
     Args:
-        words: the first bytes, `FIRST_WORDS_BYTES` or more where there are as many; none: it closed the connection.
+        words: the first bytes, at least `FIRST_WORDS_BYTES` if the server sent as many; empty if it closed the connection.
     """
     if not words:
         return Seen.CLOSED
     if words[0] in _TLS_TYPES and words[1:2] == b"\x03":
         return Seen.TLS
-    # A server that does not know the version may leave the status line out (HTTP/0.9).
+    # A server that does not know the HTTP version may omit the status line (HTTP/0.9).
     if words.startswith(b"HTTP/") or words.lower().startswith((b"<!doctype", b"<html")):
         return Seen.HTTP1
     if len(words) >= FIRST_WORDS_BYTES and words[3] == _SETTINGS and words[5:9] == bytes(4):
@@ -51,6 +52,6 @@ def judge(words: bytes) -> Seen:
 
 
 def say(address: str, seen: Seen, words: bytes = b"") -> str:
-    """Say what was seen at an address, and what to do."""
+    """Return a sentence about what the probe saw at an address, with advice."""
     shown = f" (it began with {words[:_SHOWN_BYTES]!r})" if seen is Seen.OTHER else ""
     return f"{address} {seen.value}{shown}"

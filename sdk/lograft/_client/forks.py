@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether this process was forked from one in which gRPC was loaded, and who has to know of a fork.
+"""Tells whether gRPC was loaded before this process was forked, and informs clients of a fork.
 
-Owns the hook that Python calls in a forked child. Loads neither gRPC nor a client: it has to be here before a program forks.
-gRPC's C core does not survive a fork: its threads do not come along, and its locks stay as they were. Nobody can tell whether it was
-used in the parent or only loaded, by Lograft or by others, so that loaded is enough. Source: ADR 17.
+It owns the hook that Python calls in a forked child. It loads neither gRPC nor a client, because it must be loaded before a
+program forks. gRPC's C core does not survive a fork: the child lacks its threads, and its locks stay as they were. The child
+cannot find out whether the parent used gRPC or only loaded it, through Lograft or otherwise. So loading counts as use. Source:
+ADR 17.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from typing import Final, Protocol
 
 _C_CORE: Final = "grpc._cython.cygrpc"
 _FORKED_WITHOUT_EXEC: Final = 0x40
-"""Of the flags of a process in Linux (PF_FORKNOEXEC): it has run no program of its own since it was forked."""
+"""Process flag PF_FORKNOEXEC of Linux: the process has executed no program since it was forked."""
 _FLAGS_FIELD: Final = 6
-"""Place of the flags in /proc/self/stat behind the name of the program, which ends with a parenthesis."""
+"""Index of the flags in /proc/self/stat, counted after the program name, which ends with a parenthesis."""
 
 
 class Forkable(Protocol):
-    """Something that must know that it is in a forked child now."""
+    """An object that must know when it is in a forked child."""
 
     def after_fork(self) -> None:
-        """Refuse to work from now on; take no lock that the parent may have held."""
+        """Refuse to work from now on. Must not take a lock that the parent may have held."""
         ...
 
 
@@ -35,12 +36,12 @@ _was_forked_with_grpc = False
 
 
 def may_use_grpc() -> bool:
-    """Return False if gRPC's C core was loaded before this process was forked: it must not be touched here."""
+    """Return False if gRPC's C core was loaded before this process was forked. This process must not touch it then."""
     return not _was_forked_with_grpc
 
 
 def on_fork(client: Forkable) -> None:
-    """Have something told when it finds itself in a forked child."""
+    """Call `client.after_fork` in each forked child."""
     _forkables.add(client)
 
 
@@ -52,7 +53,7 @@ def _after_fork_in_child() -> None:
 
 
 def _is_forked() -> bool:
-    """Return whether this process was forked and has run no program of its own since, as far as the system tells."""
+    """Return whether this process was forked and has executed no program since; False if the system does not tell."""
     with suppress(OSError, ValueError, IndexError):
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         return int(fields[_FLAGS_FIELD]) & _FORKED_WITHOUT_EXEC != 0
@@ -61,5 +62,5 @@ def _is_forked() -> bool:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
-    # A program that loads gRPC, forks, and only then loads Lograft: the hook comes too late.
+    # Covers a program that loads gRPC, forks, and imports Lograft only in the child, after the fork that the hook would see.
     _was_forked_with_grpc = _C_CORE in sys.modules and _is_forked()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gRPC over HTTP/2, as far as it is no HTTP/2: headers of a call, the frames of messages, and statuses in trailers.
+"""What gRPC adds to HTTP/2: the headers of a call, the framing of messages, and the status in trailers.
 
 Pure. Source: gRPC's doc/PROTOCOL-HTTP2.md and doc/http-grpc-status-mapping.md.
 """
@@ -13,13 +13,13 @@ from typing import Final, NamedTuple
 from h2.errors import ErrorCodes
 
 Header = tuple[str, str]
-"""Name and value."""
+"""Name and value of a header."""
 
 MESSAGE_HEAD_BYTES: Final = 5
-"""A byte that says whether a message is compressed, and four of its length."""
+"""Bytes before each message: one flag for compression and four for the length."""
 
 MAX_TIMEOUT_MS: Final = 99_999_999
-"""The longest time that a call can state in milliseconds, whose number has eight digits."""
+"""Longest timeout of a call in milliseconds. gRPC allows eight digits."""
 
 OK, CANCELLED, UNKNOWN, PERMISSION_DENIED, RESOURCE_EXHAUSTED = 0, 1, 2, 7, 8
 UNIMPLEMENTED, INTERNAL, UNAVAILABLE, UNAUTHENTICATED = 12, 13, 14, 16
@@ -43,7 +43,7 @@ _BY_RESET: Final[dict[int, int]] = {
 
 
 class WireStatus(NamedTuple):
-    """The status of a call: number of its code, text for people, and the other trailers."""
+    """The status of a call: its code as a number, a message for people, and the other trailers."""
 
     code: int
     details: str
@@ -51,7 +51,7 @@ class WireStatus(NamedTuple):
 
 
 class MessageError(Exception):
-    """What came is no message that may be read; it carries the status."""
+    """The received bytes are not a message that may be read. `status` is the status of the failed call."""
 
     def __init__(self, status: WireStatus) -> None:
         super().__init__(status.details)
@@ -61,7 +61,7 @@ class MessageError(Exception):
 def call_headers(
     method: str, authority: str, *, timeout_ms: int | None, user_agent: str, metadata: Iterable[tuple[str, str]] = ()
 ) -> list[Header]:
-    """Return the headers that begin a call; `metadata` is ASCII text."""
+    """Return the headers that begin a call. `metadata` is ASCII text."""
     headers = [(":method", "POST"), (":scheme", "http"), (":path", method), (":authority", authority)]
     headers += [("te", "trailers"), ("content-type", "application/grpc"), ("user-agent", user_agent)]
     if timeout_ms is not None:
@@ -70,22 +70,22 @@ def call_headers(
 
 
 def message_head(size: int) -> bytes:
-    """Return what stands before a message of so many bytes."""
+    """Return the prefix of a message of `size` bytes."""
     return b"\0" + size.to_bytes(4, "big")
 
 
 class MessageReader:
-    """Makes messages of the bytes of a stream.
+    """Splits the bytes of a stream into messages.
 
     Args:
-        limit_bytes: most bytes of a message.
+        limit_bytes: largest allowed message, in bytes.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._parts: list[bytes] = []
         self._have_bytes = 0
-        # Bytes of the message that comes, once its head is here.
+        # Bytes of the current message, once its prefix is complete.
         self._size: int | None = None
 
     @property
@@ -94,10 +94,10 @@ class MessageReader:
         return self._have_bytes > 0 or self._size is not None
 
     def take(self, data: bytes) -> list[bytes]:
-        """Take bytes, and return the messages that they complete.
+        """Take bytes and return the messages that they complete.
 
         Raises:
-            MessageError: a message is too large, or compressed, which nobody asked for.
+            MessageError: a message is too large, or is compressed, which the client did not offer.
         """
         messages: list[bytes] = []
         self._parts.append(data)
@@ -132,7 +132,7 @@ class MessageReader:
 
 
 def status_in_headers(headers: Iterable[Header]) -> WireStatus | None:
-    """Return the failure that the first headers of a response say without trailers of gRPC; None: it goes on."""
+    """Return the failure that the first headers of a response report; None if the response continues."""
     found = dict(headers)
     http_status, content_type = found.get(":status", ""), found.get("content-type", "")
     if http_status != "200":
@@ -145,7 +145,7 @@ def status_in_headers(headers: Iterable[Header]) -> WireStatus | None:
 
 
 def status_in_trailers(trailers: Iterable[Header]) -> WireStatus:
-    """Return the status that trailers say."""
+    """Return the status in trailers."""
     code, details, others = "", "", list[tuple[str, str | bytes]]()
     for name, value in trailers:
         if name == "grpc-status":
@@ -165,14 +165,14 @@ def status_in_trailers(trailers: Iterable[Header]) -> WireStatus:
 
 
 def status_of_reset(error_code: int, *, is_unseen: bool) -> WireStatus:
-    """Return the status of a call whose stream was reset by the server."""
+    """Return the status of a call whose stream the server reset."""
     if is_unseen:
         return WireStatus(UNAVAILABLE, "the server takes no further call over this connection")
     return WireStatus(_BY_RESET.get(error_code, INTERNAL), f"RST_STREAM with error code {error_code}")
 
 
 def _unescaped(text: str) -> str:
-    """Undo percent encoding; what is none stays as it is."""
+    """Decode percent encoding. Malformed escapes stay as they are."""
     out, position = bytearray(), 0
     while position < len(text):
         digits = text[position + 1 : position + 3]
@@ -186,7 +186,7 @@ def _unescaped(text: str) -> str:
 
 
 def _from_base64(text: str) -> bytes | None:
-    """Decode a binary value, padded or not; None: it is none."""
+    """Decode a base64 value, with or without padding; None if it is not valid."""
     try:
         return binascii.a2b_base64(text.rstrip("=") + "=" * (-len(text.rstrip("=")) % 4), strict_mode=True)
     except ValueError:

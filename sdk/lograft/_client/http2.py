@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client's side of one HTTP/2 connection, as a core: bytes in, events out, bytes to send.
+"""The client side of one HTTP/2 connection, as a core: bytes in, events out, bytes to send.
 
-Frames, header blocks, windows and the states of streams are those of `h2`. Added here is what it leaves to its user: data that waits
-for a window, in turns of a frame for each stream, and bounds of what a peer can make us hold: a stream's window, one frame, one header
-block, `MAX_CONTROL_BYTES` of answers. What waits to be sent is bounded by the user, who writes one message of a stream after the other.
-Must not know gRPC, sockets or the time.
-Source: RFC 9113; ADR 17.
+`h2` provides frames, header blocks, windows and stream states. This module adds what `h2` leaves to its user. It queues data
+that waits for a window, and gives each stream one frame in turn. And it bounds what a peer can make the client hold: the window
+of each stream, one frame, one header block, and `MAX_CONTROL_BYTES` of answers. The user bounds the data to send: it writes the
+messages of a stream one after the other.
+
+It must not know gRPC, sockets or the time. Source: RFC 9113; ADR 17.
 """
 
 from __future__ import annotations
@@ -24,25 +25,25 @@ from h2.settings import SettingCodes, Settings
 from hpack import NeverIndexedHeaderTuple
 
 FRAME_BYTES: Final = 16_384
-"""Most bytes of a frame's payload, both ways: what holds without a word of either side (RFC 9113 section 6.5.2)."""
+"""Largest payload of a frame in bytes, both ways. This is the default of HTTP/2 (RFC 9113 section 6.5.2)."""
 DEFAULT_WINDOW_BYTES: Final = 65_535
 CONNECTION_WINDOW_BYTES: Final = 1 << 30
-"""Bytes of all streams together that may come ahead; each stream's own window is the bound that counts."""
+"""Bytes that all streams together may receive ahead. The window of each stream is the bound that counts."""
 MAX_HEADERS_BYTES: Final = 65_536
-"""Most bytes of one header block, as it comes and as it is read; more is an attack, for references make much of little."""
+"""Largest header block in bytes, both encoded and decoded. A larger one is an attack, because few bytes can encode many headers."""
 MAX_CONTROL_BYTES: Final = 1 << 20
-"""Bytes of answers (to pings, settings) that wait to be sent; who makes more of them and reads nothing is cut off."""
+"""Bytes of answers (to pings and settings) that may wait to be sent. A peer that causes more without reading is disconnected."""
 
 _HEAD_BYTES: Final = 9
 _HEADERS, _PUSH_PROMISE, _CONTINUATION, _END_HEADERS = 1, 5, 9, 4
 
 
 class SettingsCame(NamedTuple):
-    """The server speaks HTTP/2: its settings are here."""
+    """The server speaks HTTP/2: its settings have arrived."""
 
 
 class HeadersCame(NamedTuple):
-    """Headers or trailers of a stream."""
+    """Headers or trailers of a stream arrived."""
 
     stream_id: int
     headers: list[tuple[str, str]]
@@ -50,7 +51,7 @@ class HeadersCame(NamedTuple):
 
 
 class DataCame(NamedTuple):
-    """Bytes of a stream."""
+    """Bytes of a stream arrived."""
 
     stream_id: int
     data: bytes
@@ -58,7 +59,7 @@ class DataCame(NamedTuple):
 
 
 class StreamReset(NamedTuple):
-    """The stream ended early; `is_unseen`: the server has not begun with it."""
+    """The stream ended early. With `is_unseen`, the server has not begun to process it."""
 
     stream_id: int
     error_code: int
@@ -66,7 +67,7 @@ class StreamReset(NamedTuple):
 
 
 class GoingAway(NamedTuple):
-    """The server takes no further stream on this connection."""
+    """The server accepts no further stream on this connection."""
 
     error_code: int
     text: str
@@ -76,21 +77,24 @@ Event = SettingsCame | HeadersCame | DataCame | StreamReset | GoingAway
 
 
 class ConnectionFaultError(Exception):
-    """The peer broke the protocol; the connection is to be closed after what `take_output` still gives."""
+    """The peer broke the protocol. The user sends what `take_output` still returns and closes the connection."""
 
 
 class _LastingStates(H2ConnectionStateMachine):
-    """A farewell ends no connection: what the server has begun goes on (RFC 9113 section 6.8). `h2` takes nothing more after it."""
+    """A state machine in which GOAWAY ends no connection, because open streams continue (RFC 9113 section 6.8).
+
+    `h2` accepts nothing more after it.
+    """
 
     def process_input(self, input_: ConnectionInputs) -> list[h2_events.Event]:
         return [] if input_ is ConnectionInputs.RECV_GOAWAY else super().process_input(input_)
 
 
 class _Connection(H2Connection):
-    """`h2`'s, which a farewell leaves as it is."""
+    """`h2`'s connection, but one that goes on after GOAWAY."""
 
     def __init__(self, stream_window_bytes: int) -> None:
-        # Every text is Latin-1, and nothing else is sure to be.
+        # Latin-1 decodes any bytes. The headers of a peer need not be valid in another encoding.
         super().__init__(H2Configuration(client_side=True, header_encoding="latin-1"))
         self.state_machine = _LastingStates()
         self.decoder.max_header_list_size = MAX_HEADERS_BYTES
@@ -104,11 +108,11 @@ class _Connection(H2Connection):
         )
 
     def clear_outbound_data_buffer(self) -> None:
-        """Keep what is to be sent, against `h2`, which drops it at a farewell."""
+        """Keep the bytes to send, which `h2` would drop at GOAWAY."""
 
 
 class _FrameHeads:
-    """Judges frames by their heads: `h2` does only when all of a frame is here, and bounds a header block by its number of frames."""
+    """Checks frames by their headers. `h2` checks a frame only when all of it has arrived, and limits header blocks by frame count."""
 
     def __init__(self) -> None:
         self._head = bytearray()
@@ -116,7 +120,7 @@ class _FrameHeads:
         self._block_bytes = 0
 
     def fault_in(self, data: bytes) -> tuple[ErrorCodes, str] | None:
-        """Pass over bytes that came, and return what is wrong with them."""
+        """Walk over received bytes and return the first violation in them; None if they have none."""
         position = 0
         while position < len(data):
             if self._left_bytes:
@@ -152,22 +156,22 @@ class _Stream:
     def __init__(self) -> None:
         self.queue: deque[memoryview] = deque()
         self.pending_bytes = 0
-        # The end of our side is to be said, and was said.
+        # Whether our side is to end the stream, and whether it has.
         self.is_ending = False
         self.has_ended = False
 
 
 class Http2Connection:
-    """See the module docstring.
+    """Turns received bytes into events and queues the bytes to send, for one connection.
 
     Args:
-        stream_window_bytes: bytes of one stream that may come ahead of what its reader has taken, below 2^31.
+        stream_window_bytes: bytes of one stream that may arrive before its reader has taken them, below 2^31.
     """
 
     def __init__(self, stream_window_bytes: int) -> None:
         self._stream_window_bytes = stream_window_bytes
         self._streams: dict[int, _Stream] = {}
-        # Streams with something to send that their own window allows, in turns.
+        # Streams that have data and room in their own window. Each gets its turn.
         self._ready: deque[int] = deque()
         self._heads = _FrameHeads()
         self._is_going_away = False
@@ -180,26 +184,26 @@ class Http2Connection:
     # -- streams
 
     def can_open(self) -> bool:
-        """True if the server takes one more stream now."""
+        """True if the server accepts one more stream now."""
         return not self.is_spent() and len(self._streams) < self._h2.remote_settings.max_concurrent_streams
 
     def is_spent(self) -> bool:
-        """True if it will never take another one."""
+        """True if the connection will never take another stream."""
         if self._is_going_away or self._is_broken:
             return True
         return self._h2.highest_outbound_stream_id >= self._h2.HIGHEST_ALLOWED_STREAM_ID
 
     def open(self, headers: Iterable[tuple[str, str]]) -> int:
-        """Open a stream, and return its number."""
+        """Open a stream and return its number."""
         assert self.can_open(), "the server takes no further stream"
         stream_id = self._h2.get_next_available_stream_id()
-        # The size of the table of headers that both sides remember is the server's to choose: nothing enters it.
+        # The server chooses the size of the header table that both sides remember. So nothing is put into it.
         self._h2.send_headers(stream_id, [NeverIndexedHeaderTuple(*each) for each in headers])
         self._streams[stream_id] = _Stream()
         return stream_id
 
     def send(self, stream_id: int, parts: Iterable[bytes], *, is_end: bool = False) -> None:
-        """Queue bytes of a stream, which must not change until they are sent; nothing happens if it is closed."""
+        """Queue bytes of a stream. They must not change until they are sent. A closed stream ignores them."""
         stream = self._streams.get(stream_id)
         if stream is None:
             return
@@ -212,7 +216,7 @@ class Http2Connection:
         self._make_ready(stream_id, stream)
 
     def grant(self, stream_id: int, held_bytes: int) -> None:
-        """Let the server send on: the reader of a stream has yet to take `held_bytes` of what came."""
+        """Let the server send more: the reader of a stream has `held_bytes` of the received bytes still to take."""
         if stream_id not in self._streams:
             return
         room = max(0, self._stream_window_bytes - held_bytes) - self._h2.remote_flow_control_window(stream_id)
@@ -220,25 +224,25 @@ class Http2Connection:
             self._h2.increment_flow_control_window(room, stream_id)
 
     def reset(self, stream_id: int, error_code: int) -> None:
-        """Close a stream, with a word to the server unless both sides have ended."""
+        """Close a stream, and tell the server unless both sides have ended it."""
         if self._streams.pop(stream_id, None) is not None:
-            # The server may have closed it behind what is being read.
+            # The server may have closed it in bytes that this side has not processed yet.
             with suppress(StreamClosedError):
                 self._h2.reset_stream(stream_id, error_code)
 
     def ping(self) -> None:
-        """Ask for a sign of life."""
+        """Ping the server."""
         if not self._is_broken:
             self._h2.ping(bytes(8))
 
     def take_output(self, limit_bytes: int) -> tuple[bytes, list[int]]:
-        """Take what is to be sent.
+        """Take bytes to send.
 
         Args:
-            limit_bytes: about how many bytes of data, from 1 on.
+            limit_bytes: approximate limit for the bytes of data, at least 1.
 
         Returns:
-            The bytes, and the streams of which nothing waits any more.
+            The bytes, and the streams that have no more data waiting.
         """
         drained: list[int] = []
         while self._can_send() and limit_bytes > 0:
@@ -262,7 +266,7 @@ class Http2Connection:
         return output, drained
 
     def has_output(self) -> bool:
-        """True if `take_output` may give something."""
+        """True if `take_output` may return bytes."""
         self._control += self._h2.data_to_send()
         return bool(self._control) or self._can_send()
 
@@ -276,10 +280,10 @@ class Http2Connection:
     # -- what comes
 
     def receive(self, data: bytes) -> list[Event]:
-        """Take bytes of the server.
+        """Take bytes from the server and return the events in them.
 
         Raises:
-            ConnectionFaultError: it broke the protocol.
+            ConnectionFaultError: the server broke the protocol.
         """
         fault = self._heads.fault_in(data)
         if fault is not None:
@@ -289,7 +293,7 @@ class Http2Connection:
             for event in self._h2.receive_data(data):
                 self._take_event(event, events)
         except ProtocolError as error:
-            # It has written the farewell itself.
+            # `h2` has queued the GOAWAY frame itself.
             raise self._broken(f"{type(error).__name__}: {error}") from None
         self._top_up()
         self._control += self._h2.data_to_send()
@@ -331,11 +335,11 @@ class Http2Connection:
         if stream.has_ended:
             del self._streams[part.stream_id]
         else:
-            # The server has said all: nothing that is sent would be read any more.
+            # The server has sent its whole response and would not read further data.
             self.reset(part.stream_id, ErrorCodes.NO_ERROR)
 
     def _top_up(self) -> None:
-        """Keep the connection's window wide, also by what comes for streams that were given up."""
+        """Keep the connection's window wide. Bytes of abandoned streams count too."""
         window_bytes = self._h2.inbound_flow_control_window
         if window_bytes < CONNECTION_WINDOW_BYTES // 2:
             self._h2.increment_flow_control_window(CONNECTION_WINDOW_BYTES - window_bytes)
@@ -353,7 +357,7 @@ class Http2Connection:
         return self._broken(text)
 
     def _broken(self, text: str) -> ConnectionFaultError:
-        """Nothing is sent any more but what was written."""
+        """Return the error of a broken connection. From now on, only bytes that are already queued are sent."""
         self._is_broken = True
         self._streams.clear()
         self._ready.clear()
@@ -361,7 +365,7 @@ class Http2Connection:
 
 
 def _take(queue: deque[memoryview], size: int) -> list[memoryview]:
-    """Take exactly so many bytes off a queue that has them."""
+    """Take exactly `size` bytes from a queue that has them."""
     taken: list[memoryview] = []
     while size:
         part = queue.popleft()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects that nothing may destroy any more, not even the end of the interpreter.
+"""Objects that nothing may destroy, not even the end of the interpreter.
 
-In a forked child these are the parent's channels, calls and loops: their destructors go into gRPC's C core, whose locks may have been
-held at the fork by threads that are not there to let them go. The end of the process frees their memory.
+In a forked child these are the parent's channels, calls and loops. Their destructors call gRPC's C core, whose locks may be
+held by threads that the child does not have. The end of the process frees their memory.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 _count_up: Any = None
-# Some builds of Python lack it, and PyPy has no such function.
+# Some builds of Python lack ctypes, and PyPy has no such function.
 with suppress(ImportError, AttributeError):
     from ctypes import py_object, pythonapi
 
@@ -23,7 +23,7 @@ _kept: Final[list[object]] = []
 
 
 def keep_for_ever(kept: object) -> None:
-    """Keep an object, and with it what it refers to. Takes no lock and imports nothing, so that it can run right after a fork."""
+    """Keep an object and everything it refers to. Takes no lock and imports nothing, so it can run right after a fork."""
     _kept.append(kept)
     if _count_up is not None:
         _count_up(kept)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a client knows about the cluster: brokers, topics, leaders.
 
-Owns merging: whole states, deltas and hints from several brokers in any order. Must not ask anybody.
-Laws: the leader epoch of a partition never goes back while the topic keeps its id; an older state neither removes a
-topic nor replaces one that was made anew.
-Source: architecture section 5 (clients ignore a lower leader epoch).
+It merges whole states, deltas and hints from several brokers in any order. It must not send requests.
+Laws: the leader epoch of a partition never goes back while the topic keeps its id. An older state neither removes a topic nor
+replaces one that was recreated.
+Source: proto/lograft/v1/metadata.proto and errors.proto (clients ignore a lower leader epoch).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerNode:
-    """A broker and where clients reach it."""
+    """A broker and the address that clients use."""
 
     broker_id: int
     host: str
@@ -31,7 +31,7 @@ class BrokerNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionState:
-    """A partition; `leader_id` is None without a leader. `awaited`: (broker id, directory ids) of replicas whose directory is gone."""
+    """A partition. `leader_id` is None without a leader; `awaited` lists (broker id, directory ids) of the awaited replicas."""
 
     partition: int
     leader_id: int | None
@@ -45,7 +45,7 @@ class PartitionState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicState:
-    """A topic; the partitions are in order, from 0."""
+    """A topic. Its partitions are in order, from 0."""
 
     topic: str
     topic_id: bytes
@@ -54,18 +54,18 @@ class TopicState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterState:
-    """A state or a change that a broker sent.
+    """A whole state or a change, as a broker sent it.
 
     Attributes:
-        metadata_offset: offset of the state, exclusive.
+        metadata_offset: metadata offset of the state, exclusive.
         cluster_id: id of the cluster.
-        controller_id: the active controller; None: not known.
-        brokers: brokers that are there (new or changed, in a change).
-        topics: topics that are there (new or changed, in a change).
-        removed_broker_ids: brokers that are gone.
-        removed_topics: topics that are gone.
-        has_all_brokers: True when every broker that is not in `brokers` is gone.
-        covered_topics: topics that are gone unless they are in `topics`.
+        controller_id: id of the active controller; None: not known.
+        brokers: existing brokers; in a change, only new and changed ones.
+        topics: existing topics; in a change, only new and changed ones.
+        removed_broker_ids: ids of brokers that no longer exist.
+        removed_topics: names of topics that no longer exist.
+        has_all_brokers: True when brokers that are not in `brokers` no longer exist.
+        covered_topics: names of topics that no longer exist unless they are in `topics`.
     """
 
     metadata_offset: int
@@ -81,7 +81,7 @@ class ClusterState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leader:
-    """Who leads a partition, and where."""
+    """The leader of a partition, with its address."""
 
     broker_id: int
     address: str
@@ -89,7 +89,7 @@ class Leader:
 
 
 class ClusterView:
-    """The merged state; see the module docstring."""
+    """The merged state of the cluster, as one client knows it."""
 
     __slots__ = ("_brokers", "_topic_offsets", "_topics", "cluster_id", "controller_id", "metadata_offset")
 
@@ -99,28 +99,28 @@ class ClusterView:
         self.metadata_offset = 0
         self._brokers: dict[int, BrokerNode] = {}
         self._topics: dict[str, TopicState] = {}
-        # Metadata offset of the state that told of a topic last.
+        # Metadata offset of the newest state that contained each topic.
         self._topic_offsets: dict[str, int] = {}
 
     def brokers(self) -> list[BrokerNode]:
-        """Brokers by id."""
+        """Return the brokers, ordered by id."""
         return [self._brokers[broker_id] for broker_id in sorted(self._brokers)]
 
     def broker(self, broker_id: int) -> BrokerNode | None:
-        """Return what is known of a broker; None: nothing."""
+        """Return a broker; None if the client does not know it."""
         return self._brokers.get(broker_id)
 
     def in_sync(self, topic: str, partition: int) -> tuple[int, ...]:
-        """Ids of the in-sync replicas of a partition, as far as is known."""
+        """Return the ids of the in-sync replicas of a partition; empty if the client does not know it."""
         state = self._topics.get(topic)
         return state.partitions[partition].isr if state is not None and partition < len(state.partitions) else ()
 
     def topic(self, topic: str) -> TopicState | None:
-        """Return what is known of a topic; None: nothing."""
+        """Return a topic; None if the client does not know it."""
         return self._topics.get(topic)
 
     def leader(self, topic: str, partition: int) -> Leader | None:
-        """Return the leader of a partition; None: none, or its broker is not known."""
+        """Return the leader of a partition; None without a leader, or if its broker is not known."""
         state = self._topics.get(topic)
         if state is None or not 0 <= partition < len(state.partitions):
             return None
@@ -168,10 +168,10 @@ class ClusterView:
         self._topic_offsets[new.topic] = max(metadata_offset, known_offset)
 
     def take_hint(self, topic: str, partition: int, *, leader_id: int, leader_epoch: int, host: str, port: int) -> bool:
-        """Take a leader hint from a broker that was asked in vain.
+        """Take a leader hint from a broker that refused a request.
 
         Returns:
-            False when it is not newer than what is known; nothing has changed then.
+            False if the hint is not newer than the view. It then changes nothing.
         """
         state = self._topics.get(topic)
         if state is None or not 0 <= partition < len(state.partitions):
@@ -191,7 +191,7 @@ class ClusterView:
 
 
 def _merge_partitions(old: TopicState, new: TopicState) -> TopicState:
-    """Take each partition from whichever state knows the higher leader epoch; partitions are never taken away."""
+    """Take each partition from the state with the higher leader epoch. Partitions are never removed."""
     merged = list(new.partitions)
     for part in old.partitions:
         if part.partition >= len(merged):

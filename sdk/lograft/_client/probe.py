@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks at an address where gRPC found no broker: gRPC does not tell what it met there.
+"""Looks at an address where gRPC found no broker, because gRPC does not report what it met there.
 
-Owns one plain connection, or two, beside the further tries of the call. Who gives up takes what was seen so far, after
-`SETTLE_S` at most.
+A probe owns one or two plain connections, which run beside the further attempts of the call. A call that fails uses what the
+probe has seen by then, and waits at most `SETTLE_S` for it.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from lograft._client.first_words import FIRST_WORDS_BYTES, Seen, judge, say
 from lograft._client.resolver import resolve
 
 MAX_PROBES: Final = 8
-"""Addresses of one call that are looked at."""
+"""Addresses that one call probes at most."""
 
 CONNECT_S: Final = 5.0
-"""Seconds that a connection gets."""
+"""Seconds for a connection attempt."""
 
 WORDS_S: Final = 10.0
-"""Seconds that a server gets for its first bytes."""
+"""Seconds that a server may take for its first bytes."""
 
 SETTLE_S: Final = 0.25
-"""Seconds that a call whose time is up still gives to looks that have not ended."""
+"""Seconds that a call whose time is up waits for its probes."""
 
 _READ_BYTES: Final = 1_024
 _HTTP2_BEGINNING: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 
 
 class Probe:
-    """A look at one address; runs from its making to `end_probes`."""
+    """A look at one address. It starts at construction and runs until `end_probes`."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -46,12 +46,13 @@ class Probe:
 
     @property
     def task(self) -> asyncio.Task[None]:
-        """The look."""
+        """The task of the probe."""
         return self._task
 
     async def _look(self) -> None:
         if type(asyncio.get_running_loop()).create_connection is asyncio.AbstractEventLoop.create_connection:
-            # An event loop that has no plain connections: nothing can be seen, and no thread is to be started for it.
+            # This event loop offers no plain connections, so the probe can see nothing and must not start a thread for the
+            # lookup.
             return
         host, _, port = self._address.rpartition(":")
         try:
@@ -60,7 +61,7 @@ class Probe:
                 return
             self._words, self._seen = words, judge(words)
             if self._seen is Seen.CLOSED:
-                # Some servers that expect TLS say nothing to what is none.
+                # Some servers that expect TLS silently close a connection that begins with anything else.
                 words = await self._ask(host.strip("[]"), int(port), _client_hello())
                 self._seen = Seen.TLS if words and judge(words) is Seen.TLS else Seen.CLOSED
         except socket.gaierror:
@@ -73,7 +74,7 @@ class Probe:
             self._seen = Seen.UNREACHABLE
 
     async def _ask(self, host: str, port: int, beginning: bytes) -> bytes | None:
-        """Send the beginning of a protocol, and return the first bytes of the answer; None: none came in time."""
+        """Send the beginning of a protocol, and return the first bytes of the answer; None if none came in time."""
         async with asyncio.timeout(CONNECT_S):
             reader, writer = await asyncio.open_connection((await resolve(host, port))[0], port)
         try:
@@ -87,7 +88,7 @@ class Probe:
             except TimeoutError:
                 return words or None
             except ConnectionError:
-                # A server that closes with bytes unread resets the connection.
+                # The system resets a connection when the server closes it before reading all bytes.
                 return words
             return words
         finally:
@@ -95,14 +96,14 @@ class Probe:
 
 
 async def wait_seen(probes: Iterable[Probe]) -> None:
-    """Wait until looks have ended, `SETTLE_S` at most."""
+    """Wait until the probes have ended, at most `SETTLE_S`."""
     waiting = [probe.task for probe in probes if not probe.task.done()]
     if waiting:
         await asyncio.wait(waiting, timeout=SETTLE_S)
 
 
 async def end_probes(probes: Iterable[Probe]) -> None:
-    """End looks; their tasks are done when this returns."""
+    """End the probes. Their tasks are done when this returns."""
     tasks = [probe.task for probe in probes if not probe.task.done()]
     for task in tasks:
         task.cancel()
@@ -111,7 +112,7 @@ async def end_probes(probes: Iterable[Probe]) -> None:
 
 
 def _client_hello() -> bytes:
-    """The first bytes of a client that speaks TLS. Nothing is trusted: the answer is only looked at."""
+    """Return the first bytes of a TLS client. The probe trusts nothing; it only looks at the answer."""
     sent = ssl.MemoryBIO()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Channels like those of `grpc.aio`, in Python alone: for forked processes, which gRPC's C core does not survive (`forks`).
+"""Channels like those of `grpc.aio`, in pure Python: for forked processes, which gRPC's C core does not survive (`forks`).
 
-Owns sockets, connection attempts, pings, deadlines, and the state of calls. Frames and windows are in `http2`, what gRPC adds in
-`grpc_wire`. Nothing here touches gRPC's C core, nor any thread or lock of the parent.
-As far as Lograft uses it, it behaves as grpcio 1.85 does, odd as that may be: `test_virtual_grpc` compares the two.
-An object belongs to the event loop in which it was made.
-Source: ADR 17.
+This module owns sockets, connection attempts, pings, deadlines and the state of calls. `http2` has frames and windows,
+`grpc_wire` has what gRPC adds. Nothing here touches gRPC's C core, or a thread or lock of the parent.
+
+As far as Lograft uses them, these channels behave as grpcio 1.85 does, oddities included; `test_virtual_grpc` compares the two.
+An object belongs to the event loop in which it was made. Source: ADR 17.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from lograft.wire.keepalive import QUIET_SHARE, RECEIVE_WINDOW_BYTES
 from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
 
 CONNECT_TIMEOUT_S: Final = 20.0
-"""Seconds of one attempt to connect, until the server's settings are here."""
+"""Seconds for one connection attempt, until the server's settings arrive."""
 
 CLOSE_TIMEOUT_S: Final = 1.0
-"""Seconds that a connection gets to send what was written before it was closed."""
+"""Seconds that a closed connection gets to send the bytes written before."""
 
 WRITE_BYTES: Final = 256 * 1024
-"""Bytes that are handed to the socket at once, and that may wait in its buffer before writers wait."""
+"""Bytes that go to the socket at once, and that may wait in its buffer before writers wait."""
 
 USER_AGENT: Final = "lograft-python"
 
 _Multi = Callable[..., "PythonCall"]
-"""A method of a channel, to be called."""
+"""A method of a channel. Calling it starts a call."""
 
 _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 _READY, _IDLE, _CONNECTING, _FAILED, _SHUTDOWN = (
@@ -55,11 +55,11 @@ _READY, _IDLE, _CONNECTING, _FAILED, _SHUTDOWN = (
 _LATE: Final = WireStatus(grpc.StatusCode.DEADLINE_EXCEEDED.value[0], "Deadline Exceeded")
 _GIVEN_UP: Final = WireStatus(grpc_wire.CANCELLED, "Locally cancelled by application!")
 _TORN: Final = WireStatus(grpc_wire.INTERNAL, "Internal error from Core")
-"""What gRPC makes of a write that it could not finish."""
+"""The status that gRPC gives to a call that ended during a write."""
 
 
 class _Start(NamedTuple):
-    """The beginning of a call; `request` is None where messages follow."""
+    """The beginning of a call. `request` is None when the caller writes messages later."""
 
     method: str
     metadata: tuple[tuple[str, str], ...]
@@ -68,7 +68,7 @@ class _Start(NamedTuple):
 
 
 class PythonCall:
-    """A call of any kind."""
+    """A call of any kind: unary or streaming, in either direction."""
 
     def __init__(
         self,
@@ -91,10 +91,10 @@ class PythonCall:
         self._arrival: asyncio.Future[None] | None = None
         self._has_headers = False
         self._status: WireStatus | None = None
-        # The status that came behind messages which were not read yet: until they are, the call is not over.
+        # The status that has arrived behind unread messages. The call is not over until they are read.
         self._coming: WireStatus | None = None
         self._is_cancelled = False
-        # The call ended under a write that waited.
+        # The call ended while a write waited.
         self._is_torn = False
         self._response: Any = grpc.aio.EOF
         self._ended: asyncio.Future[None] = self._loop.create_future()
@@ -112,7 +112,7 @@ class PythonCall:
     # What the channel and its connection do.
 
     def carry(self, link: _Link, authority: str) -> None:
-        """Go over a connection, which takes one more stream."""
+        """Start on a connection that has room for one more stream."""
         self._link = link
         left_s = self.time_remaining()
         headers = grpc_wire.call_headers(
@@ -129,7 +129,7 @@ class PythonCall:
         self._carried.set_result(None)
 
     def on_headers(self, headers: list[tuple[str, str]], *, is_end: bool) -> None:
-        """Headers came: those of the response, or the trailers."""
+        """Take headers: those of the response, or the trailers."""
         failure = None if self._has_headers else grpc_wire.status_in_headers(headers)
         self._has_headers = True
         if is_end and (failure is None or "grpc-status" in dict(headers)):
@@ -138,7 +138,7 @@ class PythonCall:
             self._give_up(failure)
 
     def on_data(self, data: bytes, *, is_end: bool) -> None:
-        """Bytes of messages came."""
+        """Take bytes of messages."""
         if self.done() or self._coming is not None:
             return
         try:
@@ -155,12 +155,12 @@ class PythonCall:
             self._on_status(grpc_wire.status_in_trailers(()))
 
     def on_written(self) -> None:
-        """What was sent is on its way."""
+        """Let the waiting write return: its bytes have been passed to the socket."""
         if self._written is not None and not self._written.done():
             self._written.set_result(True)
 
     def _on_status(self, status: WireStatus) -> None:
-        """The call is over, from the other end; what came before is still read."""
+        """Take the server's status. The caller still reads the messages that arrived before it."""
         if self.done() or self._coming is not None:
             return
         if status.code == grpc_wire.OK and (self._reader.is_inside or (self._is_unary and not self._messages)):
@@ -173,14 +173,14 @@ class PythonCall:
             self._end_write()
 
     def fail(self, status: WireStatus) -> None:
-        """The connection is gone, or there is none: what was not read is lost, unless the end had come too."""
+        """End the call because its connection broke or none exists. Unread messages are lost unless the server's status is here."""
         if not self.done() and self._coming is None:
             self._drop()
             self._is_torn = self._written is not None
             self._finish(status)
 
     def _give_up(self, status: WireStatus) -> None:
-        """End the call with a status that is made here."""
+        """End the call with a status that this side sets."""
         if not self.done():
             self._drop()
             self._finish(status)
@@ -227,7 +227,7 @@ class PythonCall:
     # What the user does.
 
     def cancel(self) -> bool:
-        """Give the call up; whoever waits for it is cancelled."""
+        """Cancel the call and everything that waits for it. Return False if it is over."""
         if self.done():
             return False
         self._is_cancelled = True
@@ -235,38 +235,38 @@ class PythonCall:
         return True
 
     def cancelled(self) -> bool:
-        """Whether it was given up here."""
+        """Return whether this side cancelled the call."""
         return self._is_cancelled
 
     def done(self) -> bool:
-        """Whether it is over."""
+        """Return whether the call is over."""
         return self._status is not None
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        """Call back when it is over."""
+        """Call `callback` when the call is over."""
         if self._status is not None:
             self._loop.call_soon(callback, self)
         else:
             self._callbacks.append(callback)
 
     def time_remaining(self) -> float | None:
-        """Seconds to the deadline."""
+        """Return the seconds to the deadline; None without one."""
         return None if self._timer is None else max(0.0, self._timer.when() - self._loop.time())
 
     async def code(self) -> grpc.StatusCode:
-        """Status code, when it is over."""
+        """Return the status code when the call is over."""
         return _CODES[(await self._over()).code]
 
     async def details(self) -> str:
-        """Text of the status."""
+        """Return the text of the status when the call is over."""
         return (await self._over()).details
 
     async def trailing_metadata(self) -> grpc.aio.Metadata:
-        """Metadata of the status."""
+        """Return the metadata of the status when the call is over."""
         return grpc.aio.Metadata(*(await self._over()).trailers)
 
     async def wait_for_connection(self) -> None:
-        """Return when the call is on its way."""
+        """Return when the call has a stream on a connection."""
         await asyncio.shield(self._carried)
         if self.done():
             await self._raise_for_status()
@@ -296,7 +296,7 @@ class PythonCall:
         return self._decode(message)
 
     async def write(self, request: Any) -> None:
-        """Send a message; waits while too much is on the way."""
+        """Send a message. Wait while too many bytes are on their way."""
         if self.done():
             raise asyncio.InvalidStateError("RPC already finished.")
         if self._is_half_closed:
@@ -324,7 +324,7 @@ class PythonCall:
             raise _rpc_error(_TORN)
 
     async def done_writing(self) -> None:
-        """Send no more."""
+        """End the client's side of the call."""
         if not self.done() and not self._is_half_closed:
             self._is_half_closed = True
             await self.wait_for_connection()
@@ -342,7 +342,7 @@ class PythonCall:
         return message if self._deserialize is None else self._deserialize(message)
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """The response of a unary call."""
+        """Return the response of a unary call."""
         return self._respond().__await__()
 
     async def _respond(self) -> Any:
@@ -357,7 +357,7 @@ class PythonCall:
         return self._response
 
     def __aiter__(self) -> AsyncIterator[Any]:
-        """The responses of a stream."""
+        """Iterate over the responses of a streaming call."""
         return self._responses()
 
     async def _responses(self) -> AsyncIterator[Any]:
@@ -372,7 +372,7 @@ def _rpc_error(status: WireStatus) -> grpc.aio.AioRpcError:
 
 
 class _Link(asyncio.Protocol):
-    """One connection: the shell of an `Http2Connection`."""
+    """One connection: gives an `Http2Connection` its socket and its timers."""
 
     def __init__(self, channel: PythonChannel, liveness_s: float) -> None:
         self._channel = channel
@@ -385,7 +385,7 @@ class _Link(asyncio.Protocol):
         self._is_paused = False
         self._is_leaving = False
         self._heard_s = self._loop.time()
-        # When the peer was asked for a sign of life that has not come.
+        # Time of a ping that the peer has not answered.
         self._asked_s: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.greeted: asyncio.Future[None] = self._loop.create_future()
@@ -406,7 +406,7 @@ class _Link(asyncio.Protocol):
             self._timer.cancel()
         if not self.greeted.done():
             self.greeted.set_exception(ConnectionError(self.end_reason))
-            # Nobody may be waiting for it any more.
+            # Mark the exception as retrieved; possibly no task waits for it any more.
             self.greeted.exception()
         status = WireStatus(grpc_wire.UNAVAILABLE, f"Stream removed ({self.end_reason})")
         calls = list(self._calls.values())
@@ -467,11 +467,11 @@ class _Link(asyncio.Protocol):
     # What calls do.
 
     def can_open(self) -> bool:
-        """True if one more call can go over it now."""
+        """True if the connection can take one more call now."""
         return self._transport is not None and not self._is_leaving and self._core.can_open()
 
     def is_spent(self) -> bool:
-        """True if no further call can."""
+        """True if the connection can take no further call, now or later."""
         return self._transport is None or self._is_leaving or self._core.is_spent()
 
     def open(self, call: PythonCall, headers: list[tuple[str, str]]) -> int:
@@ -482,17 +482,17 @@ class _Link(asyncio.Protocol):
         return stream_id
 
     def send(self, stream_id: int, parts: tuple[bytes, ...], *, is_end: bool = False) -> None:
-        """Send bytes of a stream; its call hears when they are on their way."""
+        """Send bytes of a stream. The link calls the call's `on_written` when they are passed to the socket."""
         self._core.send(stream_id, parts, is_end=is_end)
         self._flush()
 
     def grant(self, stream_id: int, held_bytes: int) -> None:
-        """The reader of a stream has yet to take so many bytes."""
+        """Tell the core how many received bytes the reader of a stream has not taken yet."""
         self._core.grant(stream_id, held_bytes)
         self._flush()
 
     def reset(self, stream_id: int) -> None:
-        """Give a stream up."""
+        """Cancel a stream."""
         self._calls.pop(stream_id, None)
         self._core.reset(stream_id, ErrorCodes.CANCEL)
         self._flush()
@@ -514,7 +514,7 @@ class _Link(asyncio.Protocol):
     # Its end.
 
     def _watch(self) -> None:
-        """Ask a peer that says nothing for a sign of life, and give it up if none comes."""
+        """Ping a silent peer, and abort the connection if it stays silent for the liveness bound."""
         now_s = self._loop.time()
         if self._asked_s is None and now_s - self._heard_s >= self._quiet_s:
             self._asked_s = now_s
@@ -532,7 +532,7 @@ class _Link(asyncio.Protocol):
             self.close()
 
     def close(self) -> None:
-        """Close the connection, behind what was written."""
+        """Close the connection after sending what was written, within `CLOSE_TIMEOUT_S`."""
         self._is_leaving = True
         if self._transport is not None and not self._transport.is_closing():
             self._flush()
@@ -547,11 +547,11 @@ class _Link(asyncio.Protocol):
 
 
 class PythonChannel:
-    """A channel; connects at its first use, and again when asked to.
+    """A channel. It connects at its first use, and again on request.
 
     Args:
         address: "host:port".
-        liveness_ms: milliseconds without a sign of life after which a connection is given up.
+        liveness_ms: milliseconds without a byte from the broker after which a connection has failed.
     """
 
     def __init__(self, address: str, *, liveness_ms: int) -> None:
@@ -572,25 +572,25 @@ class PythonChannel:
     def unary_unary(
         self, method: str, request_serializer: Any = None, response_deserializer: Any = None, **_others: object
     ) -> _Multi:
-        """One message for one."""
+        """Return a method with one request and one response."""
         return partial(self._begin, method, request_serializer, response_deserializer, True, True)
 
     def unary_stream(
         self, method: str, request_serializer: Any = None, response_deserializer: Any = None, **_others: object
     ) -> _Multi:
-        """Many messages for one."""
+        """Return a method with one request and many responses."""
         return partial(self._begin, method, request_serializer, response_deserializer, True, False)
 
     def stream_unary(
         self, method: str, request_serializer: Any = None, response_deserializer: Any = None, **_others: object
     ) -> _Multi:
-        """One message for many."""
+        """Return a method with many requests and one response."""
         return partial(self._begin, method, request_serializer, response_deserializer, False, True)
 
     def stream_stream(
         self, method: str, request_serializer: Any = None, response_deserializer: Any = None, **_others: object
     ) -> _Multi:
-        """Many for many."""
+        """Return a method with many requests and many responses."""
         return partial(self._begin, method, request_serializer, response_deserializer, False, False)
 
     def _begin(
@@ -615,7 +615,7 @@ class PythonChannel:
     # Connectivity.
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        """State now, before an attempt to connect begins."""
+        """Return the state as it is before an attempt that this call starts."""
         state = self._state
         if try_to_connect and state is _IDLE:
             self._set_state(_CONNECTING)
@@ -623,7 +623,7 @@ class PythonChannel:
         return state
 
     def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> asyncio.Future[None]:
-        """Return what is done when the state is another one. It is no task: one that is left at the end of a program is said."""
+        """Return a future that is done when the state differs. It is no task: Python would report a task left pending at the end."""
         if self._state is _SHUTDOWN:
             raise grpc.aio.UsageError("Channel is closed.")
         changed: asyncio.Future[None] = self.loop.create_future()
@@ -634,12 +634,12 @@ class PythonChannel:
         return changed
 
     async def channel_ready(self) -> None:
-        """Return when it is connected."""
+        """Return when the channel is connected."""
         while self.get_state(try_to_connect=True) is not _READY:
             await self.wait_for_state_change(self._state)
 
     def begin(self, call: PythonCall) -> None:
-        """Carry a call, now or when connected; a channel that fails fails it."""
+        """Carry a call now, or as soon as the channel is connected. A failed connection attempt fails it."""
         if self._state is _SHUTDOWN:
             raise grpc.aio.UsageError("Channel is closed.")
         self._calls[call] = None
@@ -653,12 +653,12 @@ class PythonChannel:
             self.on_room(self._link)
 
     def end(self, call: PythonCall) -> None:
-        """A call is over."""
+        """Forget a call that is over."""
         self._calls.pop(call, None)
         self._pending.pop(call, None)
 
     async def close(self, grace: float | None = None) -> None:
-        """End every call, and the connection."""
+        """End every call and the connection."""
         del grace
         if self._state is _SHUTDOWN:
             return
@@ -693,10 +693,10 @@ class PythonChannel:
                 future.set_result(None)
 
     async def _dial(self) -> None:
-        """Try to connect until it works, with pauses."""
+        """Try to connect until an attempt succeeds, with pauses."""
         backoff = Backoff(base_ms=RETRY_BACKOFF_MS, limit_ms=MAX_RETRY_BACKOFF_MS, rng=random.Random())
         while (link := await self._try_to_connect()) is None:
-            # This remains the state until an attempt succeeds.
+            # The state stays like this until an attempt succeeds.
             self._set_state(_FAILED)
             for call in list(self._pending):
                 call.fail(self._refused())
@@ -730,7 +730,7 @@ class PythonChannel:
         return link
 
     def on_room(self, link: _Link) -> None:
-        """A connection may take one more call."""
+        """Start a waiting call on a connection that may take one more."""
         if self._link is not link:
             return
         while self._pending and link.can_open():
@@ -741,7 +741,7 @@ class PythonChannel:
             self.leave(link)
 
     def leave(self, link: _Link) -> None:
-        """Begin no call over a connection any more; those that it carries go on."""
+        """Start no further call on a connection. The calls on it continue."""
         if self._link is link:
             self._link = None
             self._set_state(_IDLE)
@@ -749,7 +749,7 @@ class PythonChannel:
                 self.get_state(try_to_connect=True)
 
     def on_link_end(self, link: _Link) -> None:
-        """A connection is gone."""
+        """Forget a connection that has ended."""
         self._links.pop(link, None)
         if self._state is not _SHUTDOWN:
             self.leave(link)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses of a host by its name, without blocking an event loop or the end of a program."""
+"""Resolves host names without blocking an event loop or the end of a program."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from ipaddress import ip_address
 
 
 async def resolve(host: str, port: int) -> tuple[str, ...]:
-    """Return the addresses of a host, one or more, in the order in which they should be tried.
+    """Return the addresses of a host, at least one, in the order in which to try them.
 
-    In a daemon thread: those of the loop's executor are waited for at the end of a program, and a look-up may take long.
+    The lookup may take long, so it runs in a daemon thread. A program would wait at its end for a thread of the loop's
+    executor.
 
     Raises:
-        socket.gaierror: the name is not known.
+        socket.gaierror: the name cannot be resolved.
     """
     try:
         return (str(ip_address(host)),)
@@ -43,7 +44,7 @@ async def resolve(host: str, port: int) -> tuple[str, ...]:
             failure = error
         except UnicodeError as error:
             failure = socket.gaierror(str(error))
-        with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed, so no caller waits
             loop.call_soon_threadsafe(settle, addresses, failure)
 
     threading.Thread(target=look_up, name="lograft-resolve", daemon=True).start()

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The background event loop of the blocking clients.
 
-Owns one daemon thread for each process, started when the first blocking client needs it, ended when the last one was
-closed. Must not know what runs on it.
+It owns one daemon thread for each process. The first blocking client starts the thread, and closing the last client ends it. It
+must not know what runs on the loop.
 
-Ending matters: gRPC wakes every event loop of a process for every event of any of them, so that an idle loop beside a busy
-one costs it a third of its speed (measured).
+The thread must end, because gRPC wakes every event loop of a process for every event of any of them. An idle loop costs a busy
+one a third of its speed (measured).
 
-At the end of the process the clients that are still open leave first (`on_exit`): producers flush, all of them within one time,
-and the others let their connections go; then the thread ends.
+At the end of the process, the clients that are still open leave first (`on_exit`): producers flush, all within one time, and
+the other clients close their connections. Then the thread ends.
 
-A forked child has no such thread: it gets a runtime of its own at its first use, and the clients of its parent refuse to work there
+A forked child has no such thread. It starts its own runtime at the first use. The parent's clients refuse to work in the child
 (`forks`), because their connections belong to the parent.
 """
 
@@ -32,23 +32,24 @@ from lograft._client.immortal import keep_for_ever
 T = TypeVar("T")
 
 STOP_TIMEOUT_S: Final = 2.0
-"""Seconds that the end of the process waits for the thread."""
+"""Longest wait for the thread to end, in seconds."""
 
 
 class KeptLoop(asyncio.SelectorEventLoop):
-    """The event loop of the blocking clients: one for the whole life of the process, whether a thread runs it or not.
+    """The event loop of the blocking clients. A process keeps it for its whole life, whether a thread runs it or not.
 
-    It is never closed. gRPC hands the events of all loops out through one queue; one for a closed loop is an error in whatever
-    loop takes it, while one for a loop that nobody runs waits for the next thread. Nor is it closed when it is collected, at the
-    end of the process or in a forked child, which has its parent's selector: it would take the parent's file descriptors out of it.
+    Nothing ever closes it. gRPC delivers the events of all loops through one queue. An event for a closed loop raises an error
+    in the loop that takes it, but an event for a loop without a thread waits for the next thread. Garbage collection must not
+    close the loop either, at the end of the process or in a forked child. The child has its parent's selector, and closing it
+    would remove the parent's file descriptors from that selector.
     """
 
     def __del__(self) -> None:
-        """Do nothing; see above."""
+        """Do nothing, so that garbage collection does not close the loop."""
 
 
 class Runtime:
-    """An event loop in a thread."""
+    """An event loop that runs in a thread."""
 
     def __init__(self, loop: KeptLoop) -> None:
         self.loop = loop
@@ -70,11 +71,11 @@ class Runtime:
         """Run a coroutine on the loop and wait for its result.
 
         Args:
-            work: the coroutine; it should bound its own time.
-            timeout_s: seconds after which it is cancelled; None: never.
+            work: the coroutine. It should limit its own time.
+            timeout_s: seconds after which the coroutine is cancelled; None sets no limit.
 
         Raises:
-            TimeoutError: it did not end in time.
+            TimeoutError: the coroutine did not end in time.
         """
         assert threading.current_thread() is not self._thread, "a blocking call from a callback would wait for itself"
         try:
@@ -88,7 +89,7 @@ class Runtime:
         try:
             return future.result(timeout_s)
         except FutureTimeoutError:
-            # Either the wait or the coroutine itself timed out; the second is passed on as it is.
+            # Either this wait timed out or the coroutine raised TimeoutError itself. The second is passed on.
             if future.done():
                 raise
             future.cancel()
@@ -102,7 +103,7 @@ class Runtime:
         return threading.current_thread() is self._thread
 
     def stop(self) -> bool:
-        """Cancel what runs and end the thread; False: it did not end within `STOP_TIMEOUT_S`."""
+        """Cancel all tasks and end the thread. Return False if it did not end within `STOP_TIMEOUT_S`."""
 
         async def _cancel_all() -> None:
             tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
@@ -117,28 +118,28 @@ class Runtime:
 
 
 class Leaving(Protocol):
-    """A client that has something to do at the end of the process."""
+    """A client that has work to do at the end of the process."""
 
     def leave(self, started_s: float) -> None:
-        """Do it, within a bounded time from `started_s` (of the monotonic clock) on; wake no thread of the application."""
+        """Do that work within a bounded time from `started_s` (monotonic clock). Must not wake a thread of the application."""
         ...
 
 
 _lock = threading.Lock()
 _runtime: Runtime | None = None
 _idle_loop: KeptLoop | None = None
-"""The loop between two runtimes."""
+"""The loop, while no runtime uses it."""
 _ending_thread: int | None = None
-"""Thread that ends the process."""
+"""Identifier of the thread that ends the process."""
 _leaving: weakref.WeakSet[Leaving] = weakref.WeakSet()
 _user_count = 0
 
 
 def open_on_runtime(make: Callable[[], T]) -> tuple[T, Runtime]:
-    """Make an object on the loop of this process's runtime, which is started now if need be.
+    """Make an object on the loop of this process's runtime, and start the runtime if none runs.
 
     Returns:
-        The object, and the runtime, which is to be given to `release_runtime` once.
+        The object and the runtime. The caller gives the runtime to `release_runtime` once.
     """
     runtime = acquire_runtime()
 
@@ -153,7 +154,7 @@ def open_on_runtime(make: Callable[[], T]) -> tuple[T, Runtime]:
 
 
 def acquire_runtime() -> Runtime:
-    """Return this process's runtime, started now if need be; it is to be given to `release_runtime` once."""
+    """Return this process's runtime, and start it if none runs. The caller gives it to `release_runtime` once."""
     global _runtime, _user_count, _idle_loop
     wait_if_ending()
     with _lock:
@@ -166,7 +167,7 @@ def acquire_runtime() -> Runtime:
 
 
 def release_runtime(runtime: Runtime) -> None:
-    """A client needs the runtime no longer; the last one ends it."""
+    """Return a runtime that a client no longer needs. The last client ends it."""
     global _runtime, _user_count
     with _lock:
         if runtime is not _runtime:
@@ -187,21 +188,21 @@ def _end(runtime: Runtime) -> None:
 
 
 def wait_if_ending() -> None:
-    """Wait for ever in a daemon thread when the process ends: its clients have left, and it is not to hear of that by an error."""
+    """In a daemon thread, wait for ever once the process ends. Its clients have left, and it must see no error because of that."""
     if _ending_thread is not None and _ending_thread != threading.get_ident():
         threading.Event().wait()
 
 
 def on_exit(client: Leaving) -> None:
-    """Have a client told when the process ends."""
+    """Call `client.leave` at the end of the process."""
     _leaving.add(client)
-    # Once, and before what libraries registered that are loaded later would take away.
+    # Registered once, and after everything registered so far: it must run before libraries shut down what it needs.
     atexit.unregister(_at_exit)
     atexit.register(_at_exit)
 
 
 def _at_exit() -> None:
-    """Runs when only daemon threads are left besides this one, and before they are stopped."""
+    """Let all clients leave. Python calls this when only daemon threads run besides this one, before it stops them."""
     global _runtime, _ending_thread
     _ending_thread = threading.get_ident()
     started_s = time.monotonic()
@@ -214,7 +215,7 @@ def _at_exit() -> None:
 
 
 class _Child:
-    """What a forked child begins with: no runtime, and nobody to leave."""
+    """Resets this module in a forked child: no runtime, and no client that leaves at the end."""
 
     def after_fork(self) -> None:
         global _runtime, _lock, _idle_loop, _ending_thread

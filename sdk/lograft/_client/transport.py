@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Channels to brokers, and gRPC errors as errors of the SDK.
+"""Channels to brokers, and the conversion of gRPC errors to errors of the SDK.
 
-Owns channels (one for bulk streams and one for everything else per broker address, so that a full stream never delays
-a control call) and the reading of statuses. Must not decide whom to ask or when to try again.
+It owns the channels and reads statuses. Each broker address has one channel for bulk streams and one for all other calls, so a
+full stream never delays a control call. It must not choose the broker or the time of the next attempt.
 
-A connection that died without a word (a machine that was lost, a NAT that forgot) is found in two ways. gRPC pings on every one,
-and ends it with all its calls when nothing comes back for the liveness bound. And whoever got no answer in time gives the channel up
-(`give_up`): the next call goes over a new connection, while calls that are under way on the old one may still end by themselves.
+Two mechanisms find a connection that died without a sign (a lost machine, a NAT that forgot it). gRPC sends pings on every
+connection and ends it, with all its calls, when nothing comes back within the liveness bound. And a caller whose call got no
+answer in time abandons the channel (`give_up`): the next call uses a new connection, while calls under way on the old one may
+still finish.
 
 An object belongs to the event loop and the process that made it.
-Source: reference measurements: of the channel options only the message size matters; the allocator matters most.
+Source: reference measurements. Of the channel options only the message size matters; the allocator matters most.
 """
 
 from __future__ import annotations
@@ -45,16 +46,16 @@ from lograft.wire.malloc import tune_allocator
 from lograft.wire.status import RemoteStatus, parse_rpc_error
 
 MAX_CHANNELS: Final = 1_024
-"""Channels of one client; an address that was used longest ago loses its channels for a new one."""
+"""Channels that one client may have open; a further address raises `NoBrokerError`."""
 
 FINISH_TIMEOUT_S: Final = 1.0
-"""Seconds that a cancelled call gets to end."""
+"""Seconds that a cancelled call may take to end."""
 
 logger = logging.getLogger(__name__)
 
 
 class Purpose(Enum):
-    """What a channel is for."""
+    """Use of a channel."""
 
     CONTROL = "control"
     BULK = "bulk"
@@ -63,15 +64,17 @@ class Purpose(Enum):
 CHANNEL_OPTIONS: Final = (
     ("grpc.max_send_message_length", MAX_GRPC_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_GRPC_MESSAGE_BYTES),
-    # Without this, channels to one address share one connection: bulk would delay control, and a new channel help nobody.
+    # Without this, channels to one address share one connection. Bulk streams would delay control calls, and a new channel
+    # after `give_up` would use the dead connection.
     ("grpc.use_local_subchannel_pool", 1),
-    # gRPC's own pauses between connection attempts grow to two minutes; a restarted broker must be found at once.
+    # By default gRPC's pauses between connection attempts grow to two minutes. Clients must find a restarted broker at once.
     ("grpc.initial_reconnect_backoff_ms", RETRY_BACKOFF_MS),
     ("grpc.min_reconnect_backoff_ms", RETRY_BACKOFF_MS),
     ("grpc.max_reconnect_backoff_ms", MAX_RETRY_BACKOFF_MS),
-    # A broker that comes back under another address (a pod does) must be found there as soon; gRPC looks a name up every 30 s.
+    # By default gRPC resolves a name every 30 s. Clients must quickly find a broker (a pod) that comes back with another
+    # address.
     ("grpc.dns_min_time_between_resolutions_ms", MAX_RETRY_BACKOFF_MS),
-    # Environment proxies are for the web, not for brokers.
+    # Proxies of the environment are for HTTP, not for brokers.
     ("grpc.enable_http_proxy", 0),
 )
 
@@ -85,7 +88,7 @@ class OpenCall(NamedTuple, Generic[_C]):
 
     Attributes:
         call: the call.
-        tasks: gRPC's own, one as a rule, which ends when gRPC has let go of the call.
+        tasks: gRPC's own tasks for the call, usually one. They end when gRPC has released the call.
     """
 
     call: _C
@@ -96,10 +99,10 @@ class Transport:
     """Channels of one client by address and purpose."""
 
     def __init__(self, *, liveness_ms: int = CONNECTION_LIVENESS_MS) -> None:
-        """Start without connecting.
+        """Set up without connecting.
 
         Args:
-            liveness_ms: milliseconds without a sign of life after which a connection is given up, from 4,000 on.
+            liveness_ms: milliseconds without a byte from the broker after which a connection has failed, at least 4,000.
         """
         self._may_use_grpc = may_use_grpc()
         tune_allocator()
@@ -113,12 +116,17 @@ class Transport:
         on_fork(self)
 
     def after_fork(self) -> None:
-        """Called in a forked child: leave everything of the parent as it is."""
+        """Leave everything that belongs to the parent untouched. Runs in the forked child."""
         keep_for_ever((self, self._pending, list(self._uses), self._guard))
         self._is_closed = True
 
     def channel(self, address: str, purpose: Purpose) -> grpc.aio.Channel:
-        """Return the channel of an address, made now if need be; it connects at its first use."""
+        """Return the channel of an address. A new channel connects at its first use.
+
+        Raises:
+            ClientClosedError: the client is closed.
+            NoBrokerError: the client has `MAX_CHANNELS` channels open.
+        """
         if self._is_closed:
             raise ClientClosedError("the client is closed")
         key = (address, purpose)
@@ -132,16 +140,16 @@ class Transport:
     def _new_channel(self, address: str) -> grpc.aio.Channel:
         if self._may_use_grpc:
             return grpc.aio.insecure_channel(address, options=self._options)
-        # Loaded where it is needed alone, with the libraries below it.
+        # Imported here, with the libraries that it needs, because only forked children use it.
         from lograft._client.python_channel import PythonChannel
 
         return cast("grpc.aio.Channel", PythonChannel(address, liveness_ms=self._liveness_ms))
 
     async def connect(self, address: str, purpose: Purpose, *, timeout_s: float) -> grpc.aio.Channel:
-        """Return a channel that is connected.
+        """Return a connected channel.
 
         Raises:
-            NoBrokerError: nobody answers there.
+            NoBrokerError: no broker answers at the address.
         """
         channel = self.channel(address, purpose)
         await self._watch_loop_end()
@@ -155,7 +163,7 @@ class Transport:
     async def _connect(self, channel: grpc.aio.Channel, address: str, timeout_s: float) -> None:
         async with asyncio.timeout(timeout_s):
             state = channel.get_state(try_to_connect=True)
-            # A channel that failed before is between two attempts: that one failure is not news.
+            # A channel that has failed before may wait between two attempts. Only a further failure counts.
             was_failed = state is grpc.ChannelConnectivity.TRANSIENT_FAILURE
             while state is not grpc.ChannelConnectivity.READY:
                 if state is grpc.ChannelConnectivity.SHUTDOWN or (
@@ -168,7 +176,7 @@ class Transport:
 
     @contextmanager
     def using(self, channel: grpc.aio.Channel) -> Generator[None]:
-        """Keep a channel from being closed while a call goes over it, also when it is given up meanwhile."""
+        """Keep a channel open while a call uses it, even if another call gives it up."""
         self._uses[channel] = self._uses.get(channel, 0) + 1
         try:
             yield
@@ -179,7 +187,7 @@ class Transport:
                 self._close_if_done(channel)
 
     def give_up(self, channel: grpc.aio.Channel) -> None:
-        """Make no further call over a channel, for it owes an answer: the next one to its address gets a new connection."""
+        """Use a channel that owes an answer for no further call. The next call to its address gets a new connection."""
         key = next((key for key, each in self._channels.items() if each is channel), None)
         if key is None:
             return
@@ -191,37 +199,37 @@ class Transport:
     def _close_if_done(self, channel: grpc.aio.Channel) -> None:
         if channel not in self._pending.given_up or channel in self._uses or self._is_closed:
             return
-        # Without a loop, a task of a client that was left open is being collected, and nothing can be awaited any more.
+        # No loop runs while Python collects a task of a client that was left open. Nothing can be awaited then.
         with suppress(RuntimeError):
             loop = asyncio.get_running_loop()
             self._pending.given_up[channel] = _keep(loop.create_task(self._close(channel)))
 
     async def _close(self, channel: grpc.aio.Channel) -> None:
-        # Whoever has just connected may use it since.
+        # A call may use the channel by now.
         if channel not in self._uses:
             await channel.close()
             self._pending.given_up.pop(channel, None)
 
     def is_failing(self, address: str, purpose: Purpose) -> bool:
-        """True if the last attempt to connect failed: others should be asked first."""
+        """True if the last connection attempt failed. The caller then asks other brokers first."""
         channel = self._channels.get((address, purpose))
         return channel is not None and channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
 
     async def _wait_change(self, channel: grpc.aio.Channel, state: grpc.ChannelConnectivity) -> None:
-        """Wait until a channel may have left a state. Who gives up leaves the wait to the next one, or to the end of the channel."""
+        """Wait until a channel may have left a state. A cancelled waiter leaves the watch for the next waiter or for `close`."""
         watches = self._pending.watches
         watch = watches.get(channel)
-        # One that has ended stays until the loop's next turn, and waiting for it would never let that come.
+        # A watch that is done stays in the table until the loop's next turn, which waiting for it would never allow.
         if watch is None or watch.done():
             watch = watches[channel] = _keep(asyncio.ensure_future(channel.wait_for_state_change(state)))
             watch.add_done_callback(partial(_drop_watch, watches, channel))
         await asyncio.shield(watch)
 
     async def answer(self, call: Awaitable[_T]) -> _T:
-        """Wait for the answer of a unary call. A wait that is cancelled cancels the call, and ends when gRPC has let go of it.
+        """Wait for the answer of a unary call. Cancelling the wait cancels the call and returns when gRPC has released it.
 
         Raises:
-            ClientClosedError: the client was closed meanwhile.
+            ClientClosedError: the client was closed during the call.
         """
         invocation = getattr(call, "_invocation_task", None)
         if isinstance(invocation, asyncio.Task):
@@ -240,34 +248,34 @@ class Transport:
             raise
 
     async def close(self) -> None:
-        """Cancel all calls and close every channel; returns when gRPC has let go of them."""
+        """Cancel all calls and close every channel. Return when gRPC has released them."""
         self._is_closed = True
         await _let_go(self._pending)
         guard, self._guard = self._guard, None
         if guard is not None:
-            # It may be ending by itself, with the loop.
+            # The end of the loop may be closing it already.
             with suppress(RuntimeError):
                 await guard.aclose()
 
     async def _watch_loop_end(self) -> None:
-        """Have the channels of a client that is left open closed by the end of its event loop.
+        """Close the channels at the end of the event loop if the client is left open.
 
         `asyncio.run` cancels all tasks, then closes all asynchronous generators, then the loop.
         """
-        # A loop that does not close generators has no hook for them.
+        # A loop that does not close asynchronous generators has no hook for them.
         if self._guard is None and sys.get_asyncgen_hooks().firstiter is not None:
             self._guard = guard = _let_go_at_end(self._pending)
             await anext(guard)
 
 
 class _Pending(NamedTuple):
-    """What gRPC still owes events for. Written by the transport of a client.
+    """Everything for which gRPC still owes an event. The client's transport is the only writer.
 
     Attributes:
         channels: open channels.
         watches: waits for a change of a channel's state.
         calls: unary calls under way, by the tasks that wait for their answers.
-        given_up: channels that get no further call, and the tasks that close them, once nothing uses them.
+        given_up: channels that get no further call, each with the task that closes it once no call uses it.
     """
 
     channels: dict[tuple[str, Purpose], grpc.aio.Channel]
@@ -279,7 +287,8 @@ class _Pending(NamedTuple):
 async def _let_go(pending: _Pending) -> None:
     """Cancel calls, close channels, and wait for the last events that gRPC owes for them.
 
-    An event that comes when its event loop is closed is an error in whatever other loop takes it from gRPC's one queue.
+    gRPC delivers the events of all loops through one queue. An event for a closed loop raises an error in the loop that takes
+    it.
     """
     calls = dict(pending.calls)
     for call in calls.values():
@@ -309,7 +318,7 @@ async def _await(call: Awaitable[_T]) -> _T:
 
 
 def _cancel_gently(call: Awaitable[object]) -> None:
-    """Cancel a unary call in gRPC's core alone: its task then ends with the call's last event, not before."""
+    """Cancel a unary call in gRPC's core only. So its task ends with the last event of the call, not earlier."""
     core = getattr(call, "_cython_call", None)
     if core is None:
         assert isinstance(call, grpc.aio.Call) or hasattr(call, "cancel"), f"no call: {call!r}"
@@ -328,16 +337,17 @@ def _drop_watch(
 
 
 def _keep(task: asyncio.Task[_T]) -> asyncio.Task[_T]:
-    """Take a task out of `asyncio.all_tasks`, whose tasks `asyncio.run` cancels at its end: this one must see its event.
+    """Remove a task from `asyncio.all_tasks`, so that `asyncio.run` does not cancel it at its end.
 
-    Cancelling it would not end what it waits for, only the wait. Whoever keeps a task waits for it.
+    The task must see its event: a cancellation would end only the wait, not the thing that it waits for. The caller awaits the
+    task.
     """
     asyncio.tasks._unregister_task(task)
     return task
 
 
 _STATUS_TASK: Final = "_AioCall._handle_status_once_received"
-"""Name of the task that waits for the end of a streaming call, as of grpcio 1.85. Under another name it is not waited for."""
+"""Name of the task that waits for the end of a streaming call in grpcio 1.85. `finish` does not find a task with another name."""
 
 _claimed: Final[WeakSet[asyncio.Task[Any]]] = WeakSet()
 
@@ -347,7 +357,7 @@ async def open_call(start: Callable[[], _C]) -> OpenCall[_C]:
     before = _status_tasks()
     call = start()
     try:
-        # It begins in the next turn of the loop, in the order in which calls were started.
+        # The task starts in the next turn of the loop, in the order in which the calls were started.
         await asyncio.sleep(0)
     except asyncio.CancelledError:
         await finish(_claim(call, before))
@@ -356,7 +366,7 @@ async def open_call(start: Callable[[], _C]) -> OpenCall[_C]:
 
 
 def _claim(call: _C, before: set[asyncio.Task[Any]]) -> OpenCall[_C]:
-    """Note the tasks of gRPC that are there since a call was started."""
+    """Note gRPC's tasks that have appeared since the call was started."""
     tasks = [task for task in _status_tasks() - before if task not in _claimed]
     _claimed.update(tasks)
     for task in tasks:
@@ -369,10 +379,10 @@ def _status_tasks() -> set[asyncio.Task[Any]]:
 
 
 async def finish(opened: OpenCall[Any]) -> None:
-    """Cancel a call and wait until gRPC has let go of it.
+    """Cancel a call and wait until gRPC has released it.
 
-    Events of a call that come after its event loop was closed disturb every other loop of the process: gRPC hands all
-    events out through one queue. A cancelled call has its status at once, but its last events are still to come.
+    gRPC delivers the events of all loops through one queue, so events of a call that come after its loop was closed disturb
+    every other loop of the process. A cancelled call has its status at once, but its last events come later.
     """
     opened.call.cancel()
     waiting = [task for task in opened.tasks if not task.done()]
@@ -381,7 +391,7 @@ async def finish(opened: OpenCall[Any]) -> None:
 
 
 async def write_first(call: grpc.aio.StreamStreamCall[Any, Any], message: object) -> None:
-    """Write the first message of a call; one that is over already says why to the read that follows."""
+    """Write the first message of a call. If the call is already over, the next read raises the reason."""
     with suppress(asyncio.InvalidStateError):
         await call.write(message)
 
@@ -391,12 +401,12 @@ def _nobody_at(address: str) -> NoBrokerError:
 
 
 def is_connection_loss(error: grpc.RpcError) -> bool:
-    """True when the connection broke (or the server ended) and no Lograft server said why."""
+    """True when the connection broke, or the server ended, without a Lograft server giving a reason."""
     return isinstance(error, grpc.aio.AioRpcError) and _is_lost(parse_rpc_error(error))
 
 
 def is_unanswered(error: grpc.RpcError) -> bool:
-    """True when the time of a call was up and no Lograft server said so."""
+    """True when the time of a call ran out without a Lograft server reporting it."""
     if not isinstance(error, grpc.aio.AioRpcError):
         return False
     status = parse_rpc_error(error)
@@ -406,13 +416,13 @@ def is_unanswered(error: grpc.RpcError) -> bool:
 def _is_lost(status: RemoteStatus) -> bool:
     if status.code is not None:
         return False
-    # What gRPC itself makes of a connection that breaks or a server that ends, depending on the moment.
+    # The statuses with which gRPC reports a broken connection or a server that ended. They depend on the moment.
     is_internal = status.grpc_code is grpc.StatusCode.INTERNAL
     return status.grpc_code in _LOST or (is_internal and any(text in status.message for text in _LOST_INTERNALLY))
 
 
 _LOST_INTERNALLY: Final = ("RST_STREAM", "Internal error from Core")
-"""Texts of INTERNAL that mean a broken connection: a stream reset, and a write that was under way when it broke."""
+"""Texts of an INTERNAL status that mean a broken connection: a reset stream, and a write under way when the connection broke."""
 
 _LOST: Final = frozenset(
     {
@@ -425,7 +435,7 @@ _LOST: Final = frozenset(
 
 
 def to_error(error: grpc.RpcError, address: str) -> LograftError:
-    """Make the exception for a failed call to an address."""
+    """Return the exception for a failed call to an address."""
     if not isinstance(error, grpc.aio.AioRpcError):
         return ProtocolError(f"the call to {address} failed: {error!r}")
     status = parse_rpc_error(error)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of what a caller gives to `assign`, `seek` and the look-ups of offsets. Pure."""
+"""Checks the arguments of `assign`, `seek` and the lookups of offsets. Pure."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from lograft.types import Position, TopicPartition
 
 
 def check_offset(offset: object, what: str) -> None:
-    """Check an offset of a caller.
+    """Check an offset that the caller gave.
 
     Raises:
-        UsageError: it is no whole number from 0.
+        UsageError: it is not a whole number of at least 0.
     """
     if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
         raise UsageError(f"{what} is a whole number from 0, not {offset!r}")
 
 
 def check_partitions(tps: Iterable[object]) -> list[TopicPartition]:
-    """Turn a caller's partitions into a list without repeats.
+    """Return the caller's partitions as a list without duplicates.
 
     Raises:
-        UsageError: one is not a (topic, partition) pair.
+        UsageError: an element is not a (topic, partition) pair.
     """
     checked: dict[TopicPartition, None] = {}
     for tp in tps:
@@ -39,10 +39,10 @@ def check_partitions(tps: Iterable[object]) -> list[TopicPartition]:
 
 
 def parse_start(start: str) -> Position:
-    """Turn "earliest" or "latest" into a position.
+    """Return the position for "earliest" or "latest".
 
     Raises:
-        UsageError: it is neither.
+        UsageError: `start` has another value.
     """
     try:
         return Position(start)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes batches and records for the application of what was fetched, as Kafka's FetchCollector does.
+"""Makes batches and records for the application from fetched chunks, as Kafka's FetchCollector does.
 
-Owns the assigned partitions, positions, the step from chunks to batches and records, and checks of checksums. Knows no lock and no
-loop: the blocking consumer uses it under its lock.
+This module owns the assigned partitions, their positions, the decoding of chunks and the check of checksums. It knows no lock
+and no loop: the blocking consumer uses it under its lock.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from lograft.wire.batch import RecordBatch
 from lograft.wire.errors import BatchError
 
 RETURN_STEPS: Final = 16
-"""Used bytes are given back when they make this fraction of the credit."""
+"""The collector gives consumed bytes back when they reach the credit divided by this."""
 
 
 @dataclass(slots=True)
 class _Open:
-    """A chunk that is being taken apart."""
+    """A chunk whose batches are being taken, and the byte position of the next batch."""
 
     chunk: Chunk
     position: int
@@ -46,20 +46,20 @@ class _Partial:
 
 
 class FetchCollector:
-    """See the module docstring.
+    """Hands out the batches and records of the assigned partitions, and moves their positions.
 
     Attributes:
-        cursors: assigned partitions.
-        outage: set while nothing comes from any of them, and nothing has for `unreachable_timeout_ms`; its writer is the consumer,
-            as the fetch engine reports.
+        cursors: cursors of the assigned partitions.
+        outage: the current outage: nothing has come from any partition for `unreachable_timeout_ms`. None without one. The
+            consumer writes it when the fetch engine reports.
     """
 
     def __init__(self, settings: ConsumerSettings, give_back: Callable[[object, int], None]) -> None:
-        """Start with nothing assigned.
+        """Start without partitions.
 
         Args:
             settings: the consumer's settings.
-            give_back: told of the bytes that were used up, with the source that they came from.
+            give_back: gets the source and the number of bytes that the application has consumed.
         """
         self.cursors: dict[TopicPartition, Cursor] = {}
         self.outage: UnreachableError | None = None
@@ -75,7 +75,7 @@ class FetchCollector:
     # -- assignment
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> list[Cursor]:
-        """Take exactly these partitions; those that were assigned before start anew. Returns their cursors."""
+        """Replace the assignment and return the new cursors. Partitions that were assigned before get new cursors too."""
         for cursor in self.cursors.values():
             cursor.retire()
         self.cursors = {tp: Cursor(tp, position) for tp, position in positions.items()}
@@ -87,7 +87,7 @@ class FetchCollector:
         """Return the cursor of an assigned partition.
 
         Raises:
-            NotAssignedError: it is not assigned.
+            NotAssignedError: the partition is not assigned.
         """
         cursor = self.cursors.get(tp)
         if cursor is None:
@@ -95,7 +95,7 @@ class FetchCollector:
         return cursor
 
     def seek(self, tp: TopicPartition, offset: int) -> Cursor:
-        """Move the position; what was fetched ahead is dropped."""
+        """Move the position of a partition, and drop everything fetched ahead."""
         cursor = self.cursor(tp)
         check_offset(offset, "an offset")
         cursor.seek(offset)
@@ -106,19 +106,19 @@ class FetchCollector:
     # -- arrivals
 
     def put(self, arrival: Arrival) -> None:
-        """Take what has come."""
+        """Take an arrival from the engine."""
         self._buffer.put(arrival)
 
     @property
     def has_arrivals(self) -> bool:
-        """True when it is worth to ask for a batch."""
+        """True when `next_batch` may return a batch or raise an error."""
         return bool(self._buffer) or self._open is not None or self._partial is not None or bool(self._failed)
 
     def next_batch(self) -> FetchedBatch | None:
-        """Return the next batch and move the position behind it; None: nothing is there.
+        """Return the next batch and move the position past it; None when no batch is there.
 
         Raises:
-            LograftError: a partition has failed; it is raised again until the position of that partition is moved.
+            LograftError: a partition has failed. This is raised again until the position of that partition is moved.
         """
         partial = self._take_partial()
         if partial is not None:
@@ -139,10 +139,10 @@ class FetchCollector:
         return fetched
 
     def next_records(self, max_records: int) -> list[ConsumerRecord]:
-        """Return records of one or more batches, at most `max_records`, and move the positions behind them.
+        """Return records of one or more batches, at most `max_records`, and move the positions past them.
 
         Raises:
-            LograftError: as `next_batch`, when there is no record before the failure.
+            LograftError: as `next_batch`, when no record precedes the failure.
         """
         taken: list[ConsumerRecord] = []
         while len(taken) < max_records:
@@ -183,7 +183,7 @@ class FetchCollector:
         return None
 
     def _next(self) -> tuple[Cursor, FetchedBatch] | None:
-        """Find the next batch with a record for the application."""
+        """Return the next batch with a record for the application."""
         self._raise_failure()
         while True:
             opened = self._open
@@ -211,7 +211,7 @@ class FetchCollector:
         return self._open
 
     def _take_batch(self, opened: _Open) -> FetchedBatch | None:
-        """Take the next batch of a chunk; None: it holds no record for the application, or the chunk is at its end."""
+        """Take the next batch of a chunk; None if it has no record for the application, or if the chunk is at its end."""
         chunk = opened.chunk
         cursor = chunk.cursor
         if opened.position >= len(chunk.body):
@@ -267,17 +267,17 @@ class FetchCollector:
             self._used[chunk.source] = used
 
     def _return_used(self) -> None:
-        """Nothing is waiting: give back even small amounts, so that no stream starves for them."""
+        """Give back even small amounts while nothing waits, so that no stream starves for them."""
         for source, used in self._used.items():
             self._give_back(source, used)
         self._used.clear()
 
 
 class PollWait:
-    """The wait of one poll: how long still, and what its end means.
+    """The wait of one poll: how long it may still last, and how it ends.
 
-    A poll ends with an error as soon as an outage is reported. One that begins while it lasts gives the brokers the time that it
-    has, at most `unreachable_timeout_ms`, so that a program which polls on after the error neither spins nor hangs.
+    A poll ends with an error as soon as an outage is reported. A poll that begins during an outage first waits its own time, at
+    most `unreachable_timeout_ms`. So a program that polls again after the error neither spins nor hangs.
     """
 
     __slots__ = ("_again_ms", "_collector", "_deadline_ms", "_is_old_outage")
@@ -290,10 +290,10 @@ class PollWait:
         self._is_old_outage = collector.outage is not None
 
     def left_ms(self) -> int:
-        """Return the milliseconds to wait for an arrival; 0: the poll ends with nothing.
+        """Return the milliseconds to wait for an arrival; 0 when the poll ends without one.
 
         Raises:
-            UnreachableError: there is an outage, and the time that it has is over.
+            UnreachableError: an outage lasts, and the time of the poll in an outage is over.
         """
         at_ms = monotonic_ms()
         end_ms = self._deadline_ms

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps every assigned partition flowing, from its leader or from a follower in the consumer's rack.
 
-Owns the streams to brokers, retries, and what an ended route means: a new leader, a reset, or a failure that the
-application must see. What a follower refuses means nothing but that the leader is to be asked, for a while. Must not
-decode or keep what arrives: it goes to the sink. Runs on one event loop.
+This module owns the streams to brokers, the retries, and the meaning of an ended route: a new leader, a reset, or a failure
+that the application must see. A refusal by a follower only means that the leader is asked for a while. The engine must not
+decode or keep arrivals: it passes them to the consumer. It runs on one event loop.
 
-Retriable troubles never end a partition: it is tried again, with pauses of at most a second, until the consumer lets
-it go. Once nothing has come from any partition for `unreachable_timeout_ms` that is reported as an outage, with a fresh account
-every second, until something comes.
+A retriable failure never ends a partition. The engine tries again, with pauses of at most a second, until the consumer stops
+fetching the partition. When nothing has come from any partition for `unreachable_timeout_ms`, the engine reports an outage. It
+repeats the report with current facts every second until something comes.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ from lograft.wire.frames import FetchFrame
 logger = logging.getLogger(__name__)
 
 TICK_S: Final = 1.0
-"""Seconds between two looks for silent streams."""
+"""Seconds between two checks for silent streams."""
 
 _UNKNOWN: Final = frozenset({ErrorCode.UNKNOWN_TOPIC, ErrorCode.UNKNOWN_PARTITION})
 
 
 class FetchEngine:
-    """See the module docstring."""
+    """Fetches the assigned partitions of one consumer, and reports outages. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -73,8 +73,8 @@ class FetchEngine:
         Args:
             cluster: the connection to the cluster.
             settings: the consumer's settings.
-            deliver: gets everything that arrives, in order.
-            report: told of an outage, of every new account of it, and (None) of its end.
+            deliver: gets all arrivals, in order.
+            report: gets an outage, every update of it, and None at its end.
         """
         self._cluster = cluster
         self._settings = settings
@@ -94,13 +94,13 @@ class FetchEngine:
         cluster.add_listener(self._on_metadata)
 
     def start(self, cursor: Cursor, generation: int, offset: int) -> None:
-        """Fetch a partition from an offset on; what is under way for it is dropped."""
+        """Fetch a partition from an offset on, and drop everything under way for it."""
         trouble = self._troubles.of(cursor.tp)
         self.stop(cursor.tp)
         if self._is_closed:
             return
         if trouble is not None:
-            # A seek reaches nobody either: the time goes on.
+            # A seek does not end the trouble. It keeps its start time.
             self._troubles.begin(cursor.tp, trouble.since_ms, trouble.error)
         fetcher = PartitionFetcher(cursor, generation, offset, self._cluster.backoff())
         self._fetchers[cursor.tp] = fetcher
@@ -109,7 +109,7 @@ class FetchEngine:
         self._route(fetcher)
 
     def stop(self, tp: TopicPartition) -> None:
-        """Let a partition go."""
+        """Stop fetching a partition."""
         fetcher = self._fetchers.pop(tp, None)
         if fetcher is None:
             return
@@ -121,12 +121,12 @@ class FetchEngine:
             fetcher.stream.unbind(fetcher)
 
     def give_back(self, source: object, size_bytes: int) -> None:
-        """Bytes that came from a stream are used up."""
+        """Return bytes that the consumer has used to the stream from which they came."""
         if isinstance(source, FetchStream) and not source.is_closed:
             source.give_back(size_bytes)
 
     async def close(self) -> None:
-        """Let everything go."""
+        """Stop fetching and close all streams."""
         self._is_closed = True
         if self._tick is not None:
             self._tick.cancel()
@@ -148,7 +148,7 @@ class FetchEngine:
         return read_place(self._cluster.view, tp.topic, tp.partition, rack=rack)
 
     def _leave_follower(self, fetcher: PartitionFetcher) -> None:
-        """Read from the leader for a while."""
+        """Read from the leader for `FOLLOWER_RETRY_MS`."""
         fetcher.follower_after_ms = monotonic_ms() + FOLLOWER_RETRY_MS
         if fetcher.stream is not None:
             fetcher.stream.unbind(fetcher)
@@ -193,7 +193,7 @@ class FetchEngine:
         fetcher.retry = self._loop.call_later(delay_ms / 1000, self._route, fetcher)
 
     def _move(self, stream: FetchStream) -> None:
-        """The broker has another address now: hand its partitions on and close the old stream."""
+        """Take the partitions off a stream whose broker has another address, and close the stream."""
         del self._streams[stream.broker_id]
         for fetcher in list(self._fetchers.values()):
             if fetcher.stream is stream:
@@ -208,7 +208,7 @@ class FetchEngine:
         task.add_done_callback(self._tasks.discard)
 
     def _on_metadata(self) -> None:
-        """Leaders and followers in sync may be others: nobody need wait longer for one, or ask one that is none any more."""
+        """Move each partition to the broker that it should be read from now. This also ends a wait for a broker."""
         for fetcher in list(self._fetchers.values()):
             place = self._place(fetcher)
             stream = fetcher.stream
@@ -216,14 +216,14 @@ class FetchEngine:
                 continue
             if stream is not None:
                 if stream.broker_id != place.broker_id:
-                    # It may be frozen, or not be reached: it would never say so.
+                    # The old broker may be frozen or unreachable, and would then never end the route.
                     stream.unbind(fetcher)
                     self._route(fetcher)
             elif fetcher.retry is not None and place != fetcher.avoided:
                 fetcher.retry.cancel()
                 self._route(fetcher)
 
-    # -- what streams tell
+    # -- what streams report
 
     def on_bound(self, fetcher: PartitionFetcher, opened: log_pb2.FetchRouteOpened) -> None:
         """See `StreamOwner`."""
@@ -241,7 +241,7 @@ class FetchEngine:
             )
             return
         if is_behind and fetcher.stream is not None:
-            # A deposed leader that does not know it yet.
+            # A former leader that does not know of its successor yet.
             fetcher.stream.unbind(fetcher)
             self._retry_later(fetcher, None)
             return
@@ -326,7 +326,7 @@ class FetchEngine:
                 self._retry_later(fetcher, error)
 
     def _is_gone(self, fetcher: PartitionFetcher) -> bool:
-        """True once brokers have not known the partition for a while: it may be new, or one of them behind."""
+        """True once brokers have not known the partition for `UNKNOWN_TOPIC_WAIT_MS`. It may be new, or a broker may lag behind."""
         at_ms = monotonic_ms()
         if fetcher.unknown_since_ms is None:
             fetcher.unknown_since_ms = at_ms
@@ -376,7 +376,7 @@ class FetchEngine:
         at_ms = monotonic_ms()
         for stream in list(self._streams.values()):
             if stream.is_stalled(at_ms) and at_ms - self._asked_ms >= STALL_REFRESH_MS:
-                # It may be frozen or cut off, and with it the watch.
+                # The broker may be frozen or cut off, and the watch may run over the same broker.
                 self._asked_ms = at_ms
                 self._cluster.request_refresh(avoid=stream.address)
             if stream.is_stalled(at_ms):
@@ -392,7 +392,7 @@ class FetchEngine:
     # -- troubles
 
     def place_of(self, tp: TopicPartition) -> tuple[int | None, str | None]:
-        """Return the leader's node id and the address that a partition is fetched from, or was last."""
+        """Return the leader's node id, and the address of the broker that serves the partition or served it last."""
         leader = self._cluster.leader(tp.topic, tp.partition)
         fetcher = self._fetchers.get(tp)
         place = None if fetcher is None else fetcher.place
@@ -400,7 +400,7 @@ class FetchEngine:
         return None if leader is None else leader.broker_id, address
 
     def trouble_of(self, tp: TopicPartition) -> PartitionTrouble | None:
-        """Describe why nothing of a partition comes; None: it flows, or is not fetched."""
+        """Return why nothing comes from a partition; None while something comes, or when it is not fetched."""
         trouble = self._troubles.of(tp)
         if trouble is None:
             return None
@@ -427,7 +427,7 @@ class FetchEngine:
 
     @property
     def unreachable_ms(self) -> int | None:
-        """Milliseconds since which nothing comes from any partition; None: something does, or there is none."""
+        """For how many milliseconds nothing has come from any partition; None while something comes, or without partitions."""
         since_ms = self._troubles.all_since_ms
         return None if since_ms is None else monotonic_ms() - since_ms
 
@@ -443,7 +443,7 @@ class FetchEngine:
             self._check_outage()
 
     def _check_outage(self) -> None:
-        """Report the end of an outage, or see to it that a beginning one is looked at when it is due."""
+        """Report the end of an outage, or plan a check for the time at which a new one is due."""
         unreachable_ms = self.unreachable_ms
         if unreachable_ms is None:
             if self._is_outage:
@@ -461,7 +461,7 @@ class FetchEngine:
             self._is_outage = True
             self._report_outage(monotonic_ms())
         else:
-            # It was another outage, which is over; the next one, if there is one, is due later.
+            # The outage that this check was planned for is over. A new one, if any, is due later.
             self._check_outage()
 
     def _report_outage(self, at_ms: int) -> None:

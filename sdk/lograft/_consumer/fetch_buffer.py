@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a consumer has received and not yet handed out, and what it has promised to take.
+"""What a consumer has received and not yet handed out, and how much more brokers may send.
 
-Owns: the order of what arrived, which of it is still wanted, positions, and credit. Must not decode, check or fetch
-anything.
+This module owns the order of arrivals, which of them are still wanted, the positions, and the credit. It must not decode, check
+or fetch anything.
 
-Theory of operation. Every assigned partition has a `Cursor`. Its `position` is the next offset for the application;
-seeking raises its `generation`, and what arrives for an older generation is dropped when its turn comes. The shell
-fetches ahead of the position.
+Theory of operation. Every assigned partition has a `Cursor`. Its `position` is the next offset for the application. A seek
+raises its `generation`. Arrivals for an older generation are dropped when their turn comes. The engine fetches ahead of the
+position.
 
-Credit: a broker may send what it was granted; `CreditLedger` grants again what the application has consumed, in
-steps, so that received but unconsumed bytes plus bytes that may still come never exceed the limit (but for a single
-larger batch).
+Credit. A broker may send the bytes that it was granted. `CreditLedger` grants consumed bytes again, in steps. So bytes that are
+received and not consumed, plus bytes that may still come, never exceed the limit, except by a single larger batch.
 
-Laws: positions of one generation never go back, but for a `Reset`; a chunk is handed out once, in the order of
-arrival; bytes of dropped chunks are granted again like those of consumed ones.
+Laws: the positions of one generation never go back, except by a `Reset`. Each chunk is handed out once, in the order of
+arrival. The bytes of dropped chunks are granted again like those of consumed ones.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ from lograft.errors import LograftError
 from lograft.types import TopicPartition
 
 GRANT_STEPS: Final = 4
-"""Credit is granted again in steps of the limit divided by this."""
+"""The limit divided by this is the step in which credit is granted again."""
 
 
 class Cursor:
-    """Where the consumer stands in one partition. Written by the collector, and for it by `FetchBuffer.take`.
+    """The consumer's state in one partition. The collector writes it, and `FetchBuffer.take` on its behalf.
 
     Attributes:
         tp: the partition.
         position: next offset for the application.
-        generation: raised by every seek.
-        high_watermark: end of the readable offsets, exclusive, as last seen; None: never seen.
-        error: why nothing comes any more, until the next seek.
+        generation: number that every seek raises.
+        high_watermark: last known end of the readable offsets, exclusive; None before the first chunk.
+        error: why nothing more comes until the next seek; None if no error occurred.
     """
 
     __slots__ = ("error", "generation", "high_watermark", "position", "tp")
@@ -50,17 +49,17 @@ class Cursor:
         self.error: LograftError | None = None
 
     def seek(self, offset: int) -> None:
-        """Go on from an offset; what was fetched ahead is dropped."""
+        """Continue from an offset, and drop everything fetched ahead."""
         self.generation += 1
         self.position = offset
         self.error = None
 
     def retire(self) -> None:
-        """The partition is no longer assigned: drop what was fetched."""
+        """Drop everything fetched, because the partition is no longer assigned."""
         self.generation += 1
 
     def advance(self, next_offset: int) -> None:
-        """The application has everything below `next_offset`; positions never go back."""
+        """Note that the application has everything below `next_offset`. The position never goes back."""
         self.position = max(self.position, next_offset)
 
 
@@ -73,7 +72,7 @@ class CreditLedger:
         assert limit_bytes > 0, f"limit {limit_bytes}"
         self._limit_bytes = limit_bytes
         self._step_bytes = max(1, limit_bytes // GRANT_STEPS)
-        # Granted and not yet used by the broker; below zero after a batch larger than the rest.
+        # Bytes granted and not yet used by the broker; negative after a batch that was larger than the rest.
         self._open_bytes = limit_bytes
         self._held_bytes = 0
 
@@ -88,17 +87,17 @@ class CreditLedger:
         return self._open_bytes
 
     def receive(self, size_bytes: int) -> None:
-        """A chunk has come."""
+        """Count a chunk that has arrived."""
         self._open_bytes -= size_bytes
         self._held_bytes += size_bytes
 
     def consume(self, size_bytes: int) -> None:
-        """A chunk was used up or dropped."""
+        """Count a chunk that was consumed or dropped."""
         self._held_bytes -= size_bytes
         assert self._held_bytes >= 0, f"consumed {-self._held_bytes} bytes more than received"
 
     def take_grant(self) -> int:
-        """Return the bytes to grant now; 0: not enough yet for a step."""
+        """Return the bytes to grant now; 0 while they are less than a step."""
         grant = self._limit_bytes - self._held_bytes - self._open_bytes
         if grant < self._step_bytes:
             return 0
@@ -108,15 +107,15 @@ class CreditLedger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Whole batches of one partition as they came from a broker; none at all in a progress mark.
+    """Whole batches of one partition as a broker sent them. The body of a progress mark is empty.
 
     Attributes:
-        cursor: its partition.
-        generation: generation of the cursor for which it was fetched.
+        cursor: the cursor of the partition.
+        generation: generation of the cursor for which the chunk was fetched.
         body: the batches, one after the other.
-        next_offset: offset to read after it.
+        next_offset: offset of the next read.
         high_watermark: end of the readable offsets, exclusive.
-        source: what its bytes are given back to; opaque here.
+        source: the stream that gets the credit for the bytes. This module only passes it on.
     """
 
     cursor: Cursor
@@ -138,7 +137,7 @@ class Reset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Nothing more will come for the partition until the next seek."""
+    """Fetching of the partition has failed. Nothing more comes until the next seek."""
 
     cursor: Cursor
     generation: int
@@ -149,7 +148,7 @@ Arrival = Chunk | Reset | Failure
 
 
 class FetchBuffer:
-    """What has come, in order."""
+    """Arrivals, in order."""
 
     __slots__ = ("_arrivals",)
 
@@ -160,17 +159,17 @@ class FetchBuffer:
         return bool(self._arrivals)
 
     def put(self, arrival: Arrival) -> None:
-        """Add what has just come."""
+        """Add an arrival."""
         self._arrivals.append(arrival)
 
     def take(self, dropped: list[Chunk]) -> Chunk | None:
-        """Remove and return the first chunk that is still wanted; resets and failures before it take effect.
+        """Remove and return the first chunk that is still wanted. Resets and failures before it take effect.
 
         Args:
-            dropped: gets the chunks that nobody wants any more; their bytes are to be given back.
+            dropped: gets the chunks that are no longer wanted. The caller gives their bytes back.
 
         Returns:
-            None when nothing is left, or when a cursor has failed: see its `error`.
+            The chunk; None when no chunk is left, or when a cursor has failed (see its `error`).
         """
         while self._arrivals:
             arrival = self._arrivals.popleft()

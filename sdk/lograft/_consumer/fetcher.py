@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A consumer's fetcher: the fetch engine and look-ups of offsets, on the event loop.
+"""A consumer's part on the event loop: the fetch engine and lookups of offsets.
 
-Owns what the blocking and the asyncio consumer do on the loop. Must not touch what the consumer collects.
+The blocking and the asyncio consumer share it. It must not touch the collector.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lograft.types import ConsumerHealth, OffsetQuery, PartitionHealth, Position
 
 
 class Fetcher:
-    """See the module docstring. Belongs to one event loop."""
+    """Owns the fetch engine and the cluster connection of one consumer, and looks up offsets. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -34,10 +34,10 @@ class Fetcher:
         self._timeout_ms = client.request_timeout_ms
 
     async def check(self, tps: Sequence[TopicPartition]) -> None:
-        """Make sure that partitions exist.
+        """Check that partitions exist.
 
         Raises:
-            UnknownTopicError: they do not.
+            UnknownTopicError: a topic or partition does not exist.
         """
         deadline_ms = monotonic_ms() + self._timeout_ms
         for topic in dict.fromkeys(tp.topic for tp in tps):
@@ -51,7 +51,7 @@ class Fetcher:
     async def resolve(
         self, tps: Sequence[TopicPartition], offsets: Mapping[TopicPartition, int], start: Position
     ) -> dict[TopicPartition, int]:
-        """Find where to begin: at the given offset, else at `start`."""
+        """Return the first offset to read of each partition: the given offset, else the one at `start`."""
         await self.check(tps)
         for tp, offset in offsets.items():
             check_offset(offset, f"the offset of {tp}")
@@ -60,7 +60,7 @@ class Fetcher:
         return {tp: found[tp] if tp in found else offsets[tp] for tp in tps}
 
     async def find_position(self, tps: Sequence[TopicPartition], position: Position) -> dict[TopicPartition, int]:
-        """Look up a well-known place of each partition."""
+        """Look up the earliest or latest offset of each partition."""
         queries = [OffsetQuery(topic=tp.topic, partition=tp.partition, position=position) for tp in tps]
         if not queries:
             return {}
@@ -68,7 +68,7 @@ class Fetcher:
         return {tp: offset or 0 for tp, offset in zip(tps, found, strict=True)}
 
     async def find_times(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
-        """Look up the first offset with a time or a later one; None: there is none."""
+        """Look up the first offset with a timestamp (milliseconds since 1970-01-01 UTC) or a later one; None if none exists."""
         queries = [
             OffsetQuery(topic=tp.topic, partition=tp.partition, timestamp_ms=time_ms)
             for tp, time_ms in times_ms.items()
@@ -79,14 +79,14 @@ class Fetcher:
         return dict(zip(times_ms, found, strict=True))
 
     async def find_time_or_end(self, tp: TopicPartition, time_ms: int) -> int:
-        """Look up the first offset with a time or a later one, else the end."""
+        """Look up the first offset with a timestamp or a later one, else the end of the readable offsets."""
         found = (await self.find_times({tp: time_ms}))[tp]
         if found is not None:
             return found
         return (await self.find_position([tp], Position.LATEST))[tp]
 
     def health(self, cursors: Sequence[Cursor]) -> ConsumerHealth:
-        """Describe how it stands with the partitions of a consumer."""
+        """Return the state of the partitions of a consumer."""
         partitions: dict[TopicPartition, PartitionHealth] = {}
         for cursor in cursors:
             leader_id, address = self.engine.place_of(cursor.tp)
@@ -101,6 +101,6 @@ class Fetcher:
         return ConsumerHealth(partitions=partitions, unreachable_ms=self.engine.unreachable_ms)
 
     async def close(self) -> None:
-        """Let the connections go."""
+        """Stop fetching and close the connections."""
         await self.engine.close()
         await self.cluster.close()

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which broker a consumer reads a partition from: its leader, or a follower in sync of the consumer's own rack.
+"""Chooses the broker from which a consumer reads a partition: the leader, or an in-sync follower in the consumer's rack.
 
-Pure. Laws: without a leader there is no place, as followers serve nobody then; a follower is chosen only where the leader is
-in another rack; the same state gives the same follower, and neighbouring partitions take turns among several.
+Pure. Laws: without a leader there is no broker to read from, because followers serve no reads then. A follower is chosen only
+if the leader is in another rack. The same state gives the same follower, and neighbouring partitions are spread over several
+followers.
 Source: KIP-392; docs/replication.md, "Reads from followers".
 """
 
@@ -16,13 +17,13 @@ from lograft._client.metadata import BrokerNode, ClusterView
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPlace:
-    """Where a partition is read.
+    """The broker from which a partition is read.
 
     Attributes:
-        broker_id: the broker.
-        address: its host:port.
-        leader_epoch: of the partition, as far as is known.
-        is_leader: False where a follower is asked.
+        broker_id: node id of the broker.
+        address: host:port of the broker.
+        leader_epoch: last known leader epoch of the partition.
+        is_leader: False if the broker is a follower.
     """
 
     broker_id: int
@@ -32,16 +33,16 @@ class ReadPlace:
 
 
 def read_place(view: ClusterView, topic: str, partition: int, *, rack: str | None) -> ReadPlace | None:
-    """Choose where to read a partition.
+    """Choose the broker from which to read a partition.
 
     Args:
-        view: what is known of the cluster.
+        view: what the client knows about the cluster.
         topic: topic name.
         partition: partition, from 0.
-        rack: where the consumer is; None: only leaders are asked.
+        rack: rack of the consumer; None always chooses the leader.
 
     Returns:
-        None while no leader is known.
+        The broker; None while no leader is known.
     """
     leader = view.leader(topic, partition)
     if leader is None:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """ListOffsets for the consumers and the admin client.
 
-Owns pages and the retry of single partitions within the deadline. Must not interpret what was found.
+This module owns the splitting into requests and the retry of single partitions within the deadline. It must not interpret the
+results.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from lograft.v1 import log_pb2
 from lograft.v1.log_pb2_grpc import LogServiceStub
 
 MAX_QUERIES: Final = 10_000
-"""Queries of one call."""
+"""Queries in one request."""
 
 _POSITIONS: Final = {
     Position.EARLIEST: log_pb2.OFFSET_POSITION_EARLIEST,
@@ -28,10 +29,10 @@ _POSITIONS: Final = {
 
 
 async def list_offsets(cluster: Cluster, queries: Sequence[OffsetQuery], *, timeout_ms: int) -> list[OffsetAnswer]:
-    """Look up offsets; one answer for each query, in order.
+    """Look up offsets, and return one answer for each query, in order.
 
-    Partitions that have no leader for a moment are asked again until the time is up; what fails for good, or to the
-    end, has an `error` in its answer.
+    A partition without a leader is asked again until the time is up. A partition that fails for good, or until then, has an
+    `error` in its answer.
 
     Raises:
         UsageError: a query has neither or both of position and timestamp.
@@ -66,7 +67,7 @@ async def _ask(cluster: Cluster, queries: Sequence[OffsetQuery], timeout_ms: int
 
 
 async def find_offsets(cluster: Cluster, queries: Sequence[OffsetQuery], *, timeout_ms: int) -> list[int | None]:
-    """Look up offsets and raise the first failure; None: no record has the timestamp or a later one.
+    """Look up offsets and raise the first failure. An offset is None when no record has the timestamp or a later one.
 
     Raises:
         LograftError: a partition or the call failed.

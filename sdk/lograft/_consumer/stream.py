@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """One fetch stream from one broker.
 
-Owns the handshake, routes, credit and the sorting of what comes. Must not choose leaders, retry or decode batches.
+This module owns the handshake, routes, credit, and the assignment of arrivals to partitions. It must not choose brokers, retry
+or decode batches.
 
-A chunk is handed on as it is; its bytes count against the credit until the consumer has used it up. Chunks of routes
-that were let go are given back at once.
-Source: architecture section 5; proto/lograft/v1/log.proto.
+The stream passes chunks on unchanged. Their bytes count against the credit until the consumer has used the chunk. Chunks of
+abandoned routes are given back at once.
+Source: docs/clients.md, "Raw batches"; proto/lograft/v1/log.proto.
 """
 
 from __future__ import annotations
@@ -45,20 +46,20 @@ _Call = grpc.aio.StreamStreamCall[log_pb2.FetchRequest, "FetchFrame | log_pb2.Fe
 
 
 class PartitionFetcher:
-    """One partition that is being fetched. A stream writes `stream` and `route`, the engine everything else.
+    """One partition that is being fetched. A stream writes `stream` and `route`; the engine writes everything else.
 
     Attributes:
-        cursor: its place in the consumer.
-        generation: generation of the cursor that it works for.
-        fetch_offset: next offset to ask for.
-        stream: stream that it is bound or being bound to; None: it waits for a leader.
-        place: the broker of that stream, or of the last one; None: none yet.
-        follower_after_ms: before that time only the leader is asked.
-        route: its route number there.
-        topic_id: id of the topic when it was first bound.
-        unknown_since_ms: since when brokers say that they do not know the partition.
-        avoided: place that could not be used; the same one is tried again only after a pause.
-        retry: timer of the next try.
+        cursor: the consumer's cursor of the partition.
+        generation: generation of the cursor for which it fetches.
+        fetch_offset: next offset to request.
+        stream: the stream to which the partition is bound or being bound; None while it waits for a broker.
+        place: the broker of that stream, or of the last one; None before the first.
+        follower_after_ms: monotonic time before which only the leader is asked.
+        route: route number on the stream.
+        topic_id: id of the topic at the first binding.
+        unknown_since_ms: monotonic time since when brokers do not know the partition.
+        avoided: a broker that could not be used. The engine tries the same one again only after a pause.
+        retry: timer of the next attempt.
     """
 
     __slots__ = (
@@ -92,36 +93,36 @@ class PartitionFetcher:
 
     @property
     def is_at_follower(self) -> bool:
-        """True if it is, or was last, bound to a broker that followed the partition."""
+        """True if the partition is bound to a follower, or was when it was last bound."""
         return self.place is not None and not self.place.is_leader
 
 
 class StreamOwner(Protocol):
-    """What a stream tells, at the border between the wire and the finding of brokers; `FetchEngine` is told."""
+    """What a stream reports to its owner, the engine. It separates the wire from the search for brokers."""
 
     def on_bound(self, fetcher: PartitionFetcher, opened: log_pb2.FetchRouteOpened) -> None:
         """The partition's route is open."""
         ...
 
     def on_chunk(self, fetcher: PartitionFetcher, stream: FetchStream, frame: FetchFrame) -> None:
-        """Batches have come."""
+        """Batches of the partition have arrived."""
         ...
 
     def on_mark(self, fetcher: PartitionFetcher, stream: FetchStream, mark: log_pb2.FetchMark) -> None:
-        """The partition has got further without bytes."""
+        """The partition has made progress without bytes."""
         ...
 
     def on_route_end(self, fetcher: PartitionFetcher, error: errors_pb2.PartitionError) -> None:
-        """The broker ended the partition's route; the stream lives on."""
+        """The broker ended the partition's route. The stream continues."""
         ...
 
     def on_stream_end(self, stream: FetchStream, fetchers: Sequence[PartitionFetcher], error: LograftError) -> None:
-        """The stream is gone."""
+        """The stream has ended."""
         ...
 
 
 class FetchStream:
-    """See the module docstring."""
+    """Reads any number of partitions from one broker, within a credit. Belongs to one event loop."""
 
     def __init__(
         self, owner: StreamOwner, cluster: Cluster, settings: ConsumerSettings, *, broker_id: int, address: str
@@ -147,11 +148,11 @@ class FetchStream:
 
     @property
     def is_idle(self) -> bool:
-        """True when no partition is on the stream."""
+        """True when no partition uses the stream."""
         return not self._routes and not self._to_bind
 
     def bind(self, fetcher: PartitionFetcher) -> None:
-        """Fetch a partition from its `fetch_offset` on, as its `place` says."""
+        """Fetch a partition from its `fetch_offset` on, from the leader or a follower as its `place` says."""
         fetcher.stream = self
         fetcher.route = self._next_route
         self._next_route += 1
@@ -159,7 +160,7 @@ class FetchStream:
         self._wake()
 
     def unbind(self, fetcher: PartitionFetcher) -> None:
-        """Let a partition go; nothing more is told about it."""
+        """Stop fetching a partition. The stream reports nothing more about it."""
         fetcher.stream = None
         if fetcher in self._to_bind:
             self._to_bind.remove(fetcher)
@@ -168,7 +169,7 @@ class FetchStream:
             self._wake()
 
     def give_back(self, size_bytes: int) -> None:
-        """Bytes of chunks of this stream are used up or dropped."""
+        """Return the bytes of chunks that were consumed or dropped, and grant them to the broker in steps."""
         self._ledger.consume(size_bytes)
         grant = self._ledger.take_grant()
         if grant:
@@ -178,11 +179,11 @@ class FetchStream:
 
     @property
     def heard_ms(self) -> int:
-        """When the broker sent something last, or was granted something."""
+        """Monotonic time at which the broker last sent something, or was last granted credit."""
         return self._heard_ms
 
     def fetchers(self) -> list[PartitionFetcher]:
-        """Partitions whose routes are open, or asked for."""
+        """Return the partitions whose routes are open or requested."""
         return list(self._routes.values())
 
     @property
@@ -191,16 +192,16 @@ class FetchStream:
         return bool(self._routes) and self._ledger.open_bytes > 0
 
     def is_stalled(self, at_ms: int) -> bool:
-        """True if the broker has sent nothing for so long that another should be asked who leads."""
+        """True if the broker sent nothing for `FETCH_STALLED_MS` although it could. The engine then asks another one for the leader."""
         return self._is_owed and at_ms - self._heard_ms > FETCH_STALLED_MS
 
     def check_silence(self, at_ms: int) -> None:
-        """End the stream when the broker could send, at least marks, and has sent nothing for too long."""
+        """End the stream if the broker sent nothing for `STREAM_SILENCE_MS` although it could send, at least marks."""
         if self._is_owed and at_ms - self._heard_ms > STREAM_SILENCE_MS:
             self._reset(RequestTimeoutError(f"{self.address} sent nothing for {STREAM_SILENCE_MS} ms"))
 
     async def close(self) -> None:
-        """End the stream without a word to the owner."""
+        """End the stream without calling the owner."""
         self.is_closed = True
         self._stop()
         await asyncio.gather(self._task, return_exceptions=True)
@@ -210,7 +211,7 @@ class FetchStream:
         self._stop()
 
     def _stop(self) -> None:
-        """End the task: through its call, once there is one, so that the read under way ends as gRPC wants it."""
+        """End the task. Cancel its call if it has one, so that gRPC can end the read under way."""
         if self._call is not None:
             self._call.cancel()
         elif not self._is_ending:
@@ -227,7 +228,7 @@ class FetchStream:
             self._end(error)
 
     async def _carry(self, uses: ExitStack) -> LograftError:
-        """Connect, open and carry the stream to its end, and return why it ended; `uses` keeps the channel that long."""
+        """Connect, open the stream, carry it to its end and return why it ended. `uses` keeps the channel open until then."""
         error: LograftError
         channel: grpc.aio.Channel | None = None
         opened: OpenCall[_Call] | None = None
@@ -265,7 +266,7 @@ class FetchStream:
             logger.exception("fetch stream from %s failed", self.address)
             error = ProtocolError(f"the fetch stream from {self.address} failed: {cause!r}")
         finally:
-            # From here on nobody cancels this task: what is bound must be handed back.
+            # From here on no caller cancels this task: it must return the bound partitions.
             self._is_ending = True
             if opened is not None:
                 await finish(opened)
@@ -274,7 +275,7 @@ class FetchStream:
                 await asyncio.wait((writer,), timeout=FINISH_TIMEOUT_S)
                 writer.cancel()
             if channel is not None and isinstance(self._reset_reason, RequestTimeoutError):
-                # The connection may have died without a word, and every further stream on it would fare no better.
+                # The connection may have died without a sign. Further streams over it would fail in the same way.
                 transport.give_up(channel)
         return error
 
@@ -334,7 +335,7 @@ class FetchStream:
                     self._wakeup = self._loop.create_future()
                     await self._wakeup
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
-            # The reader finds the same end of the stream, and its reason.
+            # The reader sees the same end of the stream, with its reason.
             logger.debug("writing to %s ended: %s", self.address, error)
         except Exception as error:
             logger.exception("writing to %s failed", self.address)

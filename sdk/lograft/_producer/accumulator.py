@@ -1,32 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gathers records into batches.
+"""Collects records into batches.
 
-Owns the open batch of every partition, the memory they and the sealed ones may take, linger, and what a flush waits for. Must
-not send, encode (the encoder is passed in), wait or read a clock. It knows no locks: the blocking producer calls it under its own,
-but for the fast path.
+This module owns the open batch of every partition, the memory for open and sealed batches, linger, and the marks of flushes. It
+must not send, encode (the caller passes an encoder), wait or read a clock. It knows no lock: the blocking producer calls it
+under its own lock, except for the fast path.
 
-Theory of operation. A client looks up the partition's `PartitionBuffer` and, when the record fits into the `room` of its open
-batch, takes the size off `room` and appends value and key to it: nothing else happens per record. All else happens when `room`
-runs out, in `add`: memory is granted in quanta, a full batch is sealed, an empty one is opened. While no batch is
-open, or the open one needs columns that the fast path does not fill (own timestamps, headers: a *rich* one), `CLOSED` stands in
-its place, into which nothing fits, so that every record comes to `add`.
+Theory of operation. A producer looks up the `PartitionBuffer`. If the record fits into the `room` of the open batch, the
+producer subtracts its size from `room` and appends value and key. Nothing else happens for such a record. `add` does the rest
+when `room` is used up: it grants memory in quanta, seals a full batch and opens an empty one. The fast path fills no timestamps
+and no headers. A batch that needs such columns is a *rich* batch. While the open batch is rich, or no batch is open, `open` is
+`CLOSED`. Nothing fits into `CLOSED`, so every record comes to `add`.
 
-The fast path takes no lock, everything else happens under the client's. What makes that safe: the append of value and key is one
-step, and it is followed by a look whether the batch is still the open one. Closing a batch goes the other way round: first
-`CLOSED` is put in its place, then its records are copied and removed. So a record that was appended too late to be copied is
-noticed by its sender, who has it taken in again under the lock (`take_late`). The arithmetic on `room` may lose a step when two
-threads meet: a batch is then a little fuller or emptier than counted, never wrong.
+The fast path takes no lock; all other code runs under the producer's lock. This is safe for two reasons. The append of value
+and key is one step, and after it the producer checks that the batch is still the open one. Closing a batch uses the opposite
+order: it first sets `open` to `CLOSED`, then copies and removes the records. So a producer notices when its record came too
+late to be copied, and adds it again under the lock (`take_late`). The arithmetic on `room` may lose a step when two threads
+meet. The batch is then a little fuller or emptier than counted, which does no harm.
 
-A batch is sealed when it is full, when it has lingered (and the partition's pipeline has room for it; else it goes on filling,
-which is how batches grow under load), at a flush, and when the buffer is full while nothing is under way that could free it.
+A batch is sealed when it is full, and at a flush. It is sealed when it has lingered and the partition's pipeline has room; with
+a full pipeline it goes on filling, which is how batches grow under load. And it is sealed when the buffer is full and no batch
+is under way that could free memory.
 
-Records without a timestamp of their own get the time at which their batch was opened; every time that the batch lingers on,
-a new mark is set for those that come later. So a timestamp is at most `max(linger_ms, MARK_INTERVAL_MS)` early, and no clock
-is read per record.
+Records without a timestamp get the time at which their batch was opened. Each time the batch lingers on, later records get a
+new time mark. So a timestamp is at most `max(linger_ms, MARK_INTERVAL_MS)` early, and the producer reads no clock for each
+record.
 
-Laws: every accepted record is in exactly one batch; order of acceptance is kept within a partition; reserved bytes never exceed
-`buffer_bytes`, but for one late record per thread; a batch holds at most `MAX_BATCH_RECORDS` and, but for a single larger record,
-its size limit. Source: the interplay of linger and full pipelines follows Kafka's RecordAccumulator (Kafka 4.0).
+Laws: each accepted record is in exactly one batch. Records of a partition stay in the order in which they were accepted.
+Reserved bytes never exceed `buffer_bytes`, except by one late record for each thread. A batch holds at most `MAX_BATCH_RECORDS`
+records, and does not exceed its size limit unless it is a single larger record.
+Source: linger and full pipelines work together as in Kafka's RecordAccumulator (Kafka 4.0).
 """
 
 from __future__ import annotations
@@ -51,20 +53,20 @@ from lograft.types import Headers
 BATCH_OVERHEAD_BYTES: Final = 160
 """Bytes counted for the header of a batch and the tags of its columns."""
 QUANTUM_BYTES: Final = 64 * 1024
-"""Bytes of the buffer that are granted to an open batch at a time."""
+"""Bytes of the buffer that one grant gives to an open batch, besides what its records need at once."""
 MAX_BATCH_RECORDS: Final = 100_000
-"""Most records of a batch of the format."""
+"""Most records that the format allows in a batch."""
 SAFE_BATCH_RECORDS: Final = MAX_BATCH_RECORDS - QUANTUM_BYTES // RECORD_OVERHEAD_BYTES - 1_000
-"""Records after which a batch gets no further grant: those of the fast path (and late ones) must still fit in."""
+"""Records after which a batch gets no further grant. Records of the fast path, and late ones, must still fit."""
 WAKE_BYTES: Final = 1024 * 1024
-"""Bytes of the buffer, at most, that must be free before callers are woken: more would make them fill it in bursts that keep
-the event loop from sending meanwhile (there is one interpreter lock)."""
+"""Most bytes of the buffer that must be free before waiting callers wake up. With more, they would fill the buffer in bursts during
+which the event loop cannot send, because the process has one interpreter lock."""
 MARK_INTERVAL_MS: Final = 10
-"""Least milliseconds between two looks at a batch that lingers on."""
+"""Shortest time between two checks of a batch that lingers on, in milliseconds."""
 
 
 class AddResult(Enum):
-    """What became of a record. Only ADDED has changed the state."""
+    """Result of adding a record. Only ADDED has changed the state."""
 
     ADDED = "added"
     BUFFER_FULL = "buffer full"
@@ -72,7 +74,7 @@ class AddResult(Enum):
 
 
 class Accumulator:
-    """All open batches of one producer; see the module docstring."""
+    """All open batches of one producer, and the memory for them and for the sealed ones."""
 
     __slots__ = (
         "_batch_bytes",
@@ -110,12 +112,12 @@ class Accumulator:
         self._max_record_bytes = max_record_bytes
         self._encode = encode
         self._next_ordinal = 0
-        # Open batches in the order of their opening: id(buffer) -> buffer.
+        # Open batches, oldest first: id(buffer) -> buffer.
         self._open: dict[int, PartitionBuffer] = {}
         self._lingering: deque[tuple[int, PartitionBuffer, int]] = deque()
         self.reserved_bytes = 0
         self.sealed: deque[SealedBatch] = deque()
-        # A batch was sealed that its pipeline has room for; whoever takes what is sealed sets it back first.
+        # A batch was sealed whose pipeline has room. The sender clears the flag before it takes the sealed batches.
         self.is_send_due = False
         self.outstanding: dict[int, SealedBatch] = {}
 
@@ -123,9 +125,9 @@ class Accumulator:
         """Make the buffers of a topic.
 
         Args:
-            topic: its name.
+            topic: topic name.
             partition_count: number of partitions, at least 1.
-            first_sticky: any number; chooses the partition that the first records without a key go to.
+            first_sticky: any number; it chooses the partition of the first records without a key.
         """
         buffers = TopicBuffers(topic)
         buffers.sticky = first_sticky % partition_count
@@ -133,7 +135,7 @@ class Accumulator:
         return buffers
 
     def grow_topic(self, buffers: TopicBuffers, partition_count: int) -> None:
-        """Add buffers for partitions that are new; never takes any away."""
+        """Add buffers for new partitions. Buffers are never removed."""
         buffers.grow(
             [
                 PartitionBuffer(
@@ -144,7 +146,7 @@ class Accumulator:
         )
 
     def limit_batches(self, part: PartitionBuffer, max_batch_bytes: int) -> None:
-        """Take note of the largest batch that the partition's topic takes, in bytes with header."""
+        """Set the largest batch that the partition's topic accepts, in bytes with header."""
         part.size_limit = min(self._batch_bytes, max_batch_bytes)
         part.max_record_bytes = min(self._max_record_bytes, max_batch_bytes)
 
@@ -159,14 +161,14 @@ class Accumulator:
         now_ms: int,
         wall_ms: int,
     ) -> AddResult:
-        """Add a record: the way for everything that the fast path cannot do.
+        """Add a record that the fast path cannot add.
 
         Args:
             part: the partition's buffer.
-            value: its value; None: a null value.
-            key: its key; None: it has none.
-            timestamp_ms: its create time; None: `wall_ms`, see the module docstring.
-            headers: its headers; None: it has none.
+            value: value; None is a null.
+            key: key; None for a record without a key.
+            timestamp_ms: create time in milliseconds since 1970-01-01 UTC; None uses the time mark of the batch.
+            headers: headers; None for a record without headers.
             now_ms: monotonic time in milliseconds.
             wall_ms: time in milliseconds since 1970-01-01 UTC.
         """
@@ -193,18 +195,18 @@ class Accumulator:
         now_ms: int,
         wall_ms: int,
     ) -> AddResult:
-        """Add several records at once, all into one batch.
+        """Add several records to one batch.
 
         Args:
             part: the partition's buffer.
-            values: their values, at least one.
-            keys: their keys; None: they have none.
-            timestamps_ms: their create times; None: `wall_ms`, see the module docstring.
+            values: values, at least one.
+            keys: one key for each value; None for records without keys.
+            timestamps_ms: one create time for each value; None uses the time mark of the batch.
             now_ms: monotonic time in milliseconds.
             wall_ms: time in milliseconds since 1970-01-01 UTC.
 
         Returns:
-            TOO_LARGE when they do not fit into one batch of the partition: the caller adds them one by one then.
+            TOO_LARGE when the records do not fit into one batch of the partition. The caller then adds them one by one.
         """
         count = len(values)
         size = sum(map(len, values)) + (sum([len(key) for key in keys if key]) if keys else 0)
@@ -226,13 +228,13 @@ class Accumulator:
     def add_encoded(
         self, part: PartitionBuffer, body: BatchBody, record_count: int, *, may_split: bool, now_ms: int
     ) -> AddResult:
-        """Take a batch that is encoded already; the partition's open batch is sealed before it.
+        """Add an encoded batch. The partition's open batch is sealed before it.
 
         Args:
             part: the partition's buffer.
-            body: the batch, which belongs to the accumulator from now on.
-            record_count: records in it.
-            may_split: the sender may split it when it is over the limit of the topic.
+            body: the batch. The accumulator owns it from now on.
+            record_count: number of records in it.
+            may_split: the sender may split the batch when it exceeds the limit of the topic.
             now_ms: monotonic time in milliseconds.
         """
         size = len(body)
@@ -248,9 +250,9 @@ class Accumulator:
         return AddResult.ADDED
 
     def take_late(self, part: PartitionBuffer, batch: OpenBatch, *, now_ms: int, wall_ms: int) -> None:
-        """Take in what the fast path appended to a batch while or after it was sealed; see the module docstring.
+        """Add the records again that the fast path appended to a batch during or after its sealing.
 
-        The records were accepted when they were appended, so they are taken even over the memory bound.
+        The producer has already accepted them, so they are added even above the memory bound.
         """
         while batch:
             value, key = batch[0], batch[1]
@@ -264,7 +266,7 @@ class Accumulator:
             self._append(part, [value, key], size)
 
     def turn_sticky(self, buffers: TopicBuffers) -> None:
-        """Let the next records without a key go to the next partition."""
+        """Send the next records without a key to the next partition."""
         buffers.sticky = (buffers.sticky + 1) % len(buffers.parts)
 
     def _append(self, part: PartitionBuffer, flat: list[bytes | None], size: int) -> None:
@@ -285,18 +287,18 @@ class Accumulator:
         max_total: int | None,
         count: int = 1,
     ) -> bool:
-        """Grant memory for `size` bytes of records, sealing and opening as needed.
+        """Grant memory for `size` bytes of records. Seal and open batches as needed.
 
         Args:
             part: the partition's buffer.
             size: bytes of the records.
             now_ms: monotonic time in milliseconds.
             wall_ms: time in milliseconds since 1970-01-01 UTC.
-            max_total: largest batch that the records may make alone; None: grant whatever it takes.
+            max_total: largest batch that these records alone may make; None always grants.
             count: number of records.
 
         Returns:
-            False when it was refused; nothing has changed then.
+            False when the grant is refused. Nothing has changed then.
         """
         if max_total is not None and size + BATCH_OVERHEAD_BYTES > max_total:
             return False
@@ -306,7 +308,7 @@ class Accumulator:
         )
         is_new = must_seal or not part.is_open
         need = size + BATCH_OVERHEAD_BYTES if is_new else size - room
-        # What a batch to be sealed does not use goes back before the new one takes.
+        # A batch returns its unused bytes when it is sealed, before the new batch takes memory.
         free = self._buffer_bytes - self.reserved_bytes + (room if must_seal else 0)
         if max_total is not None and need > free:
             return False
@@ -332,7 +334,7 @@ class Accumulator:
         self._lingering.append((now_ms + self._linger_ms, part, part.serial))
 
     def _enrich(self, part: PartitionBuffer, with_timestamps: bool, with_headers: bool) -> None:
-        """Give the open batch the columns that the fast path does not fill, and keep the fast path off it."""
+        """Make the open batch rich: add columns that the fast path does not fill, and keep the fast path away from it."""
         if part.rich is None:
             part.rich_room = part.open.room
             values, keys = close_batch(part)
@@ -344,7 +346,7 @@ class Accumulator:
             part.headers = no_headers(count)
 
     def seal(self, part: PartitionBuffer) -> None:
-        """Seal the open batch of a partition; there must be one."""
+        """Seal the open batch of a partition, which must exist."""
         assert part.is_open, f"{part.topic}-{part.partition} has no open batch"
         room = part.room
         values, keys = close_batch(part) if part.rich is None else (part.rich[::2], part.rich[1::2])
@@ -355,7 +357,7 @@ class Accumulator:
             timestamps = part.marks[0][1]
         else:
             timestamps = expand(part.marks, len(values))
-        # Counting is slow among keys (each is compared), fast among Nones (each is identical): look at the first one.
+        # `count` is slow over keys, which it compares, and fast over Nones, which are identical. So look at the first key.
         is_keyless = keys[0] is None and keys.count(None) == len(keys)
         body = self._encode(values, None if is_keyless else keys, timestamps, part.headers)
         self.reserved_bytes -= room
@@ -393,14 +395,14 @@ class Accumulator:
             self.seal(part)
 
     def deadline_ms(self) -> int | None:
-        """Monotonic time at which `expire` has something to do; None: never, as things stand."""
+        """Return the monotonic time at which `expire` has work; None while no batch lingers."""
         lingering = self._lingering
         while lingering and lingering[0][2] != lingering[0][1].serial:
             lingering.popleft()
         return lingering[0][0] if lingering else None
 
     def expire(self, *, now_ms: int, wall_ms: int) -> None:
-        """Seal the batches that have lingered; those whose pipeline is full go on filling, with a new time mark."""
+        """Seal the batches that have lingered. A batch whose pipeline is full goes on filling, with a new time mark."""
         again: list[tuple[int, PartitionBuffer, int]] = []
         while (deadline_ms := self.deadline_ms()) is not None and deadline_ms <= now_ms:
             _, part, serial = self._lingering.popleft()
@@ -413,7 +415,7 @@ class Accumulator:
         self._lingering.extend(again)
 
     def release(self, batch: SealedBatch, part: PartitionBuffer, *, now_ms: int) -> None:
-        """A sealed batch is resolved: free its memory, and seal the next one if it only waited for the pipeline."""
+        """Free the memory of a resolved batch, and seal the next batch if it only waited for room in the pipeline."""
         del self.outstanding[batch.ordinal]
         self.reserved_bytes -= batch.reserved_bytes
         part.pending_batches -= 1
@@ -421,14 +423,14 @@ class Accumulator:
             self.seal(part)
 
     def should_wake(self, waiter_count: int, flush_marks: Sequence[int]) -> bool:
-        """True when those who wait for room or for a flush should look again.
+        """True when callers that wait for room or for a flush should check again.
 
-        For room, a few batches must fit, so that a caller that is faster than the brokers is woken once for some of
-        them; or nothing is under way that could free more.
+        For room, a few batches must fit, or no batch must be under way that could free more. So a caller that is faster than
+        the brokers wakes up once for several batches.
 
         Args:
-            waiter_count: those who wait, for whatever.
-            flush_marks: the mark of each of them that waits for a flush.
+            waiter_count: number of all waiting callers.
+            flush_marks: the marks of those that wait for a flush.
         """
         if waiter_count > len(flush_marks):
             step = min(WAKE_BYTES, self._buffer_bytes // 4)
@@ -436,17 +438,17 @@ class Accumulator:
         return any(map(self.has_reached, flush_marks))
 
     def relieve(self) -> None:
-        """The buffer is full: if nothing under way will free memory, send what is there."""
+        """Seal every open batch when the buffer is full and no batch under way will free memory."""
         if not self.outstanding:
             self.seal_all()
 
     def unresolved_records(self) -> int:
-        """Records that were taken and are neither acknowledged nor failed; counted when asked, not for each record."""
+        """Return the number of records that are neither acknowledged nor failed. It is counted on request, not for each record."""
         sealed = sum(batch.record_count for batch in list(self.outstanding.values()))
         return sealed + sum(part.record_count for part in list(self._open.values()))
 
     def flush_mark(self) -> int:
-        """Seal everything; the returned mark is reached when all of it is resolved."""
+        """Seal everything and return a mark. It is reached when all batches sealed so far are resolved."""
         self.seal_all()
         return self._next_ordinal
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of what a caller gives to `send` and `send_many`."""
+"""Checks the arguments of `send` and `send_many`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lograft.wire.limits import MAX_TIMESTAMP_MS
 def check_record(
     value: object, key: object, timestamp_ms: object, headers: object
 ) -> tuple[bytes | None, bytes | None, int | None, Headers | None]:
-    """Check one record as the caller gave it; bytearrays and memoryviews are copied to bytes.
+    """Check one record as the caller gave it. Copy bytearrays and memoryviews to bytes.
 
     Raises:
         UsageError: a field has the wrong type or range.
@@ -73,10 +73,10 @@ def _check_headers(headers: object) -> Headers | None:
 def check_columns(
     values: Sequence[bytes], keys: Sequence[bytes | None] | None, timestamps_ms: Sequence[int] | None
 ) -> None:
-    """Check that columns have the same length, and the range of timestamps.
+    """Check that the columns have the same length and that timestamps are in range.
 
     Raises:
-        UsageError: they have not, or a timestamp is out of range.
+        UsageError: the lengths differ, or a timestamp is out of range.
     """
     for name, column in (("keys", keys), ("timestamps_ms", timestamps_ms)):
         if column is not None and len(column) != len(values):
@@ -91,7 +91,7 @@ def check_columns(
 
 
 def is_plain(piece: LoosePiece) -> bool:
-    """True when values are bytes, keys bytes or None, times int, so that they can be taken as they are."""
+    """True when values are bytes, keys are bytes or None, and timestamps are int. Such a piece needs no check for each record."""
     if set(map(type, piece.values)) - {bytes}:
         return False
     if piece.timestamps_ms is not None and set(map(type, piece.timestamps_ms)) - {int}:

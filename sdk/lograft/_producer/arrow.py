@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns Arrow tables into encoded batches for the partitions of a topic.
+"""Encodes Arrow tables into batches for the partitions of a topic.
 
-Owns the choice of partitions for rows with keys, and the cutting to batch size. Must not wait or send. pyarrow is
-needed only here and is imported by the caller's own objects: nothing is imported at module level.
+This module owns the choice of partitions for rows with keys, and the cutting to batch size. It must not wait or send. It
+imports no pyarrow at module level: the caller's objects have already loaded it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lograft.wire.errors import BatchError, BatchTooLargeError
 from lograft.wire.limits import MAX_RECORDS_PER_BATCH
 
 STEP_ROWS: Final = 65_536
-"""Rows whose partitions are computed at a time: enough for full batches, few enough to bound memory."""
+"""Rows whose partitions are computed in one step: enough for full batches, and few enough to bound memory."""
 
 Rows = Any
 """A `pyarrow.RecordBatch`; pyarrow ships no types."""
@@ -38,15 +38,15 @@ def encode_rows(
     """Encode a `pyarrow.RecordBatch` or `Table` into batches, in row order for each partition.
 
     Args:
-        data: columns `value`, and `key`, `timestamp` or `timestamp_ms`, `headers` if wanted.
-        partition: partition for all rows; None: by key, rows without key to the sticky partition.
-        partition_count: partitions of the topic.
-        batch_bytes: size that a batch should not pass, inclusive.
-        codec: how batches are compressed.
-        wall_ms: timestamp of the rows when there is no such column.
+        data: rows with a column `value` and, if wanted, `key`, `timestamp` (or `timestamp_ms`) and `headers`.
+        partition: partition of all rows. With None, the keys decide; rows without a key go to the sticky partition.
+        partition_count: number of partitions of the topic.
+        batch_bytes: size that a batch should not exceed, inclusive.
+        codec: compression of the batches.
+        wall_ms: timestamp of the rows if the table has no timestamps, in milliseconds since 1970-01-01 UTC.
 
     Raises:
-        UsageError: a column is missing, unknown or of another type, or a row is over the limit of the format.
+        UsageError: a column is missing, unknown or of another type, or a row exceeds the limit of the format.
     """
     for attribute in ("schema", "num_rows"):
         if not hasattr(data, attribute):
@@ -65,7 +65,7 @@ def _group(rows: Rows, partition: int | None, partition_count: int) -> Iterator[
         yield partition, rows
         return
     keys = [key.encode() if isinstance(key, str) else key for key in rows.column("key").to_pylist()]
-    # -1 stands for the sticky partition within this function.
+    # Within this function -1 stands for the sticky partition.
     groups = group_by_partition(partition_by_keys(keys, partition_count, keyless=-1))
     for number, indexes in groups.items():
         group = rows if len(groups) == 1 else rows.take(_index_array(indexes))
@@ -73,14 +73,14 @@ def _group(rows: Rows, partition: int | None, partition_count: int) -> Iterator[
 
 
 def _index_array(indexes: list[int]) -> Rows:
-    # pyarrow ships no types, so it is imported as an object of any kind.
+    # pyarrow has no type stubs, so import it as Any.
     pa: Any = import_module("pyarrow")
     return pa.array(indexes, pa.int32())
 
 
 def _encode(rows: Rows, partition: int | None, batch_bytes: int, codec: Codec, wall_ms: int) -> Iterator[EncodedPiece]:
     row_bytes = max(1, rows.nbytes // max(1, rows.num_rows))
-    # Compressed batches may be larger before they are compressed, but nobody knows by how much.
+    # With compression a batch could hold more rows, but by how much is not known in advance.
     step = min(max(1, batch_bytes * 15 // 16 // row_bytes), MAX_RECORDS_PER_BATCH)
     for start in range(0, rows.num_rows, step):
         yield from _encode_slice(rows.slice(start, step), partition, batch_bytes, codec, wall_ms)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A sealed batch on its way through the producer.
 
-Owns the state that the accumulator, the sequencer and the shells keep for each batch. Must not know how a batch is
-encoded.
+This module owns the state that the accumulator, the sequencer, the engine and the streams keep for each batch. It must not know
+how a batch is encoded.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from lograft.types import Headers
 
 
 class BatchBody(Protocol):
-    """An encoded batch that takes its producer's numbers late; `len` gives its bytes."""
+    """An encoded batch that gets producer id, epoch and sequence later. `len` returns its bytes."""
 
     def __len__(self) -> int: ...
 
     def stamp_producer(self, *, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
-        """Write identity and sequence of its first record into the batch."""
+        """Write the identity and the sequence of the first record into the batch."""
         ...
 
     def join(self) -> bytearray:
-        """Copy it into one piece of memory."""
+        """Copy the batch into one piece of memory."""
         ...
 
     def pieces(self) -> Sequence[bytes | bytearray | memoryview]:
-        """Give its bytes, in order."""
+        """Return the bytes of the batch, in order."""
         ...
 
 
@@ -45,14 +45,14 @@ BatchEncoder = Callable[
 
 
 class Doubt(IntEnum):
-    """Whether a batch that waits may be in the log; the higher one counts."""
+    """Whether a waiting batch may be in the log. The higher value counts."""
 
     NONE = 0
-    """It is not: it was never sent, or the broker said so."""
+    """The batch is not in the log: it was never sent, or the broker said so."""
     NEAR_REFUSAL = 1
-    """It was in flight when the broker refused a batch without saying which one."""
+    """The batch was in flight when the broker refused a batch without naming it."""
     LOST = 2
-    """It was in flight when the connection broke or the wait for its receipt was given up."""
+    """The batch was in flight when the connection broke, or when the producer stopped waiting for its receipt."""
 
 
 class SealedBatch:
@@ -61,16 +61,16 @@ class SealedBatch:
     Attributes:
         topic: topic of the batch.
         partition: partition of the batch.
-        body: the encoded batch; the shell writes the identity into it before it is first sent.
-        record_count: records in it.
-        reserved_bytes: bytes of the producer's buffer that it holds until it is resolved.
-        deadline_ms: monotonic time from which it counts as failed.
-        ordinal: number in the order of sealing over all partitions of the producer.
-        base_sequence: sequence of its first record; None: not numbered (yet).
-        batch_number: number on its current route; None: not on the wire.
-        doubt: whether an earlier sending may have been appended.
-        owner: the batch that this one was split off; None: it is whole.
-        open_pieces: pieces of a split batch that are not resolved.
+        body: the encoded batch. The stream writes the identity into it before it sends it for the first time.
+        record_count: number of records in the batch.
+        reserved_bytes: bytes of the producer's buffer that the batch holds until it is resolved.
+        deadline_ms: monotonic time from which the batch counts as failed.
+        ordinal: number in the order of sealing, over all partitions of the producer.
+        base_sequence: sequence of the first record; None before the batch is numbered.
+        batch_number: number on the current route; None while the batch is not on the wire.
+        doubt: whether an earlier attempt may have appended the batch.
+        owner: the batch from which this one was split; None for a whole batch.
+        open_pieces: number of unresolved pieces of a split batch.
     """
 
     __slots__ = (

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The open batches that a producer's fast path appends to.
+"""The open batches to which a producer's fast path appends.
 
-Owns the state of one partition's open batch and the closing of it. What the state means, and why the fast path needs no
-lock, stands in `accumulator`, which owns every other change of it.
+This module owns the state of one partition's open batch and the closing of it. `accumulator` explains the state, says why the
+fast path needs no lock, and makes every other change.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from crc32c import crc32c
 from lograft.types import Headers
 
 MAX_KEPT_KEYS: Final = 16_384
-"""Keys of a topic, at most, whose partition is kept: the first ones seen. With their own bytes about 3 MB."""
+"""Most keys of a topic whose partition is cached: the first ones seen. With their bytes they take about 3 MB."""
 MAX_KEPT_KEY_BYTES: Final = 64
-"""Bytes of the longest key that is kept."""
+"""Bytes of the longest key that is cached."""
 
 
 MAX_UNKEPT_LOOKUPS: Final = 1_000
-"""Look-ups of keys that are not kept after which such keys are taken for the usual ones."""
+"""Lookups of uncached keys after which the topic counts as one with mostly uncached keys."""
 
 
 class OpenBatch(list["bytes | None"]):
-    """What the fast path appends to: value, key, value, key, ...; `room` is what still fits in.
+    """The list to which the fast path appends: value, key, value, key, ... `room` is the number of bytes that still fit.
 
-    It is a list, not an owner of one: that saves the fast path two steps for each record.
+    The class is a list instead of having one. This saves the fast path two steps for each record.
     """
 
     __slots__ = ("room",)
@@ -38,29 +38,29 @@ class OpenBatch(list["bytes | None"]):
 
 
 CLOSED: Final = OpenBatch(-1)
-"""Stands where no batch takes records by the fast path; nothing ever fits into it."""
+"""The open batch of a partition whose records must not take the fast path. No record fits into it."""
 
 
 class PartitionBuffer:
-    """The open batch of one partition. The producer's fast path works on `open`; all else is `Accumulator`'s.
+    """The open batch of one partition. The fast path changes `open` and its room; `Accumulator` changes everything else.
 
     Attributes:
-        topic_buffers: the topic.
-        topic: its name.
-        partition: number of the partition.
-        open: where the fast path appends; `CLOSED` while no batch is open, or it is a rich one.
-        rich: values and keys in turns of a batch with own timestamps or headers; None: the open batch, if any, is
-            plain.
-        rich_room: bytes that fit into the rich batch.
-        timestamps: own timestamps of the rich batch's records; None: they have none.
-        headers: headers of the rich batch's records; None: they have none.
-        granted: bytes of the buffer that the open batch was granted; 0: none is open.
-        marks: (records before, wall-clock milliseconds): records from there on get this time.
+        topic_buffers: buffers of the topic.
+        topic: topic name.
+        partition: partition, from 0.
+        open: the batch to which the fast path appends; `CLOSED` while no batch is open, and while the open batch is rich.
+        rich: values and keys, alternately, of a batch with timestamps of the caller or with headers; None while the open batch,
+            if any, is plain.
+        rich_room: bytes that still fit into the rich batch.
+        timestamps: timestamps of the rich batch's records; None if no record brought one.
+        headers: headers of the rich batch's records; None if no record brought any.
+        granted: bytes of the buffer that the open batch was granted; 0 while no batch is open.
+        marks: (records before, wall-clock milliseconds). The records after those get this time.
         opened_ms: monotonic time at which the open batch was opened.
-        pending_batches: sealed batches that are not resolved.
+        pending_batches: number of sealed batches that are not resolved.
         serial: number of batches sealed before.
-        size_limit: bytes of the largest batch of several records.
-        max_record_bytes: bytes of the largest batch of one record.
+        size_limit: bytes of the largest batch with several records.
+        max_record_bytes: bytes of the largest batch with one record.
     """
 
     __slots__ = (
@@ -105,19 +105,19 @@ class PartitionBuffer:
 
     @property
     def room(self) -> int:
-        """Bytes that fit into the open batch without a further grant; 0: none is open."""
+        """Bytes that fit into the open batch without a further grant; 0 while no batch is open."""
         if self.rich is not None:
             return self.rich_room
         return 0 if self.open is CLOSED else self.open.room
 
     @property
     def record_count(self) -> int:
-        """Records in the open batch."""
+        """Number of records in the open batch."""
         return len(self.open if self.rich is None else self.rich) // 2
 
 
 class UnkeptKeys(dict[bytes, PartitionBuffer]):
-    """The kept keys of a topic most of whose keys are not kept: looks the others up without an exception for each."""
+    """The cached keys of a topic whose keys are mostly not cached. It looks up the other keys without raising an exception."""
 
     __slots__ = ("_topic",)
 
@@ -126,7 +126,7 @@ class UnkeptKeys(dict[bytes, PartitionBuffer]):
         self._topic = topic
 
     def __missing__(self, key: bytes) -> PartitionBuffer:
-        """Buffer of a key that is not kept."""
+        """Return the buffer of an uncached key."""
         return self._topic.of_key(key)
 
 
@@ -134,14 +134,13 @@ class TopicBuffers:
     """The partitions of one topic.
 
     Attributes:
-        topic: its name.
+        topic: topic name.
         parts: a buffer for each partition.
-        count: how many there are, for the fast path; never more than `parts` has.
-        by_key: the buffer of keys that were seen, a bounded number of them: looking one up costs the fast path a third
-            of what its checksum does. A key that is not in it raises KeyError: `of_key` knows its buffer. Replaced when
-            partitions are added.
-        unkept_lookups: how often `of_key` was asked for a key that is not kept; threads that meet may lose a count.
-        sticky: takes the records without key and partition until its batch is sealed.
+        count: number of partitions, for the fast path; never more than `parts` has.
+        by_key: buffers by key, for a bounded number of keys. A lookup costs the fast path a third of a checksum. It raises
+            KeyError for other keys; `of_key` finds their buffer. `grow` replaces the dict.
+        unkept_lookups: number of calls of `of_key` for keys that are not cached. Threads that meet may lose a count.
+        sticky: partition that takes records without key and partition until its batch is sealed.
     """
 
     __slots__ = ("by_key", "count", "parts", "sticky", "topic", "unkept_lookups")
@@ -157,7 +156,7 @@ class TopicBuffers:
     def grow(self, parts: Sequence[PartitionBuffer]) -> None:
         """Add partitions.
 
-        The order is the point: a client that keeps a buffer by the old count meanwhile keeps it in the old `by_key`.
+        The order of the steps matters: a thread that meanwhile caches a buffer by the old count puts it into the old `by_key`.
         """
         self.parts += parts
         self.count = len(self.parts)
@@ -165,7 +164,7 @@ class TopicBuffers:
         self.unkept_lookups = 0
 
     def of_key(self, key: bytes) -> PartitionBuffer:
-        """Buffer of a key: its CRC-32C modulo the partition count, kept for the next time while there is room."""
+        """Return the buffer of a key, by CRC-32C modulo the partition count. Cache it while the cache has room."""
         by_key = self.by_key
         part = self.parts[crc32c(key) % self.count]
         if len(by_key) < MAX_KEPT_KEYS and len(key) <= MAX_KEPT_KEY_BYTES:
@@ -175,23 +174,23 @@ class TopicBuffers:
         return part
 
     def suit_keys(self) -> None:
-        """Change to `UnkeptKeys` when most keys are not kept; called with the client's lock held, as `grow` is.
+        """Change to `UnkeptKeys` when most keys are not cached. As for `grow`, the caller holds the client's lock.
 
-        An exception costs the fast path three times what a look-up does: right for the first record of each key, wrong
-        for every record of a topic with more or longer keys than are kept.
+        An exception costs the fast path three times as much as a lookup. This is acceptable for the first record of each key,
+        but not for every record of a topic with more or longer keys than the cache takes.
         """
         if self.unkept_lookups > MAX_UNKEPT_LOOKUPS and type(self.by_key) is dict:
             self.by_key = UnkeptKeys(self)
 
 
 NO_TOPIC: Final[tuple[str, TopicBuffers | None]] = ("", None)
-"""Stands in the place of a topic and its buffers; no topic has this name."""
+"""Placeholder for a topic and its buffers; no topic has an empty name."""
 
 
 def close_batch(part: PartitionBuffer) -> tuple[list[bytes | None], list[bytes | None]]:
-    """Keep the fast path off the open batch and return its values and its keys.
+    """Keep the fast path away from the open batch, and return its values and its keys.
 
-    The order is the point: whoever appends after the look at the length sees that the batch is closed (see
+    The order of the steps matters: a thread that appends after the length is read sees that the batch is closed (see
     `accumulator`).
     """
     flat = part.open

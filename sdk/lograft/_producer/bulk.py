@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns many records into pieces that the accumulator takes at once.
+"""Cuts many records into pieces that the accumulator takes at once.
 
-Owns the sizes of the pieces for `send_many`, and the check of batches that callers encoded. Must not wait or send: the
-producers do, piece by piece.
+This module owns the sizes of the pieces for `send_many`, and checks batches that callers encoded. It must not wait or send; the
+producers do that piece by piece.
 
-Records for one partition that make at least half a batch become batches of their own here, encoded by the caller's
-thread without a lock and without a look at each record (50 ns a record instead of 200). Fewer go to the open batch as
-they are.
+When the records for one partition make at least half a batch, they become batches of their own. The caller's thread encodes
+them here without a lock and without a step for each record (50 ns a record instead of 200). Fewer records go to the open batch
+as they are.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from lograft.wire.errors import BatchError, BatchTooLargeError, InvalidBatchErro
 from lograft.wire.limits import HEADER_BYTES, MAGIC, MAX_RECORDS_PER_BATCH
 
 LOOSE_PIECES_PER_BATCH: Final = 8
-"""Loose pieces are about this fraction of a batch, so that batches are well filled."""
+"""A loose piece is about 1/8 of a batch, so that batches are well filled."""
 KEYED_STEP_RECORDS: Final = 32_768
-"""Records with keys whose partitions are computed at a time."""
+"""Records with keys whose partitions are computed in one step."""
 BATCH_OVERHEAD_BYTES: Final = HEADER_BYTES + 64
-"""Bytes counted for a batch beside its columns: header, tags and lengths."""
+"""Bytes counted for a batch besides its columns: header, tags and lengths."""
 LENGTH_BYTES: Final = 4
-"""Bytes counted for a value or key beside its bytes, where lengths differ."""
+"""Bytes counted for a value or key besides its bytes, when lengths differ."""
 TIMESTAMP_BYTES: Final = 4
-"""Bytes counted for a timestamp; usual deltas are shorter."""
+"""Bytes counted for a timestamp. Usual deltas are shorter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoosePiece:
-    """Records for the open batch of one partition; `partition` None: the sticky one of the moment.
+    """Records for the open batch of one partition; with `partition` None, of the sticky partition at that moment.
 
-    Nobody has looked at the types of values and keys.
+    The types of values and keys are not checked yet.
     """
 
     partition: int | None
@@ -46,14 +46,14 @@ class LoosePiece:
     timestamps_ms: Sequence[int] | None
 
     def records(self) -> Iterator[tuple[bytes, bytes | None, int | None, int | None, None]]:
-        """Give each record as (value, key, partition, create time, no headers)."""
+        """Yield each record as (value, key, partition, create time, no headers)."""
         for index, value in enumerate(self.values):
             key = None if self.keys is None else self.keys[index]
             time_ms = None if self.timestamps_ms is None else self.timestamps_ms[index]
             yield value, key, self.partition, time_ms, None
 
     def choose(self, indexes: Sequence[int], partition: int | None) -> LoosePiece:
-        """Give some of the records for a partition; without keys where that is the sticky one."""
+        """Return some of the records for a partition; without keys if it is the sticky one."""
         return LoosePiece(
             partition=partition,
             values=[self.values[index] for index in indexes],
@@ -62,7 +62,7 @@ class LoosePiece:
         )
 
     def part(self, start: int, end: int) -> LoosePiece:
-        """Give the records from `start` to `end`, exclusive."""
+        """Return the records from `start` to `end`, exclusive."""
         return LoosePiece(
             partition=self.partition,
             values=self.values[start:end],
@@ -73,9 +73,9 @@ class LoosePiece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedPiece:
-    """A whole batch for one partition; `partition` None: the sticky one of the moment.
+    """A whole batch for one partition; with `partition` None, for the sticky partition at that moment.
 
-    `may_split`: it may be cut where the topic takes only smaller batches.
+    `may_split`: the sender may split the batch if the topic accepts only smaller ones.
     """
 
     partition: int | None
@@ -95,17 +95,17 @@ def cut(
     codec: Codec,
     wall_clock_ms: Callable[[], int],
 ) -> Iterator[LoosePiece | EncodedPiece]:
-    """Cut records into pieces in order (per partition, when keys decide).
+    """Cut records into pieces. With keys, the records of each partition stay in order; otherwise all do.
 
     Args:
-        values: values; those that are not bytes end up in loose pieces.
-        keys: keys; None: none has one.
-        timestamps_ms: create times within the range of the format; None: none is given.
-        partition: partition for all; None: by key.
+        values: values. Values that are not bytes end up in loose pieces.
+        keys: one key for each value; None for records without keys.
+        timestamps_ms: one create time for each value, within the range of the format; None for none.
+        partition: partition of all records. With None, the keys decide.
         partition_count: number of partitions.
-        batch_bytes: size that a batch should not pass.
-        codec: how batches are compressed.
-        wall_clock_ms: gives the create time of the records of an encoded piece when none is given.
+        batch_bytes: size that a batch should not exceed.
+        codec: compression of the batches.
+        wall_clock_ms: returns the create time for encoded records without timestamps.
     """
     cutter = _Cutter(batch_bytes, codec, wall_clock_ms)
     whole = LoosePiece(partition=partition, values=values, keys=keys, timestamps_ms=timestamps_ms)
@@ -116,10 +116,10 @@ def cut(
         step = whole.part(start, start + KEYED_STEP_RECORDS)
         assert step.keys is not None
         try:
-            # Records without a key among others with one: -1 stands for the sticky partition within this function.
+            # A record without a key among records with keys: within this function -1 stands for the sticky partition.
             numbers = partition_by_keys(step.keys, partition_count, keyless=-1)
         except TypeError:
-            # A key is not bytes: the way of single records says which one.
+            # A key is not bytes. The path for single records reports which one.
             yield step
             continue
         for number, indexes in group_by_partition(numbers).items():
@@ -177,7 +177,7 @@ class _Cutter:
         except BatchTooLargeError:
             body = None
         except (TypeError, InvalidBatchError):
-            # The way of single records says which one is wrong.
+            # The path for single records reports which record is wrong.
             yield piece
             return
         if body is not None and (len(body) <= self._batch_bytes or count == 1):
@@ -185,17 +185,17 @@ class _Cutter:
         elif count == 1:
             yield piece
         else:
-            # The sizes are uneven: some batches come out too large.
+            # The records differ in size, so this batch is too large. Encode each half.
             middle = count // 2
             yield from self._encode(piece.part(0, middle), lengths[:middle])
             yield from self._encode(piece.part(middle, count), lengths[middle:])
 
 
 def check_encoded(encoded: bytearray, record_count: int) -> EncodedBatch:
-    """Check the frame of a batch that the caller encoded; the broker checks the rest.
+    """Check the frame of a batch that the caller encoded. The broker checks the rest.
 
     Raises:
-        UsageError: it is not one whole batch of `record_count` records.
+        UsageError: the bytes are not one whole batch of `record_count` records.
     """
     if type(encoded) is not bytearray:
         raise UsageError(f"an encoded batch is a bytearray, not {type(encoded).__name__}")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The records of one producer from `send` to their delivery report: topics in use, accumulator, failures until the next flush.
 
-Owns encoding, the clocks that the accumulator is given, and the list of failures. Knows no lock and no loop: the blocking producer
-uses it under its lock.
+This module owns encoding, the clock readings for the accumulator, and the list of failures. It knows no lock and no loop: the
+blocking producer uses it under its lock.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _CODECS: Final = {"none": Codec.NONE, "zstd": Codec.ZSTD}
 
 
 class Deliveries:
-    """See the module docstring.
+    """Takes the records of one producer and keeps their failures for the next flush.
 
     Attributes:
-        live: topics that records may be sent to; the fast path of send() looks here, and nowhere else, before it
-            appends. Emptied by the producer when it is closed.
-        topics: every topic that was used.
+        live: topics that accept records. The fast path of send() looks only here before it appends. The producer empties it
+            when it is closed.
+        topics: every topic in use.
         accumulator: the open and sealed batches.
     """
 
@@ -84,11 +84,11 @@ class Deliveries:
         self.live[topic] = buffers
 
     def grow_topic(self, topic: str, partition_count: int) -> None:
-        """Take note of partitions that are new."""
+        """Add buffers for the new partitions of a topic."""
         self.accumulator.grow_topic(self.topics[topic], partition_count)
 
     def choose(self, buffers: TopicBuffers, key: bytes | None, partition: int | None) -> PartitionBuffer:
-        """Return the buffer for a record: the partition named, else by key, else the sticky one.
+        """Return the buffer for a record: of the given partition, else by key, else the sticky one.
 
         Raises:
             UnknownPartitionError: the topic has no such partition.
@@ -115,13 +115,13 @@ class Deliveries:
         timestamp_ms: int | None,
         headers: Headers | None,
     ) -> AddResult:
-        """Add a checked record with the clocks of now."""
+        """Add a checked record, with the current clock readings."""
         return self.accumulator.add(
             part, value, key, timestamp_ms, headers, now_ms=monotonic_ms(), wall_ms=wall_clock_ms()
         )
 
     def take(self, buffers: TopicBuffers, piece: LoosePiece | EncodedPiece) -> AddResult:
-        """Add a piece of many records with the clocks of now; those of a loose one are checked."""
+        """Add a piece of many records, with the current clock readings. The values and keys of a loose piece are already checked."""
         part = self.choose(buffers, None, piece.partition)
         if isinstance(piece, LoosePiece):
             return self.accumulator.extend(
@@ -142,7 +142,7 @@ class Deliveries:
         timestamps_ms: Sequence[int] | None,
         partition: int | None,
     ) -> Iterator[LoosePiece | EncodedPiece]:
-        """Cut columns that were checked into pieces; see `bulk.cut`."""
+        """Cut checked columns into pieces; see `bulk.cut`."""
         return cut(
             values,
             keys,
@@ -166,11 +166,11 @@ class Deliveries:
         )
 
     def _batch_limit(self, buffers: TopicBuffers) -> int:
-        """Size in bytes that batches of a topic should not pass, as far as it is known."""
+        """Return the size in bytes that batches of a topic should not exceed, as far as the limit is known."""
         return min(self.settings.buffer_bytes, *(part.size_limit for part in buffers.parts))
 
     def too_large(self, part: PartitionBuffer, size_bytes: int) -> RecordTooLargeError:
-        """Make the error for a record (or an encoded batch) that can never be sent."""
+        """Return the error for a record, or an encoded batch, that can never be sent."""
         limit = min(part.max_record_bytes, self.settings.buffer_bytes)
         return RecordTooLargeError(
             f"a record or batch of about {size_bytes} bytes for topic {part.topic!r} is over the limit of {limit} bytes "
@@ -178,10 +178,10 @@ class Deliveries:
             "the producer's buffer_bytes"
         )
 
-    # -- fates
+    # -- results
 
     def note_result(self, receipt: BatchReceipt) -> None:
-        """Remember a failure for the next flush."""
+        """Keep a failure for the next flush."""
         if receipt.error is None:
             return
         self._failed_records += receipt.record_count
@@ -196,7 +196,7 @@ class Deliveries:
             )
 
     def call_back(self, receipt: BatchReceipt) -> None:
-        """Tell the user's callback; what it raises is logged and goes no further."""
+        """Call the user's callback. Log an exception that it raises, and go on."""
         if self._on_batch is None:
             return
         try:
@@ -205,16 +205,16 @@ class Deliveries:
             logger.exception("on_batch failed for %s-%d", receipt.topic, receipt.partition)
 
     def release(self, batch: SealedBatch) -> None:
-        """Free the memory of a batch that has met its fate."""
+        """Free the memory of a resolved batch."""
         part = self.topics[batch.topic].parts[batch.partition]
         self.accumulator.release(batch, part, now_ms=monotonic_ms())
 
     def limit(self, topic: str, partition: int, max_batch_bytes: int) -> None:
-        """Take note of the largest batch that a topic takes."""
+        """Set the largest batch that a topic accepts."""
         self.accumulator.limit_batches(self.topics[topic].parts[partition], max_batch_bytes)
 
     def unresolved_records(self) -> int:
-        """Records that were taken and have met no fate yet."""
+        """Return the number of records that are neither acknowledged nor failed."""
         return self.accumulator.unresolved_records()
 
     def take_failures(self) -> DeliveryError | None:
@@ -228,9 +228,9 @@ class Deliveries:
 
 
 def say_lost(count: int, reason: str) -> None:
-    """Say on standard error, and as a warning, that records of a producer that was never closed are lost."""
+    """Report on standard error, and as a warning, that records of a producer that was not closed are lost."""
     text = f"lograft: {count} record{'s were' if count != 1 else ' was'} not delivered: {reason}"
     warnings.warn(text, ResourceWarning, stacklevel=2)
-    # Warnings of this kind are hidden unless Python is told to show them; the loss must be seen.
+    # Python hides warnings of this kind by default, but users must see the loss.
     with suppress(OSError, ValueError):
         sys.stderr.write(text + "\n")

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gets sealed batches to the leaders of their partitions and brings their fates back.
+"""Brings sealed batches to the leaders of their partitions and reports the result of each.
 
-Owns the senders of all partitions, the streams to brokers, producer identities, retries and deadlines. Must not
-gather records or know of callers: a `ResultSink` gets every fate exactly once. Runs on one event loop.
+This module owns the senders of all partitions, the streams to brokers, producer identities, retries and deadlines. It must not
+collect records or know the callers: a `ResultSink` gets every result exactly once. It runs on one event loop.
 
-Identities. All partitions share one identity (a `Session`) until a batch that may be in the log is given up: then
-nobody can number the partition's next batch under the old one, so the partition moves to a younger session, and
-others follow as soon as they have nothing unresolved. A session without partitions is closed.
-Source: architecture section 5; KIP-360 for the recovery from lost batches.
+Identities. All partitions share one identity (a `Session`) until a batch fails that may be in the log. The next batch of its
+partition then cannot be numbered under the old identity. So that partition moves to a new session, and the others follow as
+soon as none of their sent batches is unresolved. A session without partitions is closed.
+Source: docs/clients.md; KIP-360 for the recovery from lost batches.
 """
 
 from __future__ import annotations
@@ -41,29 +41,29 @@ from lograft.wire.errors import BatchError
 logger = logging.getLogger(__name__)
 
 TICK_MS: Final = 50
-"""Milliseconds between two looks at deadlines while anything is unresolved."""
+"""Milliseconds between two checks of deadlines while a batch is unresolved."""
 
 _UNKNOWN: Final = frozenset({ErrorCode.UNKNOWN_TOPIC, ErrorCode.UNKNOWN_PARTITION})
 
 
 class ResultSink(Protocol):
-    """Gets the fates of batches, at the border between the delivery of batches and the records of a producer; `Sender` does."""
+    """Gets the results of batches. It separates the delivery of batches from the records of a producer; `Sender` implements it."""
 
     def on_result(self, receipt: BatchReceipt) -> None:
-        """A batch (or a piece of a split one) is in the log, or has failed (`receipt.error`)."""
+        """A batch, or a piece of a split one, is in the log or has failed (`receipt.error`)."""
         ...
 
     def on_resolved(self, batch: SealedBatch) -> None:
-        """A whole sealed batch has met its fate, all pieces of it: its memory is free."""
+        """A whole sealed batch is resolved, with all its pieces: its memory is free."""
         ...
 
     def on_limit(self, topic: str, partition: int, max_batch_bytes: int) -> None:
-        """The largest batch that a topic takes is known."""
+        """The largest batch that a topic accepts is known."""
         ...
 
 
 class ProduceEngine:
-    """See the module docstring."""
+    """Routes each partition's batches to its leader, retries them, and expires them. Belongs to one event loop."""
 
     def __init__(self, cluster: Cluster, settings: ProducerSettings, sink: ResultSink) -> None:
         self._cluster = cluster
@@ -74,7 +74,7 @@ class ProduceEngine:
         self._senders: dict[tuple[str, int], PartitionSender] = {}
         self._waiting: dict[tuple[str, int], PartitionSender] = {}
         self._unresolved = 0
-        # In the order of their beginnings, so that whoever is asked first does not depend on chance.
+        # Ordered by creation, so that the order in which streams are checked is deterministic.
         self._streams: dict[ProduceStream, None] = {}
         self._tick: asyncio.TimerHandle | None = None
         self._asked_ms = 0
@@ -83,7 +83,7 @@ class ProduceEngine:
         cluster.add_listener(self._on_metadata)
 
     def submit(self, batch: SealedBatch) -> None:
-        """Take a sealed batch; batches of one partition in the order of sealing."""
+        """Take a sealed batch. The batches of one partition come in the order of sealing."""
         key = (batch.topic, batch.partition)
         sender = self._senders.get(key)
         if sender is None:
@@ -106,7 +106,7 @@ class ProduceEngine:
             self._route(sender)
 
     async def close(self) -> None:
-        """Fail what is unresolved and close the streams."""
+        """Fail all unresolved batches and close the streams."""
         self._is_closed = True
         if self._tick is not None:
             self._tick.cancel()
@@ -142,7 +142,7 @@ class ProduceEngine:
         self._waiting.pop((sender.topic, sender.partition), None)
         stream = sender.session.streams.get(leader.broker_id)
         if stream is not None and stream.address != leader.address:
-            # The broker moved: what is bound there is handed back and comes here again.
+            # The broker has another address. Its partitions are returned and come here again.
             self._close_later(stream)
             stream = None
         if stream is None or stream.is_closed:
@@ -168,7 +168,7 @@ class ProduceEngine:
         self._waiting[(sender.topic, sender.partition)] = sender
 
     def _on_metadata(self) -> None:
-        """Leaders may have moved: those who wait for one need not wait longer."""
+        """Route the partitions that wait for a leader, and move those whose leader has changed."""
         for sender in list(self._waiting.values()):
             leader = self._cluster.leader(sender.topic, sender.partition)
             if sender.retry is not None and leader is not None and leader != sender.avoided:
@@ -181,7 +181,7 @@ class ProduceEngine:
             if not stream.is_open:
                 self._leave(sender)
             elif sender.leaving is None:
-                # It is about to say so itself, behind the receipts that it still has; a frozen one never does.
+                # The former leader is about to report this itself, after its remaining receipts. A frozen broker never does.
                 delay_s = OLD_LEADER_GRACE_MS / 1000
                 sender.leaving = self._loop.call_later(delay_s, self._leave_late, sender, stream)
 
@@ -195,14 +195,14 @@ class ProduceEngine:
             self._leave(sender)
 
     def _leave(self, sender: PartitionSender) -> None:
-        """Take a partition off the stream to a broker that leads it no more, and go to the one that does."""
+        """Take a partition off the stream to its former leader and route it to the new one."""
         self._detach(sender)
         self._route(sender)
 
     # -- identities
 
     def _refresh_session(self, sender: PartitionSender) -> None:
-        """Move a partition to the youngest session if its own is of no more use, or nothing ties it there."""
+        """Move a partition to the newest session when its own cannot be used any more, or when no sent batch ties it there."""
         old = sender.session
         if sender.sequencer.needs_identity and old is self._session:
             self._session = Session()
@@ -217,7 +217,7 @@ class ProduceEngine:
                 self._close_later(stream)
 
     def _close_later(self, stream: ProduceStream) -> None:
-        # Senders of a moved broker are handed back before their stream closes.
+        # Return the partitions of a moved broker before their stream closes.
         senders = [sender for sender in self._senders.values() if sender.stream is stream]
         self._streams.pop(stream, None)
         task = self._loop.create_task(stream.close())
@@ -232,7 +232,7 @@ class ProduceEngine:
     def on_bound(self, sender: PartitionSender, opened: log_pb2.ProduceRouteOpened) -> None:
         """See `StreamOwner`."""
         if sender.topic_id is not None and sender.topic_id != opened.topic_id:
-            # Made anew under the same name: nothing of the old topic is in its log, sequences start over.
+            # A topic with the same name replaced the old one. Its log has no batch of this producer, so sequences start at 0.
             sender.sequencer.renew()
         sender.topic_id = opened.topic_id
         sender.unknown_since_ms = None
@@ -243,7 +243,7 @@ class ProduceEngine:
             self._sink.on_limit(sender.topic, sender.partition, sender.max_batch_bytes)
 
     def prepare(self, sender: PartitionSender) -> bool:
-        """See `StreamOwner`: split or fail batches that the topic does not take."""
+        """See `StreamOwner`. Split or fail batches that exceed the limit of the topic."""
         queue = sender.sequencer.queue
         limit = sender.max_batch_bytes
         while queue and limit is not None and len(queue[0].body) > limit and queue[0].base_sequence is None:
@@ -307,7 +307,7 @@ class ProduceEngine:
             self._drop_all(sender, cause)
             return
         if cause.code.fatal and given_up is None and not sender.sequencer.has_sent:
-            # The binding itself was refused for good.
+            # The broker refused the binding itself, with a fatal code.
             self._drop_all(sender, cause)
             return
         is_hint_news = error.HasField("leader") and self._cluster.take_hint(
@@ -336,17 +336,17 @@ class ProduceEngine:
             else:
                 self._retry_later(sender, error)
 
-    # -- fates
+    # -- results
 
     def _is_gone(self, sender: PartitionSender) -> bool:
-        """True once brokers have not known the partition for a while: it may be new, or one of them behind."""
+        """True once brokers have not known the partition for `UNKNOWN_TOPIC_WAIT_MS`. It may be new, or a broker may lag behind."""
         at_ms = monotonic_ms()
         if sender.unknown_since_ms is None:
             sender.unknown_since_ms = at_ms
         return at_ms - sender.unknown_since_ms >= UNKNOWN_TOPIC_WAIT_MS
 
     def _detach(self, sender: PartitionSender) -> None:
-        """Take a partition off its stream; what is in flight may be in the log."""
+        """Take a partition off its stream. Its batches in flight may be in the log."""
         if sender.stream is not None:
             sender.stream.abandon(sender)
         sender.sequencer.unbind(Doubt.LOST)
@@ -402,13 +402,13 @@ class ProduceEngine:
                 self._expire(sender, at_ms)
         for stream in list(self._streams):
             if stream.is_stalled(at_ms) and at_ms - self._asked_ms >= STALL_REFRESH_MS:
-                # It may be frozen or cut off, and with it the watch.
+                # The broker may be frozen or cut off, and the watch may run over the same broker.
                 self._asked_ms = at_ms
                 self._cluster.request_refresh(avoid=stream.address)
             stream.check_silence(at_ms)
 
     def _expire(self, sender: PartitionSender, at_ms: int) -> None:
-        """Give up what is past its deadline, and its route with it when it is on the wire."""
+        """Fail the batches that are past their deadline. A partition with an open route loses the route first."""
         if sender.sequencer.in_flight or sender.sequencer.is_bound:
             self._detach(sender)
         reason = f" (last trouble: {sender.last_error.message})" if sender.last_error is not None else ""

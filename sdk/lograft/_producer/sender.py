@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A producer's sender, as Kafka calls it: carries sealed batches from the accumulator to the engine, and their fates back.
+"""A producer's sender, as Kafka calls it: carries sealed batches from the accumulator to the engine, and their results back.
 
-Owns the linger timer and the engine's life, on one event loop. The lock is the blocking producer's, or none.
+This module owns the linger timer and the life of the engine, on one event loop. The lock belongs to the blocking producer; the
+asyncio producer has none.
 
-The loop never waits for the lock on its regular way: a caller's thread may hold it while another thread runs, and then
-every wait would cost a switch of threads. What is sealed is taken without it (a deque's ends are atomic); what needs it
-(fates, linger) is tried, and tried again a moment later when a caller is in the middle of a send.
+The loop normally never waits for the lock. A thread that holds it may be suspended while another one runs, so each wait would
+cost a switch of threads. The loop takes sealed batches without the lock, because both ends of a deque are atomic. For results
+and linger it tries to take the lock, and tries again a moment later if a caller holds it.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from lograft.settings import REQUEST_TIMEOUT_MS, ClientSettings
 from lograft.types import BatchReceipt
 
 LOCK_RETRY_S: Final = 0.0005
-"""Seconds until the lock is tried again."""
+"""Seconds until the loop tries to take the lock again."""
 
 
 class Sender:
-    """See the module docstring. Belongs to one event loop.
+    """Moves sealed batches from the accumulator to the engine, and results back. Belongs to one event loop.
 
     Attributes:
         cluster: the connection to the cluster.
-        is_wake_due: True while a wake is on its way. Callers set it with the lock held, the loop clears it without:
-            whatever was sealed before is then seen by the wake.
+        is_wake_due: True while a wake is scheduled. Callers set it under the lock. The loop clears it without the lock; the
+            wake then sees every batch that was sealed before.
     """
 
     def __init__(
@@ -49,9 +50,9 @@ class Sender:
 
         Args:
             client: where the cluster is.
-            deliveries: where batches come from, and their fates go.
-            lock: guards the deliveries; None: everything runs on this loop.
-            on_progress: called with the lock held after batches were resolved.
+            deliveries: provides the batches and takes their results.
+            lock: guards the deliveries; None if everything runs on this loop.
+            on_progress: called after batches were resolved, with the lock held.
         """
         self.is_wake_due = False
         self.cluster = Cluster(client)
@@ -60,7 +61,7 @@ class Sender:
         self._on_progress = on_progress
         self._loop = asyncio.get_running_loop()
         self._engine = ProduceEngine(self.cluster, deliveries.settings, self)
-        # Monotonic milliseconds of the next look at what lingers; None: nothing is planned.
+        # Monotonic milliseconds of the next check of lingering batches; None if none is planned.
         self._look_ms: int | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._resolved: deque[SealedBatch | BatchReceipt] = deque()
@@ -68,15 +69,15 @@ class Sender:
         self.cluster.add_listener(self._on_metadata)
 
     async def open_topic(self, topic: str) -> int:
-        """Find a topic and return its partition count."""
+        """Look up a topic and return its partition count."""
         timeout_ms = min(REQUEST_TIMEOUT_MS, self._deliveries.settings.delivery_timeout_ms)
         state = await self.cluster.topic(topic, timeout_ms=timeout_ms)
         return len(state.partitions)
 
     def needs_wake(self) -> bool:
-        """True when the loop must be told of something new; to be asked with the lock held.
+        """True when the loop must learn of new work. The caller holds the lock.
 
-        A batch whose pipeline is full is nothing new: it is taken when the pipeline moves, and a wake for each of them would
+        A batch whose pipeline is full is no new work: the loop takes it when the pipeline moves. A wake for each of them would
         cost a busy caller the interpreter lock each time.
         """
         if self.is_wake_due:
@@ -87,7 +88,7 @@ class Sender:
         return deadline_ms is not None and (self._look_ms is None or deadline_ms < self._look_ms)
 
     def wake(self) -> None:
-        """Send what is sealed, and plan to look after what lingers."""
+        """Send the sealed batches, and plan the next check of lingering ones."""
         self.is_wake_due = False
         self._submit()
         self._look()
@@ -99,7 +100,7 @@ class Sender:
             self._engine.submit(sealed.popleft())
 
     def _look(self) -> None:
-        """Seal what has lingered, if the lock is free, and plan the next look."""
+        """Seal the batches that have lingered, if the lock is free, and plan the next check."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -119,7 +120,7 @@ class Sender:
         self._submit()
 
     async def close(self) -> None:
-        """Fail what is unresolved and let the connections go."""
+        """Fail all unresolved batches and close the connections."""
         if self._timer is not None:
             self._timer.cancel()
         self._submit()
@@ -128,7 +129,7 @@ class Sender:
             self._settle_all()
         await self.cluster.close()
 
-    # -- what the engine tells
+    # -- what the engine reports
 
     def on_result(self, receipt: BatchReceipt) -> None:
         """See `ResultSink`."""
@@ -149,7 +150,7 @@ class Sender:
             self._deliveries.limit(topic, partition, max_batch_bytes)
 
     def _settle(self) -> None:
-        """Report the fates, if the lock is free; what waited for them to leave the pipeline goes either way."""
+        """Report results if the lock is free. Send newly sealed batches either way."""
         if self._lock is not None and not self._lock.acquire(blocking=False):
             self._submit()
             self._loop.call_later(LOCK_RETRY_S, self._settle)

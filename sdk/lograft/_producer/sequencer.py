@@ -1,31 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Order and identity of the batches of one partition.
 
-Owns: what waits, what is on the wire, sequence numbers, batch numbers, and what may be sent again. Must not send,
-encode or wait.
+This module owns which batches wait and which are on the wire, their sequences and batch numbers, and which batches may be
+resent. It must not send, encode or wait.
 
-Theory of operation. Batches wait in `queue` and are on the wire in `in_flight`; both are in the order of sealing and
-everything in flight comes before everything that waits. A batch gets its sequence when it is first taken for the wire
-and keeps it for every resend, so the broker recognises it. When the route ends or the connection breaks, what was in
-flight goes back to the front of the queue.
+Theory of operation. Batches wait in `queue` and are on the wire in `in_flight`. Both are in the order of sealing, and every
+batch in flight precedes every waiting one. A batch gets its sequence when it is first taken for the wire. It keeps the sequence
+for every resend, so the broker recognises it. When the route ends or the connection breaks, the batches in flight return to the
+front of the queue.
 
-A batch that is given up leaves a gap in the sequences. While it is certain that it is not in the log, the later ones
-are numbered anew. Otherwise the later ones that may be in the log fail with it (under another identity they could be
-there twice), and the partition needs a new identity for the rest.
+A failed batch leaves a gap in the sequences. If it is certainly not in the log, the later batches get new sequences. Otherwise
+the later batches that may be in the log fail too, because under another identity they could be in the log twice. The remaining
+batches need a new identity.
 
-Which batch of a route a refusal means is only certain when it is the first without a receipt (`outcome_unknown` is
-false); otherwise nothing is given up: the partition goes on with one batch at a time (`_is_probing`), and the next
-refusal names its batch. When that one is refused for its content, it was the culprit the first time, too: the broker
-would have recognised it otherwise.
+A refusal names its batch only if that is the first one without a receipt (`outcome_unknown` is false). Otherwise no batch
+fails. The partition continues with one batch at a time (`_is_probing`), and the next refusal names its batch. If the broker
+then refuses that batch for its content, it refused the same batch the first time: otherwise it would have recognised the batch.
 
-A route that ended because its batches are in the leader's log, but not safe there (`LEFT_IN_LOG`), is no refusal: they are sent
-again with their sequences, as after a lost connection. Without sequences a resend would surely append them twice, so
-they fail, with an unknown outcome.
+A route may end because its batches are in the leader's log but on too few replicas (`LEFT_IN_LOG`). This is not a refusal.
+Batches with sequences are resent, as after a lost connection. Without sequences a resend would certainly append them twice, so
+they fail with an unknown outcome.
 
-Laws: batches are acknowledged or failed exactly once; batches of one partition reach the log in the order of sealing;
-at most `window` are in flight; a sequence is never reused for other records under the same identity once a batch with
-it may be in the log.
-Source: KIP-98 and KIP-360 for the sequences; architecture sections 5 and 6 (window of 16).
+Laws: each batch is acknowledged or failed exactly once. The batches of one partition reach the log in the order of sealing. At
+most `window` batches are in flight. Once a batch may be in the log, its sequence is not reused for other records under the same
+identity.
+Source: KIP-98 and KIP-360 for the sequences; docs/glossary.md, "producer state", for the window of 16.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ from lograft.wire.codes import ErrorCode
 SEQUENCE_MASK: Final = 0x7FFF_FFFF
 """Sequences wrap from 2,147,483,647 to 0."""
 LOST_IDENTITY: Final = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE, ErrorCode.PRODUCER_FENCED})
-"""Refusals after which the broker takes no further sequence of the same identity."""
+"""Refusals after which the broker accepts no further sequence of the same identity."""
 REFUSED_CONTENT: Final = frozenset({ErrorCode.INVALID_BATCH, ErrorCode.UNSUPPORTED_FORMAT})
-"""Refusals that depend on nothing but the bytes of the batch: not on configs, nor on damage on the way."""
+"""Refusals that depend only on the bytes of the batch, not on configs or on damage in transit."""
 
 LEFT_IN_LOG: Final = frozenset({ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND})
-"""Ends of a route that leave appended batches in the leader's log, committed later or never."""
+"""Route ends that leave appended batches in the leader's log. They may be committed later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +62,9 @@ class GivenUp:
     """Batches that failed.
 
     Attributes:
-        refused: the batch that caused it; it is not in the log unless `refused_is_ambiguous`.
-        refused_is_ambiguous: True when an earlier sending of it may have been appended.
-        followers: batches sent after it, which fail with it; they may be in the log.
+        refused: the batch that caused the failure. It is not in the log unless `refused_is_ambiguous`.
+        refused_is_ambiguous: True when an earlier attempt may have appended `refused`.
+        followers: batches that were sent after it and fail with it. They may be in the log.
     """
 
     refused: SealedBatch
@@ -74,11 +73,11 @@ class GivenUp:
 
 
 class ReceiptError(Exception):
-    """A receipt does not match what is in flight: the broker broke the protocol."""
+    """A receipt does not match the batches in flight: the broker broke the protocol."""
 
 
 class PartitionSequencer:
-    """Order and identity of one partition's batches; see the module docstring."""
+    """Keeps the order, the sequences and the outcome of one partition's batches. The engine and the stream drive it."""
 
     __slots__ = (
         "_is_numbered",
@@ -93,7 +92,7 @@ class PartitionSequencer:
     )
 
     def __init__(self, *, is_numbered: bool) -> None:
-        """Start empty.
+        """Start without batches.
 
         Args:
             is_numbered: True when batches carry sequences (an idempotent producer).
@@ -110,32 +109,32 @@ class PartitionSequencer:
 
     @property
     def is_empty(self) -> bool:
-        """True when nothing waits and nothing is in flight."""
+        """True when no batch waits or is in flight."""
         return not self.queue and not self.in_flight
 
     @property
     def has_sent(self) -> bool:
-        """True when a batch that may be in the log under the current identity is unresolved."""
+        """True when an unresolved batch may be in the log under the current identity."""
         return bool(self.in_flight) or (bool(self.queue) and self.queue[0].base_sequence is not None)
 
     def enqueue(self, batch: SealedBatch) -> None:
-        """Take a sealed batch, the last one of its partition."""
+        """Add the next sealed batch of the partition."""
         self.queue.append(batch)
 
     def replace_head(self, pieces: Sequence[SealedBatch]) -> None:
-        """Put the pieces of the first waiting batch into its place; it was never sent."""
+        """Replace the first waiting batch, which was never sent, by its pieces."""
         head = self.queue.popleft()
         assert head.base_sequence is None, f"{head} was sent, it cannot be split"
         self.queue.extendleft(reversed(pieces))
 
     def drop_unsent(self) -> GivenUp:
-        """Fail the first waiting batch, which was never sent; what is in flight goes on."""
+        """Fail the first waiting batch, which was never sent. Batches in flight are not affected."""
         batch = self.queue.popleft()
         assert batch.base_sequence is None, f"{batch} was sent, the next one depends on it"
         return GivenUp(refused=batch, refused_is_ambiguous=batch.doubt > Doubt.NONE)
 
     def bind(self, *, window: int) -> None:
-        """A route is open: at most `window` batches may be in flight on it."""
+        """Start to use an open route, with at most `window` batches in flight."""
         assert not self.is_bound, "bound twice"
         assert not self.in_flight, "batches are in flight"
         assert window >= 1, f"window {window}"
@@ -149,7 +148,7 @@ class PartitionSequencer:
         return self.is_bound and not self.needs_identity and bool(self.queue) and len(self.in_flight) < window
 
     def take(self) -> SealedBatch:
-        """Move the first waiting batch onto the wire; it has its batch number and sequence then."""
+        """Move the first waiting batch to the wire, and give it a batch number and a sequence."""
         assert self.can_send(), "nothing to send"
         batch = self.queue.popleft()
         if self._is_numbered and batch.base_sequence is None:
@@ -161,7 +160,7 @@ class PartitionSequencer:
         return batch
 
     def take_unacknowledged(self) -> SealedBatch:
-        """Like `take`, for acks="none": the batch counts as done as soon as it is sent."""
+        """Do what `take` does, for acks="none": the batch is done when it is sent."""
         batch = self.take()
         self.in_flight.pop()
         return batch
@@ -172,12 +171,13 @@ class PartitionSequencer:
         """Take a receipt.
 
         Args:
-            last_batch_number: last batch that it covers, inclusive.
-            base_offsets: offset of every batch covered, in order.
-            duplicates: indexes in `base_offsets` of the duplicates.
+            last_batch_number: number of the last batch that the receipt covers, inclusive.
+            base_offsets: base offset of every batch that it covers, in order.
+            duplicates: indexes of the duplicates in `base_offsets`.
 
         Raises:
-            ReceiptError: it does not start with the first batch in flight, or goes beyond the last; state is unchanged.
+            ReceiptError: the receipt does not start with the first batch in flight, or ends after the last one. The state is
+                unchanged.
         """
         count = len(base_offsets)
         if count == 0 or count > len(self.in_flight):
@@ -196,7 +196,7 @@ class PartitionSequencer:
         return done
 
     def unbind(self, doubt: Doubt) -> None:
-        """The route is gone: what was in flight waits again, in order.
+        """Stop using the route. The batches in flight wait again, in order.
 
         Args:
             doubt: whether batches in flight may have been appended.
@@ -209,14 +209,14 @@ class PartitionSequencer:
             self.queue.appendleft(batch)
 
     def end_route(self, code: ErrorCode, *, outcome_unknown: bool) -> GivenUp | None:
-        """The broker ended the route because of its batches or its partition.
+        """Take the end of the route that the broker reports for its batches or its partition.
 
         Args:
             code: the reason.
             outcome_unknown: True when batches in flight may have been appended.
 
         Returns:
-            What failed; None: everything in flight will be sent again.
+            The batches that failed; None if all batches in flight will be resent.
         """
         in_flight_count = len(self.in_flight)
         is_refusal = code.fatal
@@ -239,10 +239,10 @@ class PartitionSequencer:
         return self.give_up(lost_identity=code in LOST_IDENTITY)
 
     def give_up(self, *, lost_identity: bool = False) -> GivenUp:
-        """Fail the first waiting batch, and those whose fate nobody can tell without it.
+        """Fail the first waiting batch, and the later ones whose outcome cannot be known without it.
 
         Args:
-            lost_identity: True when the broker takes no further sequence of this identity.
+            lost_identity: True when the broker accepts no further sequence of this identity.
         """
         assert not self.in_flight, "only the first waiting batch can be given up"
         assert self.queue, "nothing waits"
@@ -251,7 +251,7 @@ class PartitionSequencer:
         if batch.base_sequence is None:
             return GivenUp(refused=batch, refused_is_ambiguous=batch.doubt > Doubt.NONE)
         if batch.doubt is Doubt.NONE and not lost_identity:
-            # Neither it nor anything after it is in the log (batches get there in order): the numbers are free again.
+            # Batches reach the log in order, so neither this batch nor a later one is in it. Their sequences are free again.
             self._next_sequence = batch.base_sequence
             for later in self.queue:
                 later.base_sequence = None
@@ -269,7 +269,7 @@ class PartitionSequencer:
         return first is not None and first.deadline_ms <= now_ms
 
     def renew(self) -> None:
-        """The partition has a new identity (or its topic was made anew): sequences start at 0."""
+        """Start again with sequence 0, because the partition has a new identity or its topic was recreated."""
         assert not self.in_flight, "batches are in flight under the old identity"
         self.needs_identity = False
         self._next_sequence = 0

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Splits a sealed batch that is over the limit of its topic.
+"""Splits a sealed batch that exceeds the limit of its topic.
 
-Needed only when the limit is lower than the producer's batch size and was not known when the batch was sealed. Must
-not send.
+This happens only when the limit is lower than the producer's batch size and was not known when the batch was sealed. This
+module must not send.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ T = TypeVar("T")
 
 
 def split_batch(batch: SealedBatch) -> list[SealedBatch]:
-    """Make two batches, each with half of the records, that resolve the given one when both are resolved.
+    """Return two batches, each with half of the records. When both are resolved, the given batch is resolved.
 
     Args:
-        batch: a batch of two or more records that was never sent; a piece of a split one counts for its owner.
+        batch: a batch of at least two records that was never sent. A piece of a split batch counts for the piece's owner.
 
     Raises:
-        BatchError: its bytes are no valid batch (it was encoded by the caller).
+        BatchError: the bytes are not a valid batch. Only a batch that the caller encoded can have such bytes.
     """
     assert batch.base_sequence is None, f"{batch} was sent, it cannot be split"
     content = RecordBatch(batch.body.join())

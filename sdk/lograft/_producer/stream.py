@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One produce stream to one leader broker, the partitions on their way onto it, and the identity that their batches carry.
+"""One produce stream to one leader, the partitions that use it, and the producer identity of their batches.
 
-Owns the handshake, routes, the order of frames on the wire, and the matching of receipts. Must not choose leaders,
-retry, or know where batches come from: `engine` does.
+This module owns the handshake, the routes, the order of frames on the wire and the matching of receipts. It must not choose
+leaders, retry, or know where batches come from; `engine` does that.
 
-Theory of operation. Partitions (`PartitionSender`) are bound to route numbers, in `open` when they come before it,
-else in `bind`. The writer takes batches from the partitions that are ready in turns, one each, so that no partition
-starves. When the stream fails, every partition on it is handed back to the engine at once.
-Source: architecture section 5; proto/lograft/v1/log.proto.
+Theory of operation. The stream binds each partition (`PartitionSender`) to a route number: in `open` if the partition comes
+before it is sent, else in `bind`. The writer takes one batch from each ready partition in turn, so no partition starves. When
+the stream fails, it returns all its partitions to the engine at once. Source: docs/clients.md; proto/lograft/v1/log.proto.
 """
 
 from __future__ import annotations
@@ -52,10 +51,10 @@ class Session:
     """One producer identity and the streams that use it.
 
     Attributes:
-        identity: (producer id, epoch); None: not known yet. Written by the stream whose handshake brings it.
-        handshake: held by that handshake.
-        streams: the stream to each broker, by node id. Written by the engine, as the next one.
-        sender_count: partitions whose batches carry the identity.
+        identity: (producer id, producer epoch); None before the first handshake. The stream of that handshake writes it.
+        handshake: the lock that this stream holds during the handshake.
+        streams: the stream to each broker, by node id. The engine writes it.
+        sender_count: number of partitions whose batches carry the identity. The engine writes it.
     """
 
     def __init__(self) -> None:
@@ -66,21 +65,21 @@ class Session:
 
 
 class PartitionSender:
-    """One partition on its way to its leader. A stream writes `stream`, `route` and `is_ready`, the engine everything else.
+    """One partition on its way to its leader. A stream writes `stream`, `route` and `is_ready`; the engine writes everything else.
 
     Attributes:
-        sequencer: order and identity of its batches.
+        sequencer: order and identity of the partition's batches.
         session: the identity that its batches carry.
-        stream: stream that it is bound or being bound to; None: it waits for a leader.
-        route: its route number there.
-        is_ready: True while it stands in the stream's line of partitions with something to send.
-        topic_id: id of the topic that it was bound to last.
-        max_batch_bytes: largest batch that the topic takes; None: not bound yet.
-        unknown_since_ms: since when brokers say that they do not know the partition.
-        retry: timer of the next try to find a leader.
-        last_error: why the partition was last without a route.
-        avoided: leader that could not be used; the same one is tried again only after a pause.
-        leaving: timer after which it leaves the stream to a broker that leads it no more, if that has not ended it by then.
+        stream: the stream to which the partition is bound or being bound; None while it waits for a leader.
+        route: route number on that stream.
+        is_ready: True while the partition is in the stream's queue of partitions with a batch to send.
+        topic_id: id of the topic at the last binding.
+        max_batch_bytes: largest batch that the topic accepts; None before the first binding.
+        unknown_since_ms: monotonic time since when brokers do not know the partition.
+        retry: timer of the next attempt to find a leader.
+        last_error: why the partition last had no route.
+        avoided: a leader that could not be used. The engine tries the same one again only after a pause.
+        leaving: timer at which the partition leaves the stream to a former leader, unless the broker ends its route before.
     """
 
     __slots__ = (
@@ -122,10 +121,10 @@ class PartitionSender:
 
 
 class StreamOwner(Protocol):
-    """What a stream tells, at the border between the wire and the finding of leaders; `ProduceEngine` is told."""
+    """What a stream reports to its owner, the engine. It separates the wire from the search for leaders."""
 
     def on_bound(self, sender: PartitionSender, opened: log_pb2.ProduceRouteOpened) -> None:
-        """The partition's route is open; its sequencer is not bound yet."""
+        """The partition's route is open. Its sequencer is not bound yet."""
         ...
 
     def on_acknowledged(self, sender: PartitionSender, done: Sequence[Acknowledged], durability: Durability) -> None:
@@ -133,24 +132,24 @@ class StreamOwner(Protocol):
         ...
 
     def on_sent(self, sender: PartitionSender, batch: SealedBatch) -> None:
-        """A batch was sent that gets no receipt (acks="none")."""
+        """A batch without a receipt (acks="none") was sent."""
         ...
 
     def on_route_end(self, sender: PartitionSender, error: errors_pb2.PartitionError, *, outcome_unknown: bool) -> None:
-        """The broker ended the partition's route; the stream lives on."""
+        """The broker ended the partition's route. The stream continues."""
         ...
 
     def on_stream_end(self, stream: ProduceStream, senders: Sequence[PartitionSender], error: LograftError) -> None:
-        """The stream is gone; batches in flight may have been appended."""
+        """The stream has ended. Batches in flight may have been appended."""
         ...
 
     def prepare(self, sender: PartitionSender) -> bool:
-        """Make the partition's first batch fit for sending; False: there is nothing to send."""
+        """Make the partition's first batch ready to send. Return False if no batch is left to send."""
         ...
 
 
 class ProduceStream:
-    """See the module docstring."""
+    """Carries the batches of the partitions that one broker leads, and their receipts. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -183,7 +182,7 @@ class ProduceStream:
         self._reset_reason: LograftError | None = None
         self._call: _Call | None = None
         self._is_ending = False
-        # Since when the broker owes an answer; None: it owes none.
+        # Monotonic time since when the broker owes an answer; None while it owes none.
         self._owed_since_ms: int | None = None
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(self._run())
@@ -194,7 +193,7 @@ class ProduceStream:
         return self._is_open
 
     def bind(self, sender: PartitionSender) -> None:
-        """Bind a partition; `on_bound` or `on_route_end` or `on_stream_end` answers."""
+        """Bind a partition. The owner gets `on_bound`, `on_route_end` or `on_stream_end`."""
         sender.stream = self
         sender.route = self._next_route
         self._next_route += 1
@@ -202,14 +201,14 @@ class ProduceStream:
         self._wake()
 
     def ready(self, sender: PartitionSender) -> None:
-        """A bound partition may have something to send."""
+        """Queue a bound partition if it has a batch to send."""
         if not sender.is_ready and sender.sequencer.can_send():
             sender.is_ready = True
             self._ready.append(sender)
             self._wake()
 
     def abandon(self, sender: PartitionSender) -> None:
-        """Forget a partition's route; late receipts of it are ignored. To be called before its sequencer is unbound."""
+        """Forget a partition's route and ignore its late receipts. Call this before the sequencer is unbound."""
         self._in_flight_bytes -= sum(len(batch.body) for batch in sender.sequencer.in_flight)
         self._bound.pop(sender.route, None)
         self._binding.pop(sender.route, None)
@@ -223,11 +222,11 @@ class ProduceStream:
             self._owed_since_ms = None
 
     def is_stalled(self, at_ms: int) -> bool:
-        """True if the broker has owed an answer for so long that another should be asked who leads."""
+        """True if the broker has owed an answer for more than `STALLED_MS`. The engine then asks another broker for the leader."""
         return self._owed_since_ms is not None and at_ms - self._owed_since_ms > STALLED_MS
 
     def check_silence(self, at_ms: int) -> None:
-        """End the stream when the broker has owed an answer for too long."""
+        """End the stream if the broker has owed an answer for more than `STREAM_SILENCE_MS`."""
         if self._owed_since_ms is not None and at_ms - self._owed_since_ms > STREAM_SILENCE_MS:
             self._reset(RequestTimeoutError(f"{self.address} sent no answer for {STREAM_SILENCE_MS} ms"))
 
@@ -237,14 +236,14 @@ class ProduceStream:
         self._stop()
 
     def _stop(self) -> None:
-        """End the task: through its call, once there is one, so that the read under way ends as gRPC wants it."""
+        """End the task. Cancel its call if it has one, so that gRPC can end the read under way."""
         if self._call is not None:
             self._call.cancel()
         elif not self._is_ending:
             self._task.cancel()
 
     async def close(self) -> None:
-        """End the stream without a word to the owner."""
+        """End the stream without calling the owner."""
         self.is_closed = True
         self._stop()
         await asyncio.gather(self._task, return_exceptions=True)
@@ -262,7 +261,7 @@ class ProduceStream:
             self._end(error)
 
     async def _carry(self, uses: ExitStack) -> LograftError:
-        """Connect, open and carry the stream to its end, and return why it ended; `uses` keeps the channel that long."""
+        """Connect, open the stream, carry it to its end and return why it ended. `uses` keeps the channel open until then."""
         error: LograftError
         channel: grpc.aio.Channel | None = None
         opened: OpenCall[_Call] | None = None
@@ -297,7 +296,7 @@ class ProduceStream:
             logger.exception("produce stream to %s failed", self.address)
             error = ProtocolError(f"the produce stream to {self.address} failed: {cause!r}")
         finally:
-            # From here on nobody cancels this task: what is bound must be handed back.
+            # From here on no caller cancels this task: it must return the bound partitions.
             self._is_ending = True
             if opened is not None:
                 await finish(opened)
@@ -306,7 +305,7 @@ class ProduceStream:
                 await asyncio.wait((writer,), timeout=FINISH_TIMEOUT_S)
                 writer.cancel()
             if channel is not None and isinstance(self._reset_reason, RequestTimeoutError):
-                # The connection may have died without a word, and every further stream on it would fare no better.
+                # The connection may have died without a sign. Further streams over it would fail in the same way.
                 transport.give_up(channel)
         return error
 
@@ -325,7 +324,7 @@ class ProduceStream:
     async def _open(self, call: _Call) -> None:
         settings = self._settings
         needs_identity = settings.is_idempotent and self.session.identity is None
-        # Only the handshake that brings the identity keeps others of the session waiting.
+        # Only the handshake that gets the identity makes other streams of the session wait.
         turn = self.session.handshake if needs_identity else nullcontext()
         async with turn, asyncio.timeout(STREAM_OPEN_TIMEOUT_MS / 1000):
             request = log_pb2.ProduceOpen(
@@ -381,14 +380,14 @@ class ProduceStream:
                     self._wakeup = self._loop.create_future()
                     await self._wakeup
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
-            # The reader finds the same end of the stream, and its reason.
+            # The reader sees the same end of the stream, with its reason.
             logger.debug("writing to %s ended: %s", self.address, error)
         except Exception as error:
             logger.exception("writing to %s failed", self.address)
             self._reset(ProtocolError(f"writing to {self.address} failed: {error!r}"))
 
     def _next_frame(self) -> bytes | None:
-        """Take the next batch of the partition whose turn it is, as a message."""
+        """Return the next batch, as a message, of the partition whose turn it is."""
         if self._is_going_away:
             return None
         while self._ready:
@@ -442,7 +441,7 @@ class ProduceStream:
                     raise ProtocolError(f"{self.address} sent a message that this version does not know")
 
     def _settle(self) -> None:
-        """The broker has answered something: restart or stop the clock of its silence."""
+        """Restart or stop the clock of the broker's silence after an answer."""
         is_owing = bool(self._binding) or any(sender.sequencer.in_flight for sender in self._bound.values())
         self._owed_since_ms = monotonic_ms() if is_owing else None
         self._leave_if_idle()
@@ -491,7 +490,7 @@ class ProduceStream:
 
 
 def _durability(number: int) -> Durability:
-    """Durability of a number off the wire; one that this version does not know becomes UNKNOWN."""
+    """Return the durability for a number from a broker; UNKNOWN for one that this version does not know."""
     try:
         return Durability(number)
     except ValueError:

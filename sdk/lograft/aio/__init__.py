@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same clients as in `lograft`, native asyncio. Each belongs to the event loop in which it was first used.
+"""The clients of `lograft` for asyncio. Each client belongs to the event loop that first used it.
 
-from lograft import aio
+    from lograft import aio
 
-async with aio.Producer("localhost:9640") as producer:
-    await producer.send("events", b"value", key=b"key")
+    async with aio.Producer("localhost:9640") as producer:
+        await producer.send("events", b"value", key=b"key")
 
-They are found at first use (PEP 562): who needs one of them, as the blocking admin client does, loads no other.
+Python imports each client at its first use (PEP 562). So the blocking admin client, which needs only `aio.Admin`, does not load
+the other two.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _HOMES: Final = {"Admin": "lograft.aio.admin", "Consumer": "lograft.aio.consumer
 
 
 def __getattr__(name: str) -> object:
-    """Import the home of a public name at its first use."""
+    """Import a client from its module at the first use."""
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'lograft.aio' has no attribute {name!r}")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The asyncio admin client, which is also what the blocking one runs.
+"""The asyncio admin client. The blocking admin client runs it too.
 
-Owns its cluster connection. `lograft._admin` has the verbs, by subject, with their signatures and documentation; each is one line here.
+It owns the connection to the cluster. `lograft._admin` has the calls, by subject, with their signatures and docstrings.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ T = TypeVar("T")
 def _verb(
     verb: Callable[Concatenate[AdminCalls, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Admin, P], Coroutine[Any, Any, T]]:
-    """Return a verb as a method of the client."""
+    """Return a function of `lograft._admin` as a method of the client."""
 
     async def method(self: Admin, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await verb(self._calls(), *args, **kwargs)  # pyright: ignore[reportPrivateUsage]
@@ -44,7 +44,7 @@ def _verb(
 
 
 class Admin:
-    """Creates, changes, lists, describes and deletes topics; describes and changes the cluster; see `lograft.Admin`."""
+    """Manages topics, configs, brokers, partitions and the quorum; settings and errors as `lograft.Admin`."""
 
     def __init__(
         self,
@@ -95,14 +95,14 @@ class Admin:
     delete_records = _verb(records.delete_records)
 
     async def close(self) -> None:
-        """Let the connections go. Further calls do nothing."""
+        """Close the connections. Further calls do nothing."""
         self._is_closed = True
         cluster, self._cluster = self._cluster, None
         if cluster is not None:
             await cluster.close()
 
     def after_fork(self) -> None:
-        """Called in a forked child: refuse to work from now on."""
+        """Make every later call raise `ForkedClientError`. Runs in the forked child."""
         self._is_forked = True
         keep_for_ever(self._cluster)
         self._cluster = None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The asyncio consumer.
 
-Owns the waits of the caller's tasks. Everything runs on the caller's loop; decoding happens in the poll that asks for
-it. One task at a time should poll.
+It owns the waits of the caller's tasks. Everything runs on the caller's loop; a poll decodes the batches that it returns. One
+task at a time should poll.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from lograft.types import ConsumerHealth, ConsumerRecord, Position, TopicPartiti
 
 
 class Consumer:
-    """Reads records of the partitions that it is given; settings, results and errors as `lograft.Consumer`."""
+    """Reads records of the partitions that are assigned to it; settings, results and errors as `lograft.Consumer`."""
 
     def __init__(
         self,
@@ -88,58 +88,58 @@ class Consumer:
 
     @property
     def assignment(self) -> list[TopicPartition]:
-        """Partitions that are assigned."""
+        """The assigned partitions."""
         return list(self._collector.cursors)
 
     def position(self, tp: TopicPartition) -> int:
-        """Return the offset of the next record that will be handed out."""
+        """Return the offset of the next record that a poll hands out; see `lograft.Consumer.position`."""
         return self._collector.cursor(tp).position
 
     def high_watermark(self, tp: TopicPartition) -> int | None:
-        """Return the end of the readable offsets (exclusive) as last seen; None: nothing has come yet."""
+        """Return the last known high watermark; see `lograft.Consumer.high_watermark`."""
         return self._collector.cursor(tp).high_watermark
 
     def health(self) -> ConsumerHealth:
-        """Describe how it stands with every assigned partition; see `lograft.Consumer.health`."""
+        """Return the state of every assigned partition; see `lograft.Consumer.health`."""
         self._check_usable()
         if self._fetcher is None:
             return ConsumerHealth(partitions={}, unreachable_ms=None)
         return self._fetcher.health(list(self._collector.cursors.values()))
 
     async def seek(self, tp: TopicPartition, offset: int) -> None:
-        """Go on from an offset."""
+        """Continue from an offset; see `lograft.Consumer.seek`."""
         self._start()
         self._fetch(self._collector.seek(tp, offset))
 
     async def seek_to_time(self, tp: TopicPartition, timestamp_ms: int) -> None:
-        """Go on from the first record with a timestamp or a later one, or from the end when there is none."""
+        """Continue from the first record with this timestamp or a later one; see `lograft.Consumer.seek_to_time`."""
         self._collector.cursor(tp)
         await self.seek(tp, await self._start().find_time_or_end(tp, timestamp_ms))
 
     async def seek_to_beginning(self, *tps: TopicPartition) -> None:
-        """Go on from the first readable offset; without arguments: of all assigned partitions."""
+        """Continue from the first readable offset of these partitions; without arguments, of all assigned partitions."""
         for tp, offset in (await self.beginning_offsets(tps or self.assignment)).items():
             await self.seek(tp, offset)
 
     async def seek_to_end(self, *tps: TopicPartition) -> None:
-        """Go on with what becomes readable from now on; without arguments: of all assigned partitions."""
+        """Continue from the high watermark of these partitions; without arguments, of all assigned partitions."""
         for tp, offset in (await self.end_offsets(tps or self.assignment)).items():
             await self.seek(tp, offset)
 
     async def beginning_offsets(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Look up the first readable offset of partitions, assigned or not."""
+        """Look up the first readable offset of each partition. The partitions need not be assigned."""
         return await self._start().find_position(check_partitions(tps), Position.EARLIEST)
 
     async def end_offsets(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Look up the end of the readable offsets (exclusive) of partitions, assigned or not."""
+        """Look up the high watermark (exclusive end of the readable offsets) of each partition. It need not be assigned."""
         return await self._start().find_position(check_partitions(tps), Position.LATEST)
 
     async def offsets_for_times(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
-        """Look up the first offset with a timestamp or a later one; None: there is none."""
+        """Look up the first offset with a timestamp (milliseconds since 1970-01-01 UTC) or a later one; None if none exists."""
         return await self._start().find_times(times_ms)
 
     async def poll_batch(self, timeout_ms: int = 1_000) -> FetchedBatch | None:
-        """Return the next batch and move the position behind it; see `lograft.Consumer.poll_batch`."""
+        """Return the next batch and move the position past it; see `lograft.Consumer.poll_batch`."""
         wait: PollWait | None = None
         while True:
             self._check_usable()
@@ -152,7 +152,7 @@ class Consumer:
                 return None
 
     async def poll(self, max_records: int = 500, timeout_ms: int = 1_000) -> list[ConsumerRecord]:
-        """Return the next records and move the positions behind them; see `lograft.Consumer.poll`."""
+        """Return the next records and move the positions past them; see `lograft.Consumer.poll`."""
         check_range("max_records", max_records, 1, 1_000_000_000)
         wait = PollWait(self._collector, timeout_ms, self._settings.unreachable_timeout_ms)
         while True:
@@ -162,13 +162,13 @@ class Consumer:
                 return records
 
     async def __aiter__(self) -> AsyncIterator[ConsumerRecord]:
-        """Give record after record, without end, until the consumer is closed."""
+        """Yield one record after another until the consumer is closed."""
         while not self._is_closed:
             for record in await self.poll():
                 yield record
 
     async def close(self) -> None:
-        """Let the connections go. Further calls do nothing."""
+        """Close the connections. Further calls do nothing."""
         self._is_closed = True
         self._wake()
         fetcher, self._fetcher = self._fetcher, None
@@ -176,7 +176,7 @@ class Consumer:
             await fetcher.close()
 
     def after_fork(self) -> None:
-        """Called in a forked child: refuse to work from now on."""
+        """Make every later call raise `ForkedClientError`. Runs in the forked child."""
         self._is_forked = True
         keep_for_ever(self._fetcher)
         self._fetcher = None
@@ -218,7 +218,7 @@ class Consumer:
             self._waiter.set_result(None)
 
     async def _wait(self, wait: PollWait) -> bool:
-        """Wait for an arrival; False: the time is up."""
+        """Wait for an arrival. Return False when the time is up."""
         left_ms = wait.left_ms()
         if left_ms == 0:
             return False

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The asyncio producer.
 
-Owns the waits of the caller's tasks and the lean path of `send`, which awaits nothing. Everything runs on the
-caller's loop.
+It owns the waits of the caller's tasks and the fast path of `send`, which awaits nothing. Everything runs on the caller's loop.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from lograft.types import Headers
 
 
 class Producer:
-    """Sends records to topics; settings, laws and errors as `lograft.Producer`. Belongs to one event loop."""
+    """Sends records to topics; settings, guarantees and errors as `lograft.Producer`. It belongs to one event loop."""
 
     def __init__(
         self,
@@ -62,7 +61,7 @@ class Producer:
         self._deliveries = Deliveries(self._settings, on_batch)
         self._live = self._deliveries.live
         self._waiters: list[asyncio.Future[None]] = []
-        # What those of the waiters wait for that wait for a flush, not for room.
+        # The flush marks that tasks in `flush` wait for. Tasks that wait for room have none.
         self._flush_marks: list[int] = []
         self._is_closed = False
         self._is_forked = False
@@ -71,13 +70,13 @@ class Producer:
         on_exit(self)
 
     def __del__(self) -> None:
-        """Say what is lost: without its event loop nothing can be sent any more."""
-        # An attribute may be missing where a setting was refused.
+        """Report lost records: without its event loop the producer can no longer send them."""
+        # The attribute is missing when the constructor refused a setting.
         if not getattr(self, "_is_closed", True):
             self.leave(0.0)
 
     def leave(self, started_s: float) -> None:
-        """Called when the producer, or the process, ends: say what was not delivered."""
+        """Report undelivered records when the producer or the process ends."""
         del started_s
         count = 0 if self._is_closed or self._is_forked else self._deliveries.unresolved_records()
         self._is_closed = True
@@ -93,7 +92,7 @@ class Producer:
         timestamp_ms: int | None = None,
         headers: Headers | None = None,
     ) -> None:
-        """Send one record; waits while the buffer is full. See `lograft.Producer.send`."""
+        """Send one record. Wait while the buffer is full, and while the client looks up a new topic. See `lograft.Producer.send`."""
         if partition is timestamp_ms is headers is None and type(value) is bytes:
             buffers = self._live.get(topic)
             if buffers is None:
@@ -159,7 +158,7 @@ class Producer:
         await self._send_pieces(buffers, pieces)
 
     async def send_batch(self, topic: str, partition: int, encoded: bytearray, record_count: int) -> None:
-        """Send a batch that was encoded already; see `lograft.Producer.send_batch`."""
+        """Send an encoded batch as it is; see `lograft.Producer.send_batch`."""
         buffers = await self._open_topic(topic)
         body = check_encoded(encoded, record_count)
         piece = EncodedPiece(partition=partition, body=body, record_count=record_count, may_split=False)
@@ -186,7 +185,7 @@ class Producer:
         return result
 
     async def flush(self, timeout_ms: int | None = None) -> None:
-        """Wait until everything sent before is acknowledged or has failed; see `lograft.Producer.flush`."""
+        """Wait until every record sent so far is acknowledged or has failed; see `lograft.Producer.flush`."""
         self._check_usable()
         deadline_ms = None if timeout_ms is None else monotonic_ms() + timeout_ms
         mark = self._deliveries.accumulator.flush_mark()
@@ -206,18 +205,18 @@ class Producer:
             raise failure
 
     async def close(self, timeout_ms: int | None = None) -> None:
-        """Flush and let the connections go; see `lograft.Producer.close`. Further calls do nothing."""
+        """Flush and close the connections; see `lograft.Producer.close`. Further calls do nothing."""
         if self._is_closed or self._is_forked:
             return
         try:
             await self.flush(timeout_ms)
         except RequestTimeoutError:
-            # What is left fails below and is reported there.
+            # The remaining batches fail below, and the last lines report them.
             pass
         finally:
             self._is_closed = True
             self._live.clear()
-            # What other tasks sent meanwhile fails below, and is reported.
+            # Records that other tasks sent during the flush fail below and are reported too.
             self._deliveries.accumulator.seal_all()
             sender, self._sender = self._sender, None
             if sender is not None:
@@ -228,7 +227,7 @@ class Producer:
             raise failure
 
     def after_fork(self) -> None:
-        """Called in a forked child: refuse to work from now on."""
+        """Make every later call raise `ForkedClientError`. Runs in the forked child."""
         self._is_forked = True
         keep_for_ever(self._sender)
         self._sender = None
@@ -290,7 +289,7 @@ class Producer:
             async with asyncio.timeout(timeout_s):
                 await waiter
         except TimeoutError:
-            # The callers look at the clock themselves.
+            # The callers check the time themselves.
             return
         finally:
             if waiter in self._waiters:

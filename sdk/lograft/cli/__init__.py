@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `lograft`.
 
-Owns the entry point. typer and rich are an extra of the distribution (`lograft[cli]`) and are imported only here and
-below, never by `import lograft`.
+This module has the entry point. typer and rich are an extra of the distribution (`lograft[cli]`). Only this package imports
+them; `import lograft` does not.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ EXIT_USAGE: Final = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command and end the process: 0 worked, 1 failed, 2 wrong usage.
+    """Run the command and end the process with exit code 0 (success), 1 (failure) or 2 (wrong usage).
 
     Args:
-        arguments: words after the program's name; None: those of the process.
+        arguments: words after the program's name; None means those of the process.
     """
-    # gRPC tells of every connection that a broker closes; the command says itself what matters.
+    # gRPC reports every connection that a broker closes. The command itself reports what matters.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         from lograft.cli.app import run

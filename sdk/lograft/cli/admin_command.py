@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands over verbs of the admin client: each is registered with the verbs that it stands for.
+"""Commands over calls of the admin client. Each command is registered together with its calls.
 
     @admin_command(topics_app, Admin.delete_topic)
     def delete(admin: Admin, topic: TopicName, as_json: Json = False) -> None: ...
 
-Owns the options that all of them have, and the admin client that they get. Further options stand before these in the help.
+This module owns the options that all these commands share, and makes their admin client. A command's own options come before
+the shared ones in the help.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from lograft.cli.options import DEFAULT_BOOTSTRAP, DEFAULT_TIMEOUT_MS, Bootstrap
 P = ParamSpec("P")
 
 VERBS: Final[dict[Callable[..., Any], tuple[str, ...]]] = {}
-"""The verbs of each command, by the callback that typer has."""
+"""The admin calls of each command, by the callback that typer has."""
 
 
 def admin_command(
     app: typer.Typer, *verbs: Callable[..., object], name: str | None = None
 ) -> Callable[[Callable[Concatenate[Admin, P], None]], Callable[Concatenate[Admin, P], None]]:
-    """Register a function as a command; it is called with an admin client, and its own options.
+    """Register a function as a command. It is called with an admin client and its own options.
 
     Args:
         app: the group.
-        verbs: methods of `Admin` that it is the command for.
-        name: name of the command; None: that of the function.
+        verbs: methods of `Admin` for which this is the command.
+        name: name of the command; None means the name of the function.
     """
 
     def register(function: Callable[Concatenate[Admin, P], None]) -> Callable[Concatenate[Admin, P], None]:
@@ -63,7 +64,7 @@ def admin_command(
 
 
 def _parameters(function: Callable[..., object]) -> list[inspect.Parameter]:
-    """Return the parameters of a function, with annotations that are types and not text."""
+    """Return the parameters of a function, with annotations as types instead of strings."""
     types = get_type_hints(function, include_extras=True)
     parameters = inspect.signature(function, follow_wrapped=False).parameters.values()
     return [each.replace(annotation=types.get(each.name, each.annotation)) for each in parameters]

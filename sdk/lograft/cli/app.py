@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tree of commands, plugins, and what becomes of errors.
+"""The tree of commands, the plugins, and the handling of errors.
 
-Owns nothing that a command does. Further commands come from the entry-point group `lograft.commands`: each is a
-function with typer's annotations, or a group of them (`typer.Typer`); `lograft-server` brings `dev` and `log`.
+The commands themselves are in other modules. The entry-point group `lograft.commands` adds more: each is a function with
+typer's annotations, or a group of them (`typer.Typer`). `lograft-server` brings `dev` and `log`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from lograft.cli.topics import topics_app
 from lograft.errors import LograftError, StaleMetadataWarning, UsageError
 
 PLUGIN_GROUP: Final = "lograft.commands"
-"""Entry-point group of further commands."""
+"""Entry-point group of additional commands."""
 
 _SERVER_COMMANDS: Final = ("dev", "log")
 
@@ -65,7 +65,7 @@ def _root(
 
 
 def make_app() -> typer.Typer:
-    """Put the commands together."""
+    """Return the app with all commands."""
     app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=True)
     app.callback()(_root)
     app.add_typer(topics_app, name="topics")
@@ -90,7 +90,7 @@ def make_app() -> typer.Typer:
                 app.command(name=point.name)(command)
     for name in _SERVER_COMMANDS:
         if name not in known:
-            # Whatever follows the name, the answer is that it is not installed.
+            # The command accepts any further words, because in any case the answer is that it is not installed.
             any_words = {"allow_extra_args": True, "ignore_unknown_options": True}
             app.command(name=name, hidden=True, context_settings=any_words)(_missing(name))
     return app
@@ -100,7 +100,7 @@ def _load(point: EntryPoint) -> Callable[..., object] | typer.Typer:
     try:
         command: Callable[..., object] | typer.Typer = point.load()
     except Exception as error:
-        # A broken plugin must not take the other commands with it.
+        # A broken plugin must not break the other commands.
         return _broken(point.name, error)
     return command
 

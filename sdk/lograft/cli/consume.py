@@ -29,13 +29,13 @@ from lograft.settings import UNREACHABLE_RANGE_MS
 from lograft.types import ConsumerRecord, TopicPartition
 
 POLL_MS: Final = 1_000
-"""Milliseconds of one wait for records up to a known end."""
+"""Milliseconds of one poll when the end is known."""
 
 FOLLOW_POLL_MS: Final = 30_000
-"""Milliseconds of one wait of somebody who follows, and between two notes that nothing can be fetched."""
+"""Milliseconds of one poll with --follow, and so between two notes that nothing can be fetched."""
 
 POLL_RECORDS: Final = 10_000
-"""Records that are printed at a time."""
+"""Most records that are printed at a time."""
 
 
 def consume(
@@ -102,7 +102,7 @@ def consume(
 
 
 def _check_offset(consumer: Consumer, tps: Sequence[TopicPartition], offset: int) -> None:
-    """Refuse an offset that a partition has not: reading there would jump somewhere else, or wait for ever."""
+    """Refuse an offset that a partition does not have. Reading there would jump elsewhere or wait for ever."""
     firsts, ends = consumer.beginning_offsets(tps), consumer.end_offsets(tps)
     for tp in tps:
         if not firsts[tp] <= offset <= ends[tp]:
@@ -134,7 +134,7 @@ def _print_records(
 
 
 def _poll(consumer: Consumer, wanted: int, follow: bool) -> list[ConsumerRecord]:
-    """Poll once. Who follows waits for brokers that are gone, and is told so; the others have waited long enough."""
+    """Poll once. With --follow, print a note and go on when brokers cannot be reached; otherwise let the error end the command."""
     try:
         return consumer.poll(wanted, timeout_ms=FOLLOW_POLL_MS if follow else POLL_MS)
     except UnreachableError as error:

@@ -17,10 +17,10 @@ from lograft.errors import LograftError, RequestTimeoutError, UsageError
 from lograft.types import LogDirectories, LogDirectory, MoveState, ReplicaMove, TopicPartition, UnknownPartitions
 
 POLL_INTERVAL_S: Final = 0.2
-"""Seconds between two looks at a move that is waited for."""
+"""Seconds between two checks of a move with --wait."""
 
 DEFAULT_WAIT_MS: Final = 3_600_000
-"""Milliseconds that a move is waited for, at most, unless another time is given."""
+"""Milliseconds that --wait waits for a move, unless the user gives another time."""
 
 _ENDED: Final = (MoveState.DONE, MoveState.FAILED)
 
@@ -142,7 +142,7 @@ def _find(found: LogDirectories, directory: str) -> LogDirectory:
 
 
 def _wait(admin: Admin, broker_id: int, topic: str, partition: int, wait_ms: int) -> ReplicaMove | None:
-    """Return the move once it has ended; None: there was nothing to move."""
+    """Return the move when it has ended; None if there was nothing to move."""
     deadline_s = time.monotonic() + wait_ms / 1000
     pause = threading.Event()
     while True:

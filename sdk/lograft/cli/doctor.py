@@ -29,7 +29,7 @@ def doctor(
             try:
                 found += partition_problems(admin.describe_topic(summary.topic), active)
             except UnknownTopicError:
-                continue  # it was deleted meanwhile
+                continue  # the topic was deleted since the list
     if as_json:
         print_json([asdict(problem) for problem in found])
     else:
@@ -46,7 +46,7 @@ def active_brokers(admin: Admin) -> frozenset[int]:
 
 
 def print_problems(problems: list[PartitionProblem]) -> None:
-    """Print problems, three lines each."""
+    """Print each problem in three lines."""
     for problem in problems:
         typer.echo(f"{problem.topic}:{problem.partition} is {problem.kind}")
         typer.echo(f"  why:     {problem.reason}")

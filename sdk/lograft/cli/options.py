@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options that several commands share, and the reading of their values."""
+"""Options that several commands share, and the parsing of their values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from lograft.types import TopicPartition
 
 DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9640"
-"""Where `lograft dev` listens."""
+"""The address where `lograft dev` listens."""
 
 Bootstrap = Annotated[
     str,
@@ -29,17 +29,17 @@ TimeoutMs = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables and text.")]
 
 MAX_PARTITION_DIGITS: Final = 9
-"""Digits of the largest number of a partition that is read."""
+"""Digits of the largest accepted partition number."""
 
 DEFAULT_TIMEOUT_MS: Final = 10_000
 """Milliseconds that a call of the command line may take."""
 
 
 def parse_pairs(texts: Sequence[str], what: str) -> list[tuple[str, str]]:
-    """Read "name=value" options.
+    """Parse "name=value" options.
 
     Raises:
-        typer.BadParameter: there is no "=" or no name.
+        typer.BadParameter: a text has no "=" or no name.
     """
     pairs: list[tuple[str, str]] = []
     for text in texts:
@@ -51,10 +51,10 @@ def parse_pairs(texts: Sequence[str], what: str) -> list[tuple[str, str]]:
 
 
 def parse_partitions(texts: Sequence[str]) -> list[TopicPartition | str]:
-    """Read "topic:partition" arguments; a topic alone is given back as its name.
+    """Parse "topic:partition" arguments. A topic without a partition is returned as its name.
 
     Raises:
-        typer.BadParameter: there is no topic, or what follows it is no number of a partition.
+        typer.BadParameter: an argument has no topic, or what follows it is not a partition number.
     """
     found: list[TopicPartition | str] = []
     for text in texts:
@@ -67,10 +67,10 @@ def parse_partitions(texts: Sequence[str]) -> list[TopicPartition | str]:
 
 
 def parse_time_ms(text: str, what: str) -> int:
-    """Read milliseconds since 1970, or an ISO 8601 time (without a zone: UTC).
+    """Return the time in milliseconds since 1970 from such a number or from an ISO 8601 time (UTC without a zone).
 
     Raises:
-        typer.BadParameter: it is neither.
+        typer.BadParameter: the text is neither.
     """
     if text.isdecimal():
         return int(text)
@@ -86,7 +86,7 @@ def parse_time_ms(text: str, what: str) -> int:
 
 
 def format_time(timestamp_ms: int) -> str:
-    """Show a timestamp as ISO 8601 in UTC with milliseconds."""
+    """Format a timestamp as ISO 8601 in UTC with milliseconds."""
     moment = datetime.fromtimestamp(timestamp_ms / 1000, tz=UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 

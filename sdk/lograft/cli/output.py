@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How results look: tables, JSON, errors."""
+"""Prints results: tables, JSON, errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def print_json(value: object) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table; None is shown as "-"."""
+    """Print a table. None appears as "-"."""
     table = Table(title=escape(title), title_justify="left")
     for column in columns:
         table.add_column(column, overflow="fold")
@@ -29,7 +29,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
 
 
 def print_facts(facts: Mapping[str, object]) -> None:
-    """Print names and values, one a line; None is shown as "-"."""
+    """Print names and values, one pair on each line. None appears as "-"."""
     width = max(map(len, facts))
     for name, value in facts.items():
         print(f"{name:<{width}}  {'-' if value is None else value}")
@@ -41,12 +41,12 @@ def print_error(message: str) -> None:
 
 
 def print_note(message: str) -> None:
-    """Print one line to standard error that is no error."""
+    """Print one line to standard error that is not an error."""
     Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold]lograft: note:[/] {escape(message)}")
 
 
 def bytes_as_json(name: str, data: bytes | None) -> dict[str, str | None]:
-    """Show bytes as text under `name`, or as base64 under `<name>_base64` when they are no UTF-8."""
+    """Return bytes as text under `name`, or as base64 under `<name>_base64` if they are not UTF-8."""
     if data is None:
         return {name: None}
     try:

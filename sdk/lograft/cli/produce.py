@@ -21,7 +21,7 @@ from lograft.types import BatchReceipt
 
 
 class OnError(StrEnum):
-    """What is done at a line that cannot be sent."""
+    """What the command does at a line that it cannot send."""
 
     STOP = "stop"
     CONTINUE = "continue"
@@ -142,7 +142,7 @@ def _split(
 
 
 def _lines(file: Path | None) -> Iterator[bytes]:
-    """Give the lines without their ends; with a progress bar for a file on a terminal."""
+    """Yield the lines without their line ends. Show a progress bar for a file on a terminal."""
     if file is None or str(file) == "-":
         yield from _strip(sys.stdin.buffer)
         return
@@ -172,7 +172,7 @@ def _strip(source: BinaryIO) -> Iterator[bytes]:
 
 
 class _Tally:
-    """What was acknowledged, by partition. Filled by the producer's background thread, read after close()."""
+    """Acknowledged records by partition. The producer's background thread fills it; the command reads it after close()."""
 
     def __init__(self) -> None:
         self.records = 0
@@ -190,14 +190,14 @@ class _Tally:
         self._ranges[receipt.partition] = (min(first, receipt.base_offset), end, count + receipt.record_count)
 
     def partitions(self) -> list[dict[str, int]]:
-        """Partitions with their first offset, end offset (exclusive) and record count."""
+        """Return the partitions with first offset, end offset (exclusive) and record count."""
         return [
             {"partition": partition, "first_offset": first, "end_offset": end, "records": count}
             for partition, (first, end, count) in sorted(self._ranges.items())
         ]
 
     def text(self) -> str:
-        """One line about all partitions."""
+        """Return one line about all partitions."""
         if not self._ranges:
             return "not acknowledged" if self.records else "nothing was sent"
         return ", ".join(

@@ -118,7 +118,7 @@ def _row(role: str, replica: QuorumReplicaDescription, quorum: QuorumDescription
 
 
 def _lag(replica: QuorumReplicaDescription, quorum: QuorumDescription) -> int | None:
-    """Records behind the longest log that the leader knows; None: not known."""
+    """Return the records behind the longest log that the leader knows; None: not known."""
     if replica.log_end_offset is None:
         return None
     return max(each.log_end_offset or 0 for each in (*quorum.voters, *quorum.observers)) - replica.log_end_offset

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`lograft partitions reassign`: give partitions other replicas, list and cancel what is under way.
+"""`lograft partitions reassign`: gives partitions other replicas, lists and cancels reassignments under way.
 
-Owns the form of a plan: a JSON object with the list `reassignments`, each entry with `topic`, `partition` and `replicas`.
+This module owns the form of a plan: a JSON object with the list `reassignments`; each entry has `topic`, `partition` and
+`replicas`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from lograft.cli.output import print_json, print_table
 from lograft.types import PartitionReassignment, TopicPartition
 
 MAX_PLAN_BYTES: Final = 256 * 1024 * 1024
-"""Largest plan that is read."""
+"""Largest plan that is read, in bytes."""
 
 MAX_NODE_DIGITS: Final = 10
 """Digits of the highest node id."""
@@ -106,7 +107,7 @@ def read_plan(file: Path) -> dict[TopicPartition, list[int]]:
     """Read a plan.
 
     Raises:
-        typer.BadParameter: it is none; the message says where.
+        typer.BadParameter: the file is not a plan; the message says where.
     """
     if file.stat().st_size > MAX_PLAN_BYTES:
         raise typer.BadParameter(f"{file} has more than {MAX_PLAN_BYTES} bytes; divide it", param_hint="--file")
@@ -158,7 +159,7 @@ def _ids(node_ids: Sequence[int]) -> str | None:
 
 
 def as_json_object(each: PartitionReassignment) -> dict[str, object]:
-    """Return a reassignment as it is printed with --json; `topic`, `partition` and `replicas` are those of a plan."""
+    """Return a reassignment for --json. Its `topic`, `partition` and `replicas` have the form of a plan."""
     return {
         "topic": each.topic,
         "partition": each.partition,

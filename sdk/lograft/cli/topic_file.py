@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file of `lograft topics create --file`: one topic for each line.
+"""The file of `lograft topics create --file`: one topic on each line.
 
-Owns its form: a name, or a JSON object with `topic` and, where they differ from the options of the command, `partitions`,
-`replication_factor` and `configs`. Empty lines and those that begin with "#" say nothing.
+A line is a name, or a JSON object with `topic` and, where they differ from the command's options, `partitions`,
+`replication_factor` and `configs`. Empty lines and lines that begin with "#" are ignored.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from lograft.errors import LograftError
 from lograft.types import CreatedTopic, NewTopic
 
 MAX_FILE_BYTES: Final = 256 * 1024 * 1024
-"""Largest file that is read."""
+"""Largest file that is read, in bytes."""
 
 SHOWN_REFUSALS: Final = 20
-"""Refused topics that are named; the others are counted."""
+"""Refused topics that are named. The others are only counted."""
 
 _FIELDS: Final = {"topic": str, "partitions": int, "replication_factor": int, "configs": dict}
 
@@ -32,11 +32,12 @@ def read_topics(file: Path, defaults: NewTopic) -> list[NewTopic]:
     """Read a file of topics; "-" is standard input.
 
     Args:
-        file: its path.
-        defaults: what holds where a line says nothing; its name is not used.
+        file: path of the file.
+        defaults: the values for what a line does not give. Its name is not used.
 
     Raises:
-        typer.BadParameter: it is no file, or a line is no topic, or names one again; its number is in the text. Nothing was created.
+        typer.BadParameter: the path is not a file, a line is not a topic, or a line repeats a topic. The text has the line
+            number. Nothing was created.
     """
     if str(file) == "-":
         return parse_topics(sys.stdin, defaults)
@@ -49,7 +50,7 @@ def read_topics(file: Path, defaults: NewTopic) -> list[NewTopic]:
 
 
 def parse_topics(lines: Iterable[str], defaults: NewTopic) -> list[NewTopic]:
-    """Read lines; see `read_topics`."""
+    """Parse lines; see `read_topics`."""
     topics: dict[str, NewTopic] = {}
     try:
         for number, line in enumerate(lines, start=1):
@@ -98,10 +99,10 @@ def _bad(number: int, problem: str) -> typer.BadParameter:
 
 
 def report(results: list[CreatedTopic], present: int) -> None:
-    """Say what became of the topics: a summary, and on standard error those that were refused.
+    """Print a summary of the results, and name the refused topics on standard error.
 
     Raises:
-        typer.Exit: with 1, some were refused.
+        typer.Exit: with 1 if topics were refused.
     """
     refused = [(each.topic, each.error) for each in results if each.error is not None]
     created = sum(each.error is None for each in results)

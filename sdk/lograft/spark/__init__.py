@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lograft in PySpark: `spark.read.format("lograft")` and `df.write.format("lograft")`.
 
-Owns the public names of the Spark side and nothing else; they are found at first use (PEP 562), so that importing this
-package loads neither PySpark nor pyarrow nor a client. Spark itself finds the data source through the module
+This package only names the public functions and classes. Python imports each of them at its first use (PEP 562). So an import
+of this package loads neither PySpark nor pyarrow nor a client. Spark finds the data source through the module
 `pyspark_lograft`.
 
     from lograft.spark import ensure_java, local_session
@@ -41,7 +41,7 @@ _HOMES: Final = {
 
 
 def __getattr__(name: str) -> object:
-    """Import the home of a public name at its first use."""
+    """Import a public name from its module at the first use."""
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'lograft.spark' has no attribute {name!r}")

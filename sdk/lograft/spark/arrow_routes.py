@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrow batches from Spark to pieces that a producer takes.
+"""Turns Arrow batches from Spark into pieces that a producer takes.
 
-Owns the write side's Arrow work; no Python step for each record. Runs in tasks only: it loads pyarrow.
+This module does the Arrow work of a write, without a Python step for each record. It loads pyarrow, so it runs only in tasks.
 
-Laws: every row is in exactly one piece; rows of one topic and one wanted partition keep their order; a piece is not
-larger than `MAX_PIECE_BYTES` unless it is a single row.
+Laws: each row is in exactly one piece. Rows of the same topic and partition keep their order. A piece is not larger than
+`MAX_PIECE_BYTES` unless it is a single row.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ ArrowBatch: TypeAlias = Any
 """A `pyarrow.RecordBatch`."""
 
 GATHER_BYTES: Final = 4 * 1024 * 1024
-"""Spark's batches are joined up to about so many bytes: the producer makes at least one record batch for each partition
-out of what it is handed at once, and small record batches are slow ones."""
+"""Size to which Spark's batches are joined. From each piece, the producer makes at least one record batch for every partition, and
+small record batches are slow."""
 MAX_PIECE_BYTES: Final = 8 * 1024 * 1024
-"""Most bytes of rows that are handed to the producer at once, which bounds what is copied at a time."""
+"""Most bytes of rows that the producer gets at once. It bounds the memory for copies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Rows for one topic. `partition` None: by the key of each row.
+    """Rows for one topic. With `partition` None, the key of each row decides.
 
     `rows` has the columns value and, if the job has them, key, timestamp and headers.
     """
@@ -43,7 +43,7 @@ class Piece:
 
 
 def gathered(batches: Iterable[ArrowBatch]) -> Iterator[ArrowBatch]:
-    """Join batches of the same columns until `GATHER_BYTES` are together, and at the end; rows keep their order."""
+    """Join batches with the same columns until they have `GATHER_BYTES`. Rows keep their order."""
     waiting: list[Any] = []
     size_bytes = 0
     for batch in batches:
@@ -57,16 +57,16 @@ def gathered(batches: Iterable[ArrowBatch]) -> Iterator[ArrowBatch]:
 
 
 def pieces_of(batch: ArrowBatch, columns: SinkColumns, *, topic: str | None, now_ms: int) -> Iterator[Piece]:
-    """Split a batch of a write by topic, by wanted partition, and by size.
+    """Split a batch of a write by topic, by partition, and by size.
 
     Args:
-        batch: rows from Spark, in the columns of the job.
-        columns: which columns there are.
-        topic: topic of every row, over the column; None: the column says.
-        now_ms: timestamp for rows whose timestamp is null, in milliseconds since 1970-01-01 UTC.
+        batch: rows from Spark, with the columns of the job.
+        columns: the optional columns that the job has.
+        topic: topic of every row, which overrides the column; None uses the column.
+        now_ms: timestamp for rows with a null timestamp, in milliseconds since 1970-01-01 UTC.
 
     Raises:
-        OptionError: a row has no topic, or its partition is below 0.
+        OptionError: a row has no topic, or its partition is negative.
     """
     if not batch.num_rows:
         return
@@ -85,7 +85,7 @@ def _used_columns(batch: ArrowBatch, columns: SinkColumns, now_ms: int) -> Arrow
             used[name] = batch.column(index)
     timestamps = used.get("timestamp")
     if timestamps is not None and timestamps.null_count:
-        # The producer would stamp a whole batch or nothing of it.
+        # The producer fills in timestamps only for a batch in which no row has one.
         used["timestamp"] = timestamps.fill_null(pa.scalar(now_ms * 1000, pa.int64()).cast(timestamps.type))
     return pa.RecordBatch.from_arrays(list(used.values()), names=list(used))
 
@@ -111,14 +111,14 @@ def _by_partition(batch: ArrowBatch) -> Iterator[tuple[int | None, ArrowBatch]]:
 
 
 def _split(batch: ArrowBatch, name: str) -> Iterator[tuple[Any, ArrowBatch]]:
-    """Each distinct value of a column, in order of appearance, with its rows."""
+    """Yield each distinct value of a column, in order of appearance, with its rows."""
     column = batch.column(name)
     distinct = pc.unique(column).to_pylist()
     if len(distinct) == 1:
         yield distinct[0], batch
         return
     for value in distinct:
-        # A comparison with null is null, and filter() drops rows where the mask is null.
+        # A comparison with null gives null, and filter() drops rows where the mask is null.
         yield value, batch.filter(column.is_null() if value is None else pc.equal(column, value))
 
 
@@ -128,7 +128,7 @@ def _by_size(rows: ArrowBatch) -> Iterator[ArrowBatch]:
     start = 0
     while start < row_count:
         piece = rows.slice(start, step)
-        # Rows differ in size: halve a piece that came out too large.
+        # Rows differ in size, so the piece may be too large. Halve it until it fits.
         while piece.num_rows > 1 and piece.nbytes > MAX_PIECE_BYTES:
             piece = piece.slice(0, piece.num_rows // 2)
         yield piece

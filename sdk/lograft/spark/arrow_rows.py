@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fetched batches to Arrow batches with exactly the columns of a read.
+"""Turns fetched batches into Arrow batches with exactly the columns of a read.
 
-Owns the read side's Arrow work; no Python step for each record. Runs in tasks only: it loads pyarrow.
+This module does the Arrow work of a read, without a Python step for each record. It loads pyarrow, so it runs only in tasks.
 
-Law: every batch has the same Arrow schema, the one that Spark derives from `schema.row_schema` (a test compares them).
-Spark checks the first batch of a task only, and hands the buffers of the others to the JVM unchecked.
+Law: every batch has the Arrow schema that Spark derives from `schema.row_schema` (a test compares them). Spark checks only the
+first batch of a task, and passes the buffers of the others to the JVM unchecked.
 
-pyarrow carries no types: `Any` stands for its objects here and in `arrow_routes`, nowhere else on the Spark side.
+pyarrow has no type stubs. Here and in `arrow_routes`, `Any` stands for its objects; no other module of the Spark side uses it
+so.
 """
 
 from __future__ import annotations
@@ -29,15 +30,14 @@ ArrowBatch: TypeAlias = Any
 MAX_ROWS: Final = 65_536
 """Most rows in one batch for Spark."""
 TARGET_BYTES: Final = 1024 * 1024
-"""Small fetched batches are joined until they have about so many bytes: each Arrow batch costs the JVM about as much as
-thousands of rows."""
+"""Size to which small fetched batches are joined. One Arrow batch costs the JVM about as much as thousands of rows."""
 CREATE_TIME: Final = 0
 LOG_APPEND_TIME: Final = 1
 _TIMESTAMP_TYPE_BIT: Final = 1 << 3
 
 
 def arrow_schema(include_headers: bool) -> Any:
-    """Arrow's form of `schema.row_schema`."""
+    """Return `schema.row_schema` as an Arrow schema."""
     fields = [
         pa.field("key", pa.binary()),
         pa.field("value", pa.binary()),
@@ -53,10 +53,10 @@ def arrow_schema(include_headers: bool) -> Any:
 def rows_of(
     fetched: FetchedBatch, partition: TopicPartition, *, end_offset: int, include_headers: bool
 ) -> ArrowBatch | None:
-    """Turn a fetched batch into rows, without the records at or after `end_offset`; None: nothing is left."""
+    """Turn a fetched batch into rows, without the records from `end_offset` on. Return None if none is left."""
     columns = cast("Any", fetched).to_arrow(include_headers=include_headers)
     offsets: Any = columns.column("offset")
-    # Offsets ascend, so the records to leave out are the last ones.
+    # Offsets ascend, so only the last records can be at or after the end.
     keep: int = pc.sum(pc.less(offsets, end_offset)).as_py() or 0
     if not keep:
         return None
@@ -78,9 +78,9 @@ def rows_of(
 
 
 def joined(batches: Iterable[ArrowBatch]) -> Iterator[ArrowBatch]:
-    """Join small batches and cut long ones; rows keep their order.
+    """Join small batches and cut long ones. Rows keep their order.
 
-    A batch is given out once `TARGET_BYTES` or `MAX_ROWS` are gathered, and at the end.
+    It yields a batch when it has gathered `TARGET_BYTES` or `MAX_ROWS`, and at the end.
     """
     gathered: list[Any] = []
     row_count = size_bytes = 0
@@ -108,5 +108,5 @@ def _headers_type() -> Any:
 def _headers(column: Any) -> Any:
     kind = _headers_type()
     found: Any = column.cast(kind)
-    # As the Kafka connector: a record without headers has null, not an empty array.
+    # As in the Kafka connector, a record without headers has null and not an empty array.
     return pc.if_else(pc.greater(pc.list_value_length(found), 0), found, pa.scalar(None, kind))

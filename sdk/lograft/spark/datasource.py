@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The data source that Spark finds under the name `lograft`.
 
-Owns the entry points that Spark calls. Must stay light: Spark imports this module in every session that uses any
-Python data source, so pyarrow and the clients are loaded inside the methods.
+This module has the entry points that Spark calls. Spark imports it in every session that uses any Python data source. So it
+must stay light, and its methods import pyarrow and the clients themselves.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 BATCH_ONLY = "lograft is batch only for now, without Structured Streaming: use {instead}"
-"""What a streaming query is told."""
+"""Error text for a streaming query."""
 
 
 class LograftDataSource(DataSource):
@@ -37,10 +37,10 @@ class LograftDataSource(DataSource):
         return "lograft"
 
     def schema(self) -> StructType:
-        """Return the columns that a read gives; they depend on `includeHeaders` only.
+        """Return the columns of a read. They depend only on `includeHeaders`.
 
         Raises:
-            OptionError: an option is wrong. It is found here, at `load()`, before the query is planned.
+            OptionError: an option is wrong. This is raised at `load()`, before Spark plans the query.
         """
         from lograft.spark.options import parse_read_options
         from lograft.spark.schema import row_schema
@@ -48,10 +48,10 @@ class LograftDataSource(DataSource):
         return row_schema(parse_read_options(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Make a reader for one query.
+        """Return a reader for one query.
 
         Raises:
-            OptionError: an option is wrong, or a schema was given that is not the source's own.
+            OptionError: an option is wrong, or the caller gave a schema that differs from the source's own.
         """
         from lograft.spark.options import parse_read_options
         from lograft.spark.schema import check_row_schema
@@ -62,7 +62,7 @@ class LograftDataSource(DataSource):
         return BatchReader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Make a writer for one job.
+        """Return a writer for one job.
 
         Raises:
             OptionError: an option or a column is wrong, or the mode is overwrite.
@@ -82,7 +82,7 @@ class LograftDataSource(DataSource):
         """Refuse a streaming read.
 
         Raises:
-            OptionError: Lograft is batch only for now.
+            OptionError: always; Lograft supports only batch queries for now.
         """
         from lograft.spark.values import OptionError
 
@@ -93,7 +93,7 @@ class LograftDataSource(DataSource):
         """Refuse a streaming write.
 
         Raises:
-            OptionError: Lograft is batch only for now.
+            OptionError: always; Lograft supports only batch queries for now.
         """
         from lograft.spark.values import OptionError
 

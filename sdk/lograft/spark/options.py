@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of `format("lograft")`: Spark's Kafka connector's names, read once into typed settings.
+"""The options of `format("lograft")`, with the names of Spark's Kafka connector, parsed once into typed settings.
 
-Owns which options exist, what each means here, and which of them contradict each other. Pure: a mapping of texts in,
-frozen settings or an `OptionError` that names the option out. Must not import PySpark, pyarrow or a client.
+This module owns which options exist, what each one means, and which ones contradict each other. Pure: it takes a mapping of
+strings and returns frozen settings, or raises an `OptionError` that names the option. It must not import PySpark, pyarrow or a
+client.
 
-Law: no option is dropped in silence. An option is used, or it is known to change no record (`ReadOptions.ignored` and
-`WriteOptions.ignored` list those, and the shells log them), or it is an error: a misspelt `endingOffsets` must not read
-everything, and `kafka.security.protocol=SASL_SSL` must not end in plaintext.
+Law: no option is silently dropped. An option is used, or it changes no record, or it is an error. `ReadOptions.ignored` and
+`WriteOptions.ignored` list those that change no record, and the reader and the writer log them. So a misspelt `endingOffsets`
+does not read everything, and `kafka.security.protocol=SASL_SSL` does not end in plaintext.
 
-Names are compared without regard to case, as Spark does. Every `kafka.` option is also known without that prefix.
+Names are case-insensitive, as in Spark. Every `kafka.` option also works without that prefix.
 
 Source: Spark, "Structured Streaming + Kafka Integration Guide", tables of source and sink options.
 """
@@ -101,7 +102,7 @@ _SINK: Final = (
     "kafka.compression.type",
     "kafka.max.in.flight.requests.per.connection",
 )
-# These steer Kafka's client or streaming queries; no record of a batch job depends on them.
+# These options control Kafka's client or streaming queries. No record of a batch job depends on them.
 _WITHOUT_EFFECT: Final = (
     "fetchOffset.numRetries",
     "fetchOffset.retryIntervalMs",
@@ -146,7 +147,7 @@ _CANONICAL: Final = _spellings()
 
 
 class _Given:
-    """The options that were given, by canonical name."""
+    """The options of the caller, by canonical name."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._values: dict[str, str] = {}
@@ -194,10 +195,10 @@ class _Given:
 
 
 def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
-    """Read the options of `spark.read.format("lograft")`.
+    """Parse the options of `spark.read.format("lograft")`.
 
     Raises:
-        OptionError: an option is unknown, malformed, missing or contradicts another.
+        OptionError: an option is unknown, malformed or missing, or contradicts another.
     """
     given = _Given(options)
     connection = given.connection()
@@ -230,10 +231,10 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
 
 
 def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
-    """Read the options of `df.write.format("lograft")`.
+    """Parse the options of `df.write.format("lograft")`.
 
     Raises:
-        OptionError: an option is unknown, malformed, missing or contradicts another.
+        OptionError: an option is unknown, malformed or missing, or contradicts another.
     """
     given = _Given(options)
     given.read("kafka.acks", _require_acks_all)
@@ -280,7 +281,7 @@ def _selection(given: _Given) -> Selection:
 
 
 def _start(given: _Given) -> Bound:
-    # All three are read even where another one wins: a malformed one is a mistake all the same.
+    # All three are parsed, even if another one takes precedence: a malformed option is always an error.
     offsets = given.read("startingOffsets", lambda o, text: _parse_bound(o, text, forbidden=Position.LATEST))
     by_partition = given.read("startingOffsetsByTimestamp", parse_timestamps)
     timestamp_ms = given.read("startingTimestamp", _parse_timestamp)
@@ -302,7 +303,7 @@ def _bound(
     *,
     default: Position,
 ) -> Bound:
-    # Precedence of the Kafka connector: Timestamp, then OffsetsByTimestamp, then Offsets.
+    # The precedence of the Kafka connector: Timestamp, then OffsetsByTimestamp, then Offsets.
     if timestamp_ms is not None:
         return AtTimestamp(option=f"{side}Timestamp", timestamp_ms=timestamp_ms)
     if by_partition is not None:
@@ -338,7 +339,7 @@ def _parse_rack(option: str, text: str) -> str | None:
     rack = text.strip()
     if len(rack) > MAX_RACK_CHARACTERS:
         raise OptionError(option, f"has {len(rack)} characters; a rack has at most {MAX_RACK_CHARACTERS}")
-    return rack or None  # Kafka's default is the empty text: no rack
+    return rack or None  # Kafka's default is the empty string: no rack
 
 
 def _parse_timestamp(option: str, text: str) -> int:

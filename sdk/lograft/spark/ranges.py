@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which offsets each read task reads.
+"""Computes the offsets that each read task reads.
 
-Owns the arithmetic between the options and the tasks: bounds to offsets, data loss at planning time, splitting. Pure:
-what the brokers answered in, ranges out. Must not ask a broker itself (`lograft.spark.source` does) nor know Spark.
+This module turns bounds into offsets, finds data loss at planning time, and splits ranges. Pure: it takes the brokers' answers
+and returns ranges. It must not ask a broker (`lograft.spark.source` does) and must not know Spark.
 
-Laws: ranges of one partition are disjoint and ascending, start inclusive, end exclusive; their union is exactly the
-wanted range within the readable one; an empty range is left out. A record's place depends on offsets only, never on a
-count of records.
+Laws: the ranges of one partition are disjoint and ascending, start inclusive, end exclusive. Together they are exactly the
+readable part of the requested range. Empty ranges are left out. Which task reads a record depends only on offsets, never on a
+number of records.
 
-Source: `KafkaOffsetRangeCalculator` of Spark's Kafka connector for the meaning of minPartitions (a floor, reached by
+Source: `KafkaOffsetRangeCalculator` of Spark's Kafka connector for the meaning of minPartitions (a minimum, reached by
 splitting the larger ranges) and maxRecordsPerPartition.
 """
 
@@ -37,7 +37,7 @@ class Readable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetRange:
-    """Offsets that one task reads: `start_offset` inclusive, `end_offset` exclusive."""
+    """The offsets that one task reads: `start_offset` inclusive, `end_offset` exclusive."""
 
     partition: TopicPartition
     start_offset: int
@@ -45,13 +45,13 @@ class OffsetRange:
 
     @property
     def size(self) -> int:
-        """Number of offsets. Not a promise on the number of records: some offsets hold none."""
+        """Number of offsets. The range may have fewer records, because some offsets have none."""
         return self.end_offset - self.start_offset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Ranges to read, and one line for each part of the wanted ranges that is gone (with failOnDataLoss=false)."""
+    """Ranges to read. With failOnDataLoss=false, `losses` has one line for each missing part of the requested ranges."""
 
     ranges: tuple[OffsetRange, ...]
     losses: tuple[str, ...]
@@ -61,7 +61,7 @@ def check_named_partitions(bound: Bound, partitions: Sequence[TopicPartition]) -
     """Refuse a bound by partition that does not name exactly the selected partitions.
 
     Raises:
-        OptionError: a selected partition is missing in the JSON, or the JSON names another one.
+        OptionError: the JSON lacks a selected partition, or names another one.
     """
     match bound:
         case AtOffsets(option=option):
@@ -78,7 +78,7 @@ def check_named_partitions(bound: Bound, partitions: Sequence[TopicPartition]) -
 
 
 def wanted_timestamps(bound: Bound, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-    """Timestamps (milliseconds) to look up before the bound can be resolved; empty when it needs none."""
+    """Return the timestamps (milliseconds) to look up before the bound can be resolved; empty if it needs none."""
     if isinstance(bound, AtTimestamp):
         return dict.fromkeys(partitions, bound.timestamp_ms)
     if isinstance(bound, AtTimestamps):
@@ -92,18 +92,18 @@ def plan(
     start_found: Mapping[TopicPartition, int | None],
     end_found: Mapping[TopicPartition, int | None],
 ) -> Plan:
-    """Resolve both bounds, cut them to what is readable, and split.
+    """Resolve both bounds, cut the ranges to the readable offsets, and split them.
 
     Args:
-        options: the settings; their bounds name exactly the partitions of `readable` (`check_named_partitions`).
+        options: the settings. Their bounds name exactly the partitions of `readable` (`check_named_partitions`).
         readable: every selected partition with its readable offsets.
-        start_found: answers to `wanted_timestamps(options.start)`: the first offset with the timestamp or a later one,
-            None when there is no such record.
+        start_found: answers to `wanted_timestamps(options.start)`: the first offset with the timestamp or a later one, or
+            None if no such record exists.
         end_found: the same for `options.end`.
 
     Raises:
-        OptionError: no record at or after the starting timestamp, or a start after its end.
-        OffsetOutOfRangeError: wanted offsets are not readable, and failOnDataLoss is true.
+        OptionError: no record is at or after the starting timestamp, or a start is after its end.
+        OffsetOutOfRangeError: requested offsets are not readable, and failOnDataLoss is true.
     """
     whole: list[OffsetRange] = []
     losses: list[str] = []
@@ -131,9 +131,12 @@ def plan(
 def split_ranges(
     ranges: Sequence[OffsetRange], min_partitions: int | None, max_records: int | None
 ) -> tuple[OffsetRange, ...]:
-    """Split ranges to at most `max_records` offsets each and into at least `min_partitions`, if so many offsets exist.
+    """Split ranges into parts of at most `max_records` offsets, at least `min_partitions` parts if so many offsets exist.
 
-    Parts of one range differ by at most one offset in size; larger ranges get more parts.
+    The parts of one range differ in size by at most one offset. Larger ranges get more parts.
+
+    Raises:
+        OptionError: the split would make more than `MAX_READ_TASKS` parts.
     """
     parts = [1 if max_records is None else -(-each.size // max_records) for each in ranges]
     if min_partitions is not None and sum(parts) < min_partitions:
@@ -149,7 +152,7 @@ def split_ranges(
 def _parts_by_size(sizes: Sequence[int], floor: Sequence[int], wanted: int) -> list[int]:
     total = sum(sizes)
     parts = [min(size, max(least, size * wanted // total)) for size, least in zip(sizes, floor, strict=True)]
-    # Rounding down leaves less than one part a range missing; the ranges with the largest pieces get one more each.
+    # Rounding down loses less than one part for each range. The ranges with the largest parts get one more each.
     missing = max(0, min(wanted, total) - sum(parts))
     splittable = [index for index, size in enumerate(sizes) if parts[index] < size]
     splittable.sort(key=lambda index: (-sizes[index] / parts[index], index))
@@ -172,7 +175,7 @@ def _start_offset(
         return _fixed_offset(bound, partition, limits)
     offset = found[partition]
     if offset is not None:
-        # Records may arrive between the two questions: the answer stays within the end that was read first.
+        # Records may arrive between the two lookups. The start must stay within the end, which was looked up first.
         return min(offset, limits.high_watermark)
     if options.latest_if_no_match:
         return limits.high_watermark
@@ -199,7 +202,7 @@ def _fixed_offset(bound: AtPosition | AtOffsets, partition: TopicPartition, limi
 
 
 def _check_order(options: ReadOptions, partition: TopicPartition, start: int, end: int) -> None:
-    # Only offsets that the user wrote can be a mistake; a timestamp or "latest" may well lie before the start.
+    # Only offsets that the user gave can be a mistake. A timestamp or "latest" may legitimately be before the start.
     match options.start, options.end:
         case AtOffsets(offsets=starts), AtOffsets(offsets=ends) if (
             not isinstance(starts[partition], Position) and not isinstance(ends[partition], Position) and start > end

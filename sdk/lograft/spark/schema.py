@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Columns of `format("lograft")`: what a read gives and what a write takes, as Spark types.
+"""Columns of `format("lograft")` as Spark types: those that a read returns and those that a write accepts.
 
-Owns names and types, which are those of Spark's Kafka connector. Must not import pyarrow or a client:
-it runs on the driver while a query is planned.
+This module owns names and types, which are those of Spark's Kafka connector. It runs on the driver while Spark plans a query,
+so it must not import pyarrow or a client.
 
     read            type                                     null
     key             binary                                   no key
@@ -22,7 +22,7 @@ it runs on the driver while a query is planned.
     headers         array<struct<key string, value binary>>  none
     timestamp       timestamp                                the time of sending
 
-`timestamp` on the write side is ours: Kafka's connector drops it, and a copied topic then loses its create times.
+Kafka's connector drops the column `timestamp` on the write side, so a copied topic loses its create times. Lograft writes it.
 
 Source: Spark, "Structured Streaming + Kafka Integration Guide", schema of source and sink.
 """
@@ -61,15 +61,15 @@ _COLUMNS: Final = (
 
 
 def row_schema(options: ReadOptions) -> StructType:
-    """Columns that a read gives."""
+    """Return the columns of a read."""
     return StructType([*_COLUMNS, *([StructField("headers", HEADERS)] if options.include_headers else [])])
 
 
 def check_row_schema(schema: StructType, options: ReadOptions) -> None:
-    """Refuse a schema from the user that is not the source's own.
+    """Refuse a schema of the user that differs from the source's own.
 
     Raises:
-        OptionError: it differs.
+        OptionError: the schemas differ.
     """
     if schema != row_schema(options):
         raise OptionError("schema", f"the columns are fixed: {row_schema(options).simpleString()}; leave schema() out")
@@ -77,7 +77,7 @@ def check_row_schema(schema: StructType, options: ReadOptions) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkColumns:
-    """Which of the optional columns the rows of a write have, and those that it passes over."""
+    """The optional columns that the rows of a write have, and the columns that the write ignores."""
 
     has_key: bool
     has_topic: bool
@@ -88,10 +88,10 @@ class SinkColumns:
 
 
 def check_sink_columns(schema: StructType, options: WriteOptions) -> SinkColumns:
-    """Find the columns that a write uses. Names are compared without regard to case, as Spark does.
+    """Return the columns that a write uses. Names are case-insensitive, as in Spark.
 
     Raises:
-        OptionError: a column is missing, is there twice, or has another type.
+        OptionError: a column is missing, occurs twice, or has another type.
     """
     given: dict[str, DataType] = {}
     for field in schema.fields:
@@ -121,7 +121,7 @@ def _is_text_or_bytes(kind: DataType) -> bool:
 
 
 def _is_headers(kind: DataType) -> bool:
-    # Nullability does not matter: a null header name is refused where it is met.
+    # Nullability does not matter here: the producer refuses a null header name when it meets one.
     if not isinstance(kind, ArrayType) or not isinstance(kind.elementType, StructType):
         return False
     return [(field.name, type(field.dataType)) for field in kind.elementType.fields] == [

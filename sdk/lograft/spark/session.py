@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small local Spark session that starts fast, works without an installed Java, and keeps quiet.
+"""A small local Spark session that starts fast, works without an installed Java, and logs little.
 
-Owns the settings for Spark on one machine: tests, the demo, a first try in a notebook. Not for clusters: there Spark is
-configured by whoever runs it, and `format("lograft")` needs none of this.
+This module owns settings for Spark on one machine: for tests, the demo, or a first try in a notebook. It is not for clusters.
+Operators configure Spark there, and `format("lograft")` needs none of this.
 """
 
 from __future__ import annotations
@@ -44,26 +44,26 @@ def local_session(
     directory: str | Path | None = None,
     settings: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """Start Spark in this process and on this machine only, with a Java found by `ensure_java`.
+    """Start Spark in this process and only on this machine, with a Java that `ensure_java` finds.
 
     The JVM is tuned for short jobs (first compiler tier, serial collector), listens on 127.0.0.1 and has no web
     interface.
 
     Args:
         app_name: name of the application.
-        threads: tasks that run at a time.
+        threads: tasks that run at the same time.
         task_attempts: how often a task may run before the job fails.
-        log_level: least level that the JVM logs: off, error, warn, info, debug.
-        directory: for Spark's temporary files; None: a new one under the system's, removed when Python exits.
-        settings: Spark settings that replace or add to the ones here.
+        log_level: lowest level that the JVM logs: off, error, warn, info, debug.
+        directory: directory for Spark's temporary files; None makes one in the system's, and removes it when Python exits.
+        settings: Spark settings that replace or extend the ones here.
 
     Raises:
-        JavaNotFoundError: there is no Java 17 or later.
+        JavaNotFoundError: no Java 17 or later was found.
     """
     from pyspark.sql import SparkSession
 
     ensure_java()
-    # Spark starts its Python workers by this variable, and by "python3" without it: that need not have our packages.
+    # Spark starts its Python workers with this program. Without the variable it takes "python3", which may lack the packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     home = _temporary_directory() if directory is None else Path(directory)
     logging_file = home / "log4j2.properties"
@@ -91,6 +91,6 @@ def local_session(
 
 def _temporary_directory() -> Path:
     directory = Path(tempfile.mkdtemp(prefix="lograft-spark-"))
-    # The JVM may still be removing its own files in there while it goes down.
+    # The JVM may still be deleting its own files there while it stops.
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     return directory

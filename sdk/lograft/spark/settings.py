@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a batch read and a batch write of `format("lograft")` are told to do, once the options are read.
+"""The settings of a batch read and a batch write of `format("lograft")`, after parsing.
 
-Owns the settings and their defaults and limits. Frozen, picklable (Spark carries them from the driver to the tasks),
-pure. `lograft.spark.options` makes them; nobody else parses.
+This module owns the settings with their defaults and limits. They are frozen, pure and picklable, because Spark carries them
+from the driver to the tasks. Only `lograft.spark.options` makes them from options.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 from lograft.types import Position, TopicPartition
 
 DEFAULT_POLL_TIMEOUT_MS: Final = 120_000
-"""How long a read task waits without progress before it fails: `kafkaConsumer.pollTimeoutMs` of the Kafka connector."""
+"""Milliseconds that a read task waits without progress before it fails: `kafkaConsumer.pollTimeoutMs` of the Kafka connector."""
 DEFAULT_CREDIT_BYTES: Final = 8 * 1024 * 1024
 DEFAULT_CHUNK_BYTES: Final = 1024 * 1024
 DEFAULT_BATCH_BYTES: Final = 256 * 1024
@@ -33,11 +33,11 @@ MAX_TIMEOUT_MS: Final = 24 * 60 * 60 * 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """Which cluster to talk to.
+    """The cluster of a read or write.
 
     Attributes:
-        bootstrap: addresses as host:port, in the order given; at least one.
-        cluster_id: cluster id that the brokers must have; None: any.
+        bootstrap: addresses as host:port, in the given order; at least one.
+        cluster_id: cluster id that the brokers must have; None accepts any.
     """
 
     bootstrap: tuple[str, ...]
@@ -70,7 +70,7 @@ Selection = Subscribe | SubscribePattern | Assign
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtPosition:
-    """The same well-known place in every partition."""
+    """The earliest or latest position in every partition."""
 
     option: str
     position: Position
@@ -78,7 +78,7 @@ class AtPosition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtOffsets:
-    """An offset or a well-known place for each partition; every selected partition must be named."""
+    """An offset or position for each partition. It must name every selected partition."""
 
     option: str
     offsets: Mapping[TopicPartition, int | Position]
@@ -86,7 +86,7 @@ class AtOffsets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtTimestamp:
-    """In every partition the first record with this timestamp (milliseconds) or a later one."""
+    """In every partition, the first record with this timestamp (milliseconds) or a later one."""
 
     option: str
     timestamp_ms: int
@@ -94,7 +94,7 @@ class AtTimestamp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtTimestamps:
-    """As `AtTimestamp`, with a timestamp for each partition; every selected partition must be named."""
+    """As `AtTimestamp`, but with a timestamp for each partition. It must name every selected partition."""
 
     option: str
     timestamps_ms: Mapping[TopicPartition, int]
@@ -109,22 +109,21 @@ class ReadOptions:
 
     Attributes:
         connection: the cluster.
-        selection: which partitions.
+        selection: the partitions.
         start: where to start, inclusive.
         end: where to end, exclusive.
-        latest_if_no_match: a partition without a record at or after the starting timestamp starts at its end (and so
-            gives nothing); False: that is an error.
-        fail_on_data_loss: records of the range that are gone are an error; False: what is left is read and the rest is
-            logged.
-        min_partitions: split the ranges into at least this many read tasks; None: one task for each partition.
-        max_records_per_partition: split ranges so that no read task has more offsets; None: no limit.
+        latest_if_no_match: True: a partition without a record at or after the starting timestamp starts at its end, and so
+            gives nothing. False: it is an error.
+        fail_on_data_loss: True: missing records of the range are an error. False: the task reads the others and logs the loss.
+        min_partitions: split the ranges into at least this many read tasks; None makes one task for each partition.
+        max_records_per_partition: split ranges so that no read task has more offsets; None sets no limit.
         include_headers: the schema has the column `headers`.
-        poll_timeout_ms: how long a read task waits without progress before it fails.
+        poll_timeout_ms: milliseconds that a read task waits without progress before it fails.
         credit_bytes: bytes that a broker may have under way to one read task.
-        chunk_bytes: most bytes in one chunk (a single larger batch is still sent).
+        chunk_bytes: most bytes in one chunk. The broker still sends a single larger batch.
         check_crcs: verify the checksum of every batch.
-        client_rack: rack of the read tasks; None: leaders are read.
-        ignored: options that were given and have no effect here, ascending.
+        client_rack: rack of the read tasks; None reads only from leaders.
+        ignored: options of the caller that have no effect, ascending.
     """
 
     connection: Connection
@@ -146,19 +145,19 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """Settings of a batch write. Acknowledgement is always by all in-sync replicas: at-least-once needs it.
+    """Settings of a batch write. All in-sync replicas always acknowledge, because at-least-once needs it.
 
     Attributes:
         connection: the cluster.
-        topic: topic of every record, over the column `topic`; None: the column says.
-        idempotent: the broker drops what the client sends twice after a lost answer.
+        topic: topic of every record, which overrides the column `topic`; None uses the column.
+        idempotent: the broker drops batches that the client resends after a lost answer.
         batch_bytes: size at which a record batch is sealed.
-        buffer_bytes: bytes that may be unacknowledged in one task before it waits.
-        linger_ms: how long an unfilled batch waits for more records.
-        delivery_timeout_ms: how long a batch may stay unacknowledged before the task fails.
+        buffer_bytes: bytes that one task may have unacknowledged before it waits.
+        linger_ms: milliseconds for which an unfilled batch waits for more records.
+        delivery_timeout_ms: milliseconds for which a batch may stay unacknowledged before the task fails.
         codec: `none` or `zstd`.
-        max_in_flight: batches of one partition that may be unacknowledged.
-        ignored: options that were given and have no effect here, ascending.
+        max_in_flight: unacknowledged batches of one partition.
+        ignored: options of the caller that have no effect, ascending.
     """
 
     connection: Connection

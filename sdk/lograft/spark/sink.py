@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batch writes: rows of a DataFrame to topics, at least once.
 
-Owns the way of a task's rows to the producer and of its counts back to the driver. How rows are split is decided in
-`arrow_routes`.
+This module carries a task's rows to the producer, and its counts back to the driver. `arrow_routes` decides how rows are split.
 
-Guarantee: at least once. A task reports success only after every record of it is acknowledged by all in-sync replicas.
-A task that is run again (failure, speculation, a lost executor) writes all its rows again; records of an attempt that
-failed stay in the log. The producer's own resends do not duplicate: it is idempotent within one task attempt.
+Guarantee: at least once. A task reports success only after all in-sync replicas have acknowledged every record of it. A task
+that runs again (failure, speculation, a lost executor) writes all its rows again. Records of a failed attempt stay in the log.
+The producer's own resends do not duplicate, because it is idempotent within one task attempt.
 
-Life of a write: Spark makes one `BatchWriter` on the driver and pickles it; `write` runs in each task and returns a
-message; `commit` runs once on the driver, in another process, with all messages.
+Life of a write: Spark makes one `BatchWriter` on the driver and pickles it. `write` runs in each task and returns a message.
+`commit` runs once on the driver, in another process, with all messages.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ class TaskWritten(WriterCommitMessage):
     """What one task attempt has written.
 
     Attributes:
-        record_count: rows taken from Spark, all acknowledged.
-        batch_count: record batches that were acknowledged.
-        records: acknowledged records by partition.
+        record_count: number of rows from Spark, all acknowledged.
+        batch_count: number of acknowledged record batches.
+        records: number of acknowledged records by partition.
     """
 
     record_count: int = 0
@@ -64,11 +63,11 @@ class BatchWriter(DataSourceArrowWriter):
             logger.warning("columns that are not written: %s", ", ".join(self.columns.unused))
 
     def write(self, iterator: Iterator[ArrowBatch]) -> TaskWritten:
-        """Write the rows of one task and wait until all are acknowledged.
+        """Write the rows of one task, and wait until all of them are acknowledged.
 
         Raises:
             DeliveryError: records were not acknowledged within `kafka.delivery.timeout.ms`, or were refused.
-            LograftError: the acknowledgements do not add up to the rows.
+            LograftError: the number of acknowledged records differs from the number of rows.
         """
         from lograft.spark.arrow_routes import gathered, pieces_of
 
@@ -97,7 +96,7 @@ class BatchWriter(DataSourceArrowWriter):
         return receipts.message(record_count)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Log what was written. The records are in the log since their tasks ended."""
+        """Log the totals. The records have been in the log since their tasks ended."""
         total = total_written(messages)
         logger.info(
             "wrote %d records in %d batches to %d partitions", total.record_count, total.batch_count, len(total.records)
@@ -113,7 +112,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 def total_written(messages: Sequence[WriterCommitMessage | None]) -> TaskWritten:
-    """Add up the messages of the tasks; None stands for a task that failed."""
+    """Add up the messages of the tasks. None stands for a failed task."""
     counts: Counter[TopicPartition] = Counter()
     total = TaskWritten()
     for message in messages:
@@ -130,10 +129,10 @@ def total_written(messages: Sequence[WriterCommitMessage | None]) -> TaskWritten
 def check_topic_exists(options: WriteOptions) -> None:
     """Refuse a write to a missing topic once on the driver, not in every attempt of every task.
 
-    Topics that come from a column are found out by the tasks.
+    If the topic comes from a column, only the tasks can find out.
 
     Raises:
-        UnknownTopicError: there is no such topic.
+        UnknownTopicError: the topic does not exist.
     """
     if options.topic is not None:
         with Admin(options.connection.bootstrap, cluster_id=options.connection.cluster_id) as admin:
@@ -143,7 +142,7 @@ def check_topic_exists(options: WriteOptions) -> None:
 class _Receipts:
     """Counts acknowledged records.
 
-    The producer calls `add` from its own thread, one call at a time, and `message` runs after flush() has returned.
+    The producer calls `add` from its own thread, one call at a time. `message` runs after flush() has returned.
     """
 
     def __init__(self) -> None:

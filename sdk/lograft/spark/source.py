@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batch reads: planning on the driver, reading in the tasks.
 
-Owns the talk with the brokers on behalf of a query. What to read is decided in `ranges` (pure), how rows look in
-`arrow_rows`.
+This module talks to the brokers for a query. `ranges` (pure) decides what to read, `arrow_rows` makes the rows.
 
-Life of a read: Spark calls `partitions` once while it plans a query; offsets are resolved there and nowhere else, so
-every task of one query reads the same log, whatever arrives meanwhile. Each action on a DataFrame plans anew: "latest"
-then means later. A task reads one range and ends when its position has reached the end of the range, never after a
-number of records: some offsets hold no record. Clients are made inside the call that uses them, never at import: Spark
-forks its workers.
+Life of a read: Spark calls `partitions` once while it plans a query. Offsets are resolved only there. So all tasks of one query
+read the same log, whatever arrives later. Each action on a DataFrame plans again, and "latest" then means a later offset. A
+task reads one range and ends when its position has reached the end of the range, not after a number of records, because some
+offsets have no record. Clients are made inside the call that uses them, never at import, because Spark forks its workers.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 POLL_MS: Final = 500
-"""How long one poll waits: a position may also reach the end of the range without a batch."""
+"""Milliseconds of one poll. The position may also reach the end of the range without a batch."""
 
 
 class BatchReader(DataSourceReader):
@@ -46,22 +44,22 @@ class BatchReader(DataSourceReader):
         self.options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Resolve the offsets and give one input partition for each range.
+        """Resolve the offsets, and return one input partition for each range.
 
         Raises:
             OptionError: a bound does not fit the partitions.
             UnknownTopicError: a topic or a partition does not exist.
-            OffsetOutOfRangeError: wanted records are gone, and failOnDataLoss is true.
+            OffsetOutOfRangeError: requested records are gone, and failOnDataLoss is true.
         """
         _log_ignored(self.options.ignored)
         found = plan_read(self.options)
         for loss in found.losses:
             logger.warning("failOnDataLoss=false: %s", loss)
-        # Spark turns an empty list into one partition without a value, which `read` takes for nothing.
+        # Spark turns an empty list into one partition without a value. `read` then returns no rows.
         return [InputPartition(each) for each in found.ranges]
 
     def read(self, partition: InputPartition) -> Iterator[ArrowBatch]:
-        """Give the rows of one range as Arrow batches."""
+        """Yield the rows of one range as Arrow batches."""
         chosen = cast("OffsetRange | None", partition.value)
         if chosen is None:
             return iter(())
@@ -71,7 +69,7 @@ class BatchReader(DataSourceReader):
 
 
 def plan_read(options: ReadOptions) -> Plan:
-    """Ask the brokers for offsets and turn the options into ranges."""
+    """Ask the brokers for offsets, and turn the options into ranges."""
     connection = options.connection
     partitions = selected_partitions(options.selection, connection)
     for bound in (options.start, options.end):
@@ -79,7 +77,7 @@ def plan_read(options: ReadOptions) -> Plan:
     if not partitions:
         return Plan(ranges=(), losses=())
     with Consumer(connection.bootstrap, cluster_id=connection.cluster_id) as consumer:
-        # The end first: what arrives between the questions is beyond it and not read.
+        # Look up the end first. Records that arrive between the two lookups are beyond it and are not read.
         ends = consumer.end_offsets(partitions)
         starts = consumer.beginning_offsets(partitions)
         readable = {each: Readable(log_start_offset=starts[each], high_watermark=ends[each]) for each in partitions}
@@ -89,10 +87,10 @@ def plan_read(options: ReadOptions) -> Plan:
 
 
 def selected_partitions(selection: Selection, connection: Connection) -> tuple[TopicPartition, ...]:
-    """Look up which partitions are meant, ascending.
+    """Return the selected partitions, ascending.
 
     Raises:
-        UnknownTopicError: a topic that was named, or a partition of it, does not exist.
+        UnknownTopicError: a named topic, or a partition of it, does not exist.
     """
     with Admin(connection.bootstrap, cluster_id=connection.cluster_id) as admin:
         if isinstance(selection, Subscribe):
@@ -115,13 +113,13 @@ def selected_partitions(selection: Selection, connection: Connection) -> tuple[T
 
 
 def read_range(options: ReadOptions, chosen: OffsetRange) -> Iterator[ArrowBatch]:
-    """Read one range; batches are as fetched, cut at the end of the range.
+    """Read one range. The batches are as fetched, cut at the end of the range.
 
     Raises:
         OffsetOutOfRangeError: records of the range are gone, and failOnDataLoss is true.
         UnknownTopicError: the topic is gone, and failOnDataLoss is true.
         RequestTimeoutError: nothing came for `kafkaConsumer.pollTimeoutMs`.
-        UnreachableError: the same, where the partition could not be fetched.
+        UnreachableError: nothing came for that time, and the partition could not be fetched.
     """
     from lograft.spark.arrow_rows import rows_of
 
@@ -177,14 +175,14 @@ def _after_loss(
     position: int,
     error: OffsetOutOfRangeError | UnknownTopicError,
 ) -> int | None:
-    """Where to go on after records of the range have gone since it was planned; None: nowhere."""
+    """Return the offset to continue from after records of the planned range were lost; None if nothing is left to read."""
     if options.fail_on_data_loss:
         raise error
     logger.warning("failOnDataLoss=false: %s from offset %d: %s", chosen.partition, position, error.message)
     if isinstance(error, UnknownTopicError):
         return None
     log_start_offset = consumer.beginning_offsets([chosen.partition])[chosen.partition]
-    # Only a log that now starts later can be read on; one that ends earlier has nothing more for this range.
+    # The task can continue only in a log that now starts later. A log that ends earlier has nothing more for this range.
     return log_start_offset if position < log_start_offset < chosen.end_offset else None
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turn the text of one option into a value, or say which option is wrong and what it takes.
+"""Parses the text of one option, or says which option is wrong and what it accepts.
 
-Owns `OptionError` and the parsers of single values. Pure: text in, values out. Must not know which options exist
-(`lograft.spark.options` does) nor import PySpark.
+This module owns `OptionError` and the parsers of single values. Pure. It must not know which options exist
+(`lograft.spark.options` does), and must not import PySpark.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from lograft.errors import InvalidSettingError
 from lograft.types import Position, TopicPartition
 
 MAX_OFFSET: Final = 2**63 - 1
-"""Largest offset and largest timestamp in milliseconds, inclusive."""
+"""Largest offset, and largest timestamp in milliseconds, inclusive."""
 MAX_PARTITION: Final = 2**31 - 1
 """Largest partition number, inclusive."""
 EARLIEST_IN_JSON: Final = -2
-"""What the Kafka connector writes for "earliest" inside JSON offsets."""
+"""The number that the Kafka connector uses for "earliest" in JSON offsets."""
 LATEST_IN_JSON: Final = -1
-"""What the Kafka connector writes for "latest" inside JSON offsets."""
+"""The number that the Kafka connector uses for "latest" in JSON offsets."""
 
 _TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _SHOWN_CHARACTERS: Final = 80
 
 
 class OptionError(InvalidSettingError):
-    """An option of `format("lograft")` is unknown, malformed or contradicts another.
+    """An option of `format("lograft")` is unknown or malformed, or contradicts another.
 
     Attributes:
         option: name of the option, as the documentation spells it.
@@ -47,7 +47,7 @@ def shown(text: object) -> str:
 
 
 def parse_boolean(option: str, text: str) -> bool:
-    """Read `true` or `false`, in any case."""
+    """Return the boolean for `true` or `false`, in any case."""
     match text.strip().lower():
         case "true":
             return True
@@ -58,7 +58,7 @@ def parse_boolean(option: str, text: str) -> bool:
 
 
 def parse_integer(option: str, text: str, *, minimum: int, maximum: int = MAX_OFFSET) -> int:
-    """Read a decimal integer between `minimum` and `maximum`, both inclusive."""
+    """Return a decimal integer between `minimum` and `maximum`, both inclusive."""
     number = _decimal(text.strip())
     if number is None or not minimum <= number <= maximum:
         raise OptionError(option, f"takes an integer from {minimum} to {maximum}, not {shown(text)}")
@@ -66,7 +66,7 @@ def parse_integer(option: str, text: str, *, minimum: int, maximum: int = MAX_OF
 
 
 def parse_choice(option: str, text: str, choices: Sequence[str]) -> str:
-    """Read one of `choices`, in any case; the answer is in lower case."""
+    """Return one of `choices` in lower case. The text may be in any case."""
     choice = text.strip().lower()
     if choice not in choices:
         raise OptionError(option, f"takes {' or '.join(choices)}, not {shown(text)}")
@@ -74,9 +74,9 @@ def parse_choice(option: str, text: str, choices: Sequence[str]) -> str:
 
 
 def parse_topic(option: str, text: str) -> str:
-    """Read one topic name.
+    """Return one topic name.
 
-    The rule is the server's; it is checked here too so that the error names the option and comes before any connection.
+    The server has the same rule. It is checked here too, so that the error names the option and comes before any connection.
     """
     topic = text.strip()
     if _TOPIC_NAME.fullmatch(topic) is None or topic in {".", ".."}:
@@ -88,7 +88,7 @@ def parse_topic(option: str, text: str) -> str:
 
 
 def parse_topics(option: str, text: str) -> tuple[str, ...]:
-    """Read topic names separated by commas; each once, ascending."""
+    """Return the topic names of a comma-separated list without duplicates, ascending."""
     topics = tuple(sorted({parse_topic(option, part) for part in text.split(",") if part.strip()}))
     if not topics:
         raise OptionError(option, "names no topic")
@@ -98,8 +98,8 @@ def parse_topics(option: str, text: str) -> tuple[str, ...]:
 def parse_pattern(option: str, text: str) -> str:
     r"""Check a regular expression for whole topic names.
 
-    Kafka's connector takes Java's dialect, this one Python's `re`. They agree on what topic patterns use; what Python
-    does not know (`\p{Alpha}`, `[a-z&&[^b]]`) is an error or has Python's meaning.
+    Kafka's connector uses Java's dialect, Lograft uses Python's `re`. They agree on what topic patterns use. What Python does
+    not know (`\p{Alpha}`, `[a-z&&[^b]]`) is an error or has Python's meaning.
     """
     try:
         re.compile(text)
@@ -111,7 +111,7 @@ def parse_pattern(option: str, text: str) -> str:
 
 
 def parse_assignment(option: str, text: str) -> tuple[TopicPartition, ...]:
-    """Read `{"topic": [0, 1]}`; each partition once, ascending."""
+    """Return the partitions of `{"topic": [0, 1]}` without duplicates, ascending."""
     example = '{"topic": [0, 1]}'
     chosen: list[TopicPartition] = []
     for name, numbers in _json_object(option, text, example).items():
@@ -132,12 +132,12 @@ def parse_assignment(option: str, text: str) -> tuple[TopicPartition, ...]:
 
 
 def parse_offsets(option: str, text: str, *, forbidden: Position) -> dict[TopicPartition, int | Position]:
-    """Read `{"topic": {"0": 23, "1": -2}}`: offsets, with -2 for earliest and -1 for latest.
+    """Return the offsets of `{"topic": {"0": 23, "1": -2}}`. -2 stands for earliest, -1 for latest.
 
     Args:
         option: name of the option.
         text: the JSON.
-        forbidden: the position that makes no sense for this option (latest to start at, earliest to end at).
+        forbidden: the position that this option does not accept (latest for a start, earliest for an end).
     """
     offsets: dict[TopicPartition, int | Position] = {}
     for partition, number in _json_partitions(option, text, '{"topic": {"0": 23, "1": -2}}').items():
@@ -151,7 +151,7 @@ def parse_offsets(option: str, text: str, *, forbidden: Position) -> dict[TopicP
 
 
 def parse_timestamps(option: str, text: str) -> dict[TopicPartition, int]:
-    """Read `{"topic": {"0": 1000, "1": 1000}}`: milliseconds since 1970-01-01 UTC."""
+    """Return the timestamps of `{"topic": {"0": 1000, "1": 1000}}`, in milliseconds since 1970-01-01 UTC."""
     timestamps = _json_partitions(option, text, '{"topic": {"0": 1700000000000}}')
     for partition, timestamp_ms in timestamps.items():
         if timestamp_ms < 0:
@@ -200,5 +200,5 @@ def _is_integer(value: object) -> bool:
 
 
 def _decimal(text: str) -> int | None:
-    # Only ASCII digits with an optional minus: int() also takes "1_000", " 7 " and other scripts' digits.
+    # Only ASCII digits with an optional minus sign: int() would also accept "1_000", " 7 " and digits of other scripts.
     return int(text) if re.fullmatch(r"-?[0-9]{1,20}", text) else None

@@ -64,13 +64,13 @@ class _ConfigResourceTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Co
     CONFIG_RESOURCE_TYPE_TOPIC: _ConfigResourceType.ValueType  # 1
     """A topic."""
     CONFIG_RESOURCE_TYPE_BROKER: _ConfigResourceType.ValueType  # 2
-    """A broker: what its replicas of all topics inherit."""
+    """A broker. Its replicas of all topics inherit the config."""
     CONFIG_RESOURCE_TYPE_CLUSTER: _ConfigResourceType.ValueType  # 3
-    """The cluster: what all topics inherit."""
+    """The cluster. All topics inherit the config."""
 
 class ConfigResourceType(_ConfigResourceType, metaclass=_ConfigResourceTypeEnumTypeWrapper):
-    """What a config is set for. A topic's value holds before that of the broker, that before the one of the cluster, and that before
-    the built-in default.
+    """What a config is set for. The topic's value counts before the broker's, the broker's before the cluster's, then the built-in
+    default.
     """
 
 CONFIG_RESOURCE_TYPE_UNSPECIFIED: ConfigResourceType.ValueType  # 0
@@ -78,9 +78,9 @@ CONFIG_RESOURCE_TYPE_UNSPECIFIED: ConfigResourceType.ValueType  # 0
 CONFIG_RESOURCE_TYPE_TOPIC: ConfigResourceType.ValueType  # 1
 """A topic."""
 CONFIG_RESOURCE_TYPE_BROKER: ConfigResourceType.ValueType  # 2
-"""A broker: what its replicas of all topics inherit."""
+"""A broker. Its replicas of all topics inherit the config."""
 CONFIG_RESOURCE_TYPE_CLUSTER: ConfigResourceType.ValueType  # 3
-"""The cluster: what all topics inherit."""
+"""The cluster. All topics inherit the config."""
 Global___ConfigResourceType: _TypeAlias = ConfigResourceType  # noqa: Y015
 
 class _LogDirectoryState:
@@ -92,27 +92,27 @@ class _LogDirectoryStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Log
     LOG_DIRECTORY_STATE_UNSPECIFIED: _LogDirectoryState.ValueType  # 0
     """Not known."""
     LOG_DIRECTORY_STATE_FREE: _LogDirectoryState.ValueType  # 1
-    """Everything is written."""
+    """The broker writes everything."""
     LOG_DIRECTORY_STATE_TIGHT: _LogDirectoryState.ValueType  # 2
-    """Below the soft limit: appends of clients are refused; reads, deletes and retention go on."""
+    """Below the soft limit: the broker refuses appends of clients. Reads, deletes and retention continue."""
     LOG_DIRECTORY_STATE_FULL: _LogDirectoryState.ValueType  # 3
-    """Below the hard limit: nothing that grows is written."""
+    """Below the hard limit: the broker writes nothing that grows."""
     LOG_DIRECTORY_STATE_FAILED: _LogDirectoryState.ValueType  # 4
-    """The disk failed: the partitions in it are not served until the broker is restarted with a repaired disk."""
+    """The disk failed. The broker does not serve the partitions in the directory until it is restarted with a repaired disk."""
 
 class LogDirectoryState(_LogDirectoryState, metaclass=_LogDirectoryStateEnumTypeWrapper):
-    """How much room a log directory has, or that it has failed."""
+    """Free space of a log directory, or its failure."""
 
 LOG_DIRECTORY_STATE_UNSPECIFIED: LogDirectoryState.ValueType  # 0
 """Not known."""
 LOG_DIRECTORY_STATE_FREE: LogDirectoryState.ValueType  # 1
-"""Everything is written."""
+"""The broker writes everything."""
 LOG_DIRECTORY_STATE_TIGHT: LogDirectoryState.ValueType  # 2
-"""Below the soft limit: appends of clients are refused; reads, deletes and retention go on."""
+"""Below the soft limit: the broker refuses appends of clients. Reads, deletes and retention continue."""
 LOG_DIRECTORY_STATE_FULL: LogDirectoryState.ValueType  # 3
-"""Below the hard limit: nothing that grows is written."""
+"""Below the hard limit: the broker writes nothing that grows."""
 LOG_DIRECTORY_STATE_FAILED: LogDirectoryState.ValueType  # 4
-"""The disk failed: the partitions in it are not served until the broker is restarted with a repaired disk."""
+"""The disk failed. The broker does not serve the partitions in the directory until it is restarted with a repaired disk."""
 Global___LogDirectoryState: _TypeAlias = LogDirectoryState  # noqa: Y015
 
 class _ReplicaMoveState:
@@ -124,31 +124,31 @@ class _ReplicaMoveStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Repl
     REPLICA_MOVE_STATE_UNSPECIFIED: _ReplicaMoveState.ValueType  # 0
     """Not known."""
     REPLICA_MOVE_STATE_WAITING: _ReplicaMoveState.ValueType  # 1
-    """It waits for others."""
+    """It waits for other moves."""
     REPLICA_MOVE_STATE_COPYING: _ReplicaMoveState.ValueType  # 2
-    """The log is being copied; it is used all the while."""
+    """The log is being copied and stays in use."""
     REPLICA_MOVE_STATE_SWITCHING: _ReplicaMoveState.ValueType  # 3
-    """The copy is taking the place of the log; appends are refused for a moment."""
+    """The copy replaces the log. The broker refuses appends for a moment."""
     REPLICA_MOVE_STATE_DONE: _ReplicaMoveState.ValueType  # 4
-    """The replica is in the target."""
+    """The replica is in the target directory."""
     REPLICA_MOVE_STATE_FAILED: _ReplicaMoveState.ValueType  # 5
-    """The replica is where it was; `problem` says why."""
+    """The replica is still in the source directory; `problem` says why."""
 
 class ReplicaMoveState(_ReplicaMoveState, metaclass=_ReplicaMoveStateEnumTypeWrapper):
-    """How far a move is."""
+    """Progress of a move."""
 
 REPLICA_MOVE_STATE_UNSPECIFIED: ReplicaMoveState.ValueType  # 0
 """Not known."""
 REPLICA_MOVE_STATE_WAITING: ReplicaMoveState.ValueType  # 1
-"""It waits for others."""
+"""It waits for other moves."""
 REPLICA_MOVE_STATE_COPYING: ReplicaMoveState.ValueType  # 2
-"""The log is being copied; it is used all the while."""
+"""The log is being copied and stays in use."""
 REPLICA_MOVE_STATE_SWITCHING: ReplicaMoveState.ValueType  # 3
-"""The copy is taking the place of the log; appends are refused for a moment."""
+"""The copy replaces the log. The broker refuses appends for a moment."""
 REPLICA_MOVE_STATE_DONE: ReplicaMoveState.ValueType  # 4
-"""The replica is in the target."""
+"""The replica is in the target directory."""
 REPLICA_MOVE_STATE_FAILED: ReplicaMoveState.ValueType  # 5
-"""The replica is where it was; `problem` says why."""
+"""The replica is still in the source directory; `problem` says why."""
 Global___ReplicaMoveState: _TypeAlias = ReplicaMoveState  # noqa: Y015
 
 class _ElectionType:
@@ -160,19 +160,19 @@ class _ElectionTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Election
     ELECTION_TYPE_UNSPECIFIED: _ElectionType.ValueType  # 0
     """Not set."""
     ELECTION_TYPE_PREFERRED: _ElectionType.ValueType  # 1
-    """The first replica leads again, if it is in sync."""
+    """The preferred replica (the first assigned one) leads again, if it is in sync."""
     ELECTION_TYPE_UNCLEAN: _ElectionType.ValueType  # 2
-    """Where nobody who has everything committed can lead, a replica leads that may lack some of it, which is then lost."""
+    """If no replica with everything committed can lead, another replica leads. The records that it lacks are lost."""
 
 class ElectionType(_ElectionType, metaclass=_ElectionTypeEnumTypeWrapper):
-    """Which election is asked for."""
+    """Kind of an election of partition leaders."""
 
 ELECTION_TYPE_UNSPECIFIED: ElectionType.ValueType  # 0
 """Not set."""
 ELECTION_TYPE_PREFERRED: ElectionType.ValueType  # 1
-"""The first replica leads again, if it is in sync."""
+"""The preferred replica (the first assigned one) leads again, if it is in sync."""
 ELECTION_TYPE_UNCLEAN: ElectionType.ValueType  # 2
-"""Where nobody who has everything committed can lead, a replica leads that may lack some of it, which is then lost."""
+"""If no replica with everything committed can lead, another replica leads. The records that it lacks are lost."""
 Global___ElectionType: _TypeAlias = ElectionType  # noqa: Y015
 
 class _BrokerState:
@@ -184,13 +184,15 @@ class _BrokerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_BrokerSta
     BROKER_STATE_UNSPECIFIED: _BrokerState.ValueType  # 0
     """Not known."""
     BROKER_STATE_REGISTERED: _BrokerState.ValueType  # 1
-    """It is heard of and may not lead: it catches up, or asks to be fenced, or its unclean stop is being dealt with."""
+    """The controller hears from the broker, but the broker may not lead. It catches up with the metadata, has asked to be fenced,
+    or the controller still handles its unclean shutdown.
+    """
     BROKER_STATE_ACTIVE: _BrokerState.ValueType  # 2
     """It may lead."""
     BROKER_STATE_SHUTTING_DOWN: _BrokerState.ValueType  # 3
-    """It leaves in an orderly way, and waits for other leaders of its partitions."""
+    """The broker shuts down cleanly and waits until its partitions have other leaders."""
     BROKER_STATE_FENCED: _BrokerState.ValueType  # 4
-    """It has stopped, or nothing is heard of it."""
+    """The broker has stopped, or the controller does not hear from it."""
 
 class BrokerState(_BrokerState, metaclass=_BrokerStateEnumTypeWrapper):
     """State of a registered broker."""
@@ -198,13 +200,15 @@ class BrokerState(_BrokerState, metaclass=_BrokerStateEnumTypeWrapper):
 BROKER_STATE_UNSPECIFIED: BrokerState.ValueType  # 0
 """Not known."""
 BROKER_STATE_REGISTERED: BrokerState.ValueType  # 1
-"""It is heard of and may not lead: it catches up, or asks to be fenced, or its unclean stop is being dealt with."""
+"""The controller hears from the broker, but the broker may not lead. It catches up with the metadata, has asked to be fenced,
+or the controller still handles its unclean shutdown.
+"""
 BROKER_STATE_ACTIVE: BrokerState.ValueType  # 2
 """It may lead."""
 BROKER_STATE_SHUTTING_DOWN: BrokerState.ValueType  # 3
-"""It leaves in an orderly way, and waits for other leaders of its partitions."""
+"""The broker shuts down cleanly and waits until its partitions have other leaders."""
 BROKER_STATE_FENCED: BrokerState.ValueType  # 4
-"""It has stopped, or nothing is heard of it."""
+"""The broker has stopped, or the controller does not hear from it."""
 Global___BrokerState: _TypeAlias = BrokerState  # noqa: Y015
 
 @_typing.final
@@ -242,13 +246,13 @@ class CreateTopicRequest(_message.Message):
     cluster_id: _builtins.str
     """Cluster id that the client expects; empty: any."""
     topic: _builtins.str
-    """Name: 1 to 249 of the characters A-Z a-z 0-9 . _ - and neither "." nor ".."."""
+    """Name: 1 to 249 of the characters A-Z a-z 0-9 . _ - but neither "." nor ".."."""
     partition_count: _builtins.int
     """Number of partitions, from 1; 0: 1."""
     replication_factor: _builtins.int
     """Number of replicas of each partition, from 1; 0: the cluster's default."""
     validate_only: _builtins.bool
-    """True: check only, change nothing."""
+    """True: check the request without changing anything."""
     @_builtins.property
     def configs(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Configs that differ from the defaults, by name."""
@@ -301,14 +305,14 @@ class CreateTopicResponse(_message.Message):
     METADATA_OFFSET_FIELD_NUMBER: _builtins.int
     CONFIGS_FIELD_NUMBER: _builtins.int
     metadata_offset: _builtins.int
-    """Metadata offset at which it is visible, exclusive; 0 when only checked."""
+    """Metadata offset at which the topic is visible, exclusive; 0 when only checked."""
     @_builtins.property
     def topic(self) -> _metadata_pb2.Topic:
         """The topic."""
 
     @_builtins.property
     def configs(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Configs that the topic has of its own: those of the request, and min.insync.replicas where the cluster's default gives it one."""
+        """Configs that are set for the topic: those of the request, and min.insync.replicas if the cluster's default gives it one."""
 
     def __init__(
         self,
@@ -356,7 +360,7 @@ class NewTopic(_message.Message):
     REPLICATION_FACTOR_FIELD_NUMBER: _builtins.int
     CONFIGS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
-    """Name: 1 to 249 of the characters A-Z a-z 0-9 . _ - and neither "." nor ".."."""
+    """Name: 1 to 249 of the characters A-Z a-z 0-9 . _ - but neither "." nor ".."."""
     partition_count: _builtins.int
     """Number of partitions, from 1; 0: 1."""
     replication_factor: _builtins.int
@@ -393,10 +397,10 @@ class CreateTopicsRequest(_message.Message):
     cluster_id: _builtins.str
     """Cluster id that the client expects; empty: any."""
     validate_only: _builtins.bool
-    """True: check only, change nothing. Each topic is checked as if it were the only one."""
+    """True: check the topics without creating them. Each topic is checked as if it were the only one."""
     @_builtins.property
     def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___NewTopic]:
-        """1 to 1,000 topics, none twice, of at most 10,000 partitions together."""
+        """1 to 1,000 topics with different names, with at most 10,000 partitions together."""
 
     def __init__(
         self,
@@ -415,7 +419,7 @@ Global___CreateTopicsRequest: _TypeAlias = CreateTopicsRequest  # noqa: Y015
 
 @_typing.final
 class TopicCreation(_message.Message):
-    """What became of one topic."""
+    """Result of creating one topic."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -434,7 +438,7 @@ class TopicCreation(_message.Message):
     """Number of replicas of each partition; 0 with an error."""
     @_builtins.property
     def error(self) -> _errors_pb2.PartitionError:
-        """Why the topic was not created, or OUTCOME_UNKNOWN; absent: it was created."""
+        """Why the topic was not created, or OUTCOME_UNKNOWN; absent on success."""
 
     def __init__(
         self,
@@ -455,14 +459,14 @@ Global___TopicCreation: _TypeAlias = TopicCreation  # noqa: Y015
 
 @_typing.final
 class CreateTopicsResponse(_message.Message):
-    """What became of the topics."""
+    """Results of creating topics."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RESULTS_FIELD_NUMBER: _builtins.int
     METADATA_OFFSET_FIELD_NUMBER: _builtins.int
     metadata_offset: _builtins.int
-    """Metadata offset at which those that were created are visible, exclusive; 0 when none was, or only checked."""
+    """Metadata offset at which the created topics are visible, exclusive; 0 when none was created, or only checked."""
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopicCreation]:
         """One result for each topic, in the order of the request."""
@@ -496,9 +500,9 @@ class CreatePartitionsRequest(_message.Message):
     topic: _builtins.str
     """Name."""
     partition_count: _builtins.int
-    """Number of partitions that the topic is to have, more than it has."""
+    """The new number of partitions, above the current one."""
     validate_only: _builtins.bool
-    """True: check only, change nothing."""
+    """True: check the request without changing anything."""
     def __init__(
         self,
         *,
@@ -524,10 +528,10 @@ class CreatePartitionsResponse(_message.Message):
     TOPIC_FIELD_NUMBER: _builtins.int
     METADATA_OFFSET_FIELD_NUMBER: _builtins.int
     metadata_offset: _builtins.int
-    """Metadata offset at which they are visible, exclusive; 0 when only checked."""
+    """Metadata offset at which the new partitions are visible, exclusive; 0 when only checked."""
     @_builtins.property
     def topic(self) -> _metadata_pb2.Topic:
-        """The topic with its new partitions only."""
+        """The topic, with only its new partitions."""
 
     def __init__(
         self,
@@ -578,9 +582,9 @@ class DeleteTopicResponse(_message.Message):
     TOPIC_ID_FIELD_NUMBER: _builtins.int
     METADATA_OFFSET_FIELD_NUMBER: _builtins.int
     topic_id: _builtins.bytes
-    """Id that it had, 16 bytes."""
+    """Id of the deleted topic, 16 bytes."""
     metadata_offset: _builtins.int
-    """Metadata offset at which it is gone, exclusive."""
+    """Metadata offset at which the deletion is visible, exclusive."""
     def __init__(
         self,
         *,
@@ -608,9 +612,9 @@ class ListTopicsRequest(_message.Message):
     cluster_id: _builtins.str
     """Cluster id that the client expects; empty: any."""
     page_size: _builtins.int
-    """Most topics in the answer; 0: 1,000; at most 10,000."""
+    """Most topics in the answer, at most 10,000; 0 stands for 1,000."""
     page_token: _builtins.str
-    """Token from the answer before; empty: from the start."""
+    """Token from the previous answer; empty for the first page."""
     min_metadata_offset: _builtins.int
     """Wait until the answering server has applied this metadata offset; absent: do not wait."""
     def __init__(
@@ -676,11 +680,11 @@ class ListTopicsResponse(_message.Message):
     METADATA_OFFSET_FIELD_NUMBER: _builtins.int
     WITHOUT_LEADER_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """Token for the next page; empty: this was the last."""
+    """Token for the next page; empty on the last page."""
     metadata_offset: _builtins.int
     """Metadata offset of this state, exclusive."""
     without_leader: _builtins.bool
-    """True: the quorum has no leader, and the broker answered from its own image, which may be behind."""
+    """True: the quorum has no leader, so the broker answered from its own metadata image, which may be out of date."""
     @_builtins.property
     def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopicSummary]:
         """Topics, ascending by name."""
@@ -718,13 +722,13 @@ class ConfigEntry(_message.Message):
     value: _builtins.str
     """Value."""
     source: Global___ConfigSource.ValueType
-    """Where it comes from."""
+    """Source of the value."""
     meaning: _builtins.str
-    """What it is for; only in DescribeConfigs."""
+    """What the config does; only in DescribeConfigs."""
     allowed: _builtins.str
-    """What a value must be, in words; only in DescribeConfigs."""
+    """Allowed values, in words; only in DescribeConfigs."""
     default_value: _builtins.str
-    """Value that holds when nothing is set; only in DescribeConfigs."""
+    """Value in force when nothing is set; only in DescribeConfigs."""
     def __init__(
         self,
         *,
@@ -752,9 +756,9 @@ class ConfigResource(_message.Message):
     TYPE_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     type: Global___ConfigResourceType.ValueType
-    """Which of them."""
+    """Kind of the resource."""
     name: _builtins.str
-    """Name of the topic, node id of the broker in decimal, empty for the cluster."""
+    """Name of the topic, node id of the broker in decimal, or empty for the cluster."""
     def __init__(
         self,
         *,
@@ -780,7 +784,7 @@ class ConfigChange(_message.Message):
     name: _builtins.str
     """Name of the config."""
     value: _builtins.str
-    """New value; absent: what was set is removed, so that the inherited value holds."""
+    """New value; absent: remove the value that was set, so that the inherited one is in force."""
     def __init__(
         self,
         *,
@@ -839,10 +843,10 @@ class AlterConfigsRequest(_message.Message):
     cluster_id: _builtins.str
     """Cluster id that the client expects; empty: any."""
     validate_only: _builtins.bool
-    """True: check only, change nothing."""
+    """True: check the request without changing anything."""
     @_builtins.property
     def resources(self) -> _containers.RepeatedCompositeFieldContainer[Global___ResourceConfigChanges]:
-        """Resources with 1 to 500 changes, all together. They take effect together; if one is refused, all are."""
+        """Resources with 1 to 500 changes in all. All changes take effect together, or none does."""
 
     def __init__(
         self,
@@ -867,7 +871,7 @@ class AlterConfigsResponse(_message.Message):
 
     METADATA_OFFSET_FIELD_NUMBER: _builtins.int
     metadata_offset: _builtins.int
-    """Metadata offset at which that is visible, exclusive; 0 when only checked."""
+    """Metadata offset at which the changes are visible, exclusive; 0 when only checked."""
     def __init__(
         self,
         *,
@@ -894,7 +898,7 @@ class DescribeConfigsRequest(_message.Message):
     cluster_id: _builtins.str
     """Cluster id that the client expects; empty: any."""
     broker_id: _builtins.int
-    """For topics: node id of the broker whose replicas it is about; absent: what is set for brokers is left out."""
+    """For topics: node id of the broker whose replicas the values are for; absent: configs of single brokers are ignored."""
     min_metadata_offset: _builtins.int
     """Wait until the answering server has applied this metadata offset; absent: do not wait."""
     @_builtins.property
@@ -938,7 +942,7 @@ class ResourceConfigs(_message.Message):
 
     @_builtins.property
     def configs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ConfigEntry]:
-        """All configs that it may have, ascending by name."""
+        """All configs that the resource may have, ascending by name."""
 
     def __init__(
         self,
@@ -1027,7 +1031,7 @@ class DescribeTopicResponse(_message.Message):
     metadata_offset: _builtins.int
     """Metadata offset of this state, exclusive."""
     without_leader: _builtins.bool
-    """True: the quorum has no leader, and the broker answered from its own image, which may be behind."""
+    """True: the quorum has no leader, so the broker answered from its own metadata image, which may be out of date."""
     @_builtins.property
     def topic(self) -> _metadata_pb2.Topic:
         """The topic."""
@@ -1076,7 +1080,7 @@ Global___DescribeFeatureLevelRequest: _TypeAlias = DescribeFeatureLevelRequest  
 
 @_typing.final
 class BrokerFeatureLevels(_message.Message):
-    """Feature levels that a broker can run at."""
+    """Feature levels at which a broker can run."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1152,9 +1156,9 @@ class UpdateFeatureLevelRequest(_message.Message):
     cluster_id: _builtins.str
     """Cluster id that the client expects; empty: any."""
     level: _builtins.int
-    """The new level; the one that holds changes nothing."""
+    """The new level. The current level changes nothing."""
     validate_only: _builtins.bool
-    """True: check only, change nothing."""
+    """True: check the request without changing anything."""
     def __init__(
         self,
         *,
@@ -1172,13 +1176,13 @@ Global___UpdateFeatureLevelRequest: _TypeAlias = UpdateFeatureLevelRequest  # no
 
 @_typing.final
 class UpdateFeatureLevelResponse(_message.Message):
-    """The level holds."""
+    """The level is in force."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     METADATA_OFFSET_FIELD_NUMBER: _builtins.int
     metadata_offset: _builtins.int
-    """Metadata offset at which it is visible, exclusive; 0 when only checked."""
+    """Metadata offset at which the level is visible, exclusive; 0 when only checked."""
     def __init__(
         self,
         *,
@@ -1290,7 +1294,7 @@ class DescribeQuorumResponse(_message.Message):
     high_watermark: _builtins.int
     """High watermark of the metadata log, exclusive; absent: not known yet."""
     log_start_offset: _builtins.int
-    """First offset of the leader's metadata log, inclusive; below it there are only snapshots."""
+    """First offset of the leader's metadata log, inclusive. Snapshots replace the log below it."""
     @_builtins.property
     def voters(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuorumReplica]:
         """Voters, by node id."""
@@ -1301,7 +1305,7 @@ class DescribeQuorumResponse(_message.Message):
 
     @_builtins.property
     def latest_snapshot(self) -> Global___MetadataSnapshot:
-        """The leader's newest snapshot; absent: it has none yet."""
+        """The leader's newest snapshot; absent before the first one."""
 
     def __init__(
         self,
@@ -1339,9 +1343,9 @@ class MetadataSnapshot(_message.Message):
     END_OFFSET_FIELD_NUMBER: _builtins.int
     QUORUM_EPOCH_FIELD_NUMBER: _builtins.int
     end_offset: _builtins.int
-    """End of the log that it stands for, exclusive."""
+    """End of the log that the snapshot replaces, exclusive."""
     quorum_epoch: _builtins.int
-    """Quorum epoch of the last record below that."""
+    """Quorum epoch of the last record below `end_offset`."""
     def __init__(
         self,
         *,
@@ -1367,7 +1371,7 @@ class DescribeLogDirectoriesRequest(_message.Message):
     cluster_id: _builtins.str
     """Cluster id that the client expects; empty: any."""
     with_replicas: _builtins.bool
-    """True: also say which replicas are in each of them."""
+    """True: also list the replicas in each directory."""
     def __init__(
         self,
         *,
@@ -1424,24 +1428,26 @@ class LogDirectory(_message.Message):
     UNKNOWN_PARTITION_COUNT_FIELD_NUMBER: _builtins.int
     UNKNOWN_PARTITION_BYTES_FIELD_NUMBER: _builtins.int
     directory_id: _builtins.bytes
-    """Id, 16 bytes; stays with the directory for its life."""
+    """Id, 16 bytes. It identifies the directory for its whole life."""
     path: _builtins.str
     """Path on the broker's machine."""
     state: Global___LogDirectoryState.ValueType
-    """Room, or failure."""
+    """Free space, or failure."""
     free_bytes: _builtins.int
-    """Bytes that were free at the last look; absent: not known."""
+    """Free bytes at the last check; absent: not known."""
     replica_count: _builtins.int
     """Number of replicas in it."""
     problem: _builtins.str
-    """Why it failed; empty: it has not."""
+    """Why the directory failed; empty if it did not."""
     unknown_partition_count: _builtins.int
-    """Partition directories in it that were set aside because the cluster does not know them; they are deleted after seven days."""
+    """Number of stray directories: partition directories that the cluster does not know. The broker deletes them after seven
+    days.
+    """
     unknown_partition_bytes: _builtins.int
-    """Bytes of the files in those."""
+    """Bytes of the files in the stray directories."""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaName]:
-        """The replicas, if they were asked for; by topic and partition."""
+        """The replicas, if the request asks for them, by topic and partition."""
 
     def __init__(
         self,
@@ -1485,17 +1491,17 @@ class ReplicaMove(_message.Message):
     partition: _builtins.int
     """Partition, from 0."""
     source_directory_id: _builtins.bytes
-    """Directory that it was in, 16 bytes."""
+    """Id of the directory that the replica leaves, 16 bytes."""
     target_directory_id: _builtins.bytes
-    """Directory that it goes to, 16 bytes."""
+    """Id of the directory that the replica moves to, 16 bytes."""
     state: Global___ReplicaMoveState.ValueType
-    """How far it is."""
+    """Progress of the move."""
     size_bytes: _builtins.int
     """Bytes of the log when the move began."""
     copied_bytes: _builtins.int
-    """Bytes copied so far; more than `size_bytes` when the log has grown."""
+    """Bytes copied so far; more than `size_bytes` if the log has grown."""
     problem: _builtins.str
-    """Why it failed; empty: it has not."""
+    """Why the move failed; empty if it did not."""
     def __init__(
         self,
         *,
@@ -1529,7 +1535,7 @@ class DescribeLogDirectoriesResponse(_message.Message):
     """Node id of the broker."""
     @_builtins.property
     def directories(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogDirectory]:
-        """Directories; the first holds the metadata too."""
+        """Log directories. The first also holds the metadata."""
 
     @_builtins.property
     def moves(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaMove]:
@@ -1552,7 +1558,7 @@ Global___DescribeLogDirectoriesResponse: _TypeAlias = DescribeLogDirectoriesResp
 
 @_typing.final
 class DeleteUnknownPartitionsRequest(_message.Message):
-    """Asks for the deletion of what is unknown."""
+    """Asks to delete stray directories."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1574,14 +1580,14 @@ Global___DeleteUnknownPartitionsRequest: _TypeAlias = DeleteUnknownPartitionsReq
 
 @_typing.final
 class DeleteUnknownPartitionsResponse(_message.Message):
-    """What was deleted."""
+    """The deleted directories."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PARTITION_COUNT_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     partition_count: _builtins.int
-    """Partition directories."""
+    """Number of deleted partition directories."""
     size_bytes: _builtins.int
     """Bytes of the files in them."""
     def __init__(
@@ -1615,7 +1621,7 @@ class MoveReplicaRequest(_message.Message):
     partition: _builtins.int
     """Partition, from 0."""
     directory_id: _builtins.bytes
-    """Id of the log directory that the replica is to be in, 16 bytes."""
+    """Id of the target log directory, 16 bytes."""
     def __init__(
         self,
         *,
@@ -1663,7 +1669,7 @@ class AddVoterRequest(_message.Message):
     node_id: _builtins.int
     """Node id of the observer."""
     directory_id: _builtins.bytes
-    """Id of its metadata directory, 16 bytes; empty: the one that fetched last under this node id."""
+    """Id of its metadata directory, 16 bytes; empty: the one that last fetched under this node id."""
     def __init__(
         self,
         *,
@@ -1688,7 +1694,7 @@ class AddVoterResponse(_message.Message):
     METADATA_OFFSET_FIELD_NUMBER: _builtins.int
     DIRECTORY_ID_FIELD_NUMBER: _builtins.int
     metadata_offset: _builtins.int
-    """Metadata offset at which that is committed, exclusive."""
+    """Metadata offset at which the change is committed, exclusive."""
     directory_id: _builtins.bytes
     """Id of its metadata directory, 16 bytes."""
     def __init__(
@@ -1707,7 +1713,7 @@ Global___AddVoterResponse: _TypeAlias = AddVoterResponse  # noqa: Y015
 
 @_typing.final
 class RemoveVoterRequest(_message.Message):
-    """Asks for one voter less."""
+    """Asks to remove a voter."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1720,10 +1726,10 @@ class RemoveVoterRequest(_message.Message):
     node_id: _builtins.int
     """Node id of the voter."""
     directory_id: _builtins.bytes
-    """Id of its metadata directory, 16 bytes; empty: whichever votes under this node id."""
+    """Id of its metadata directory, 16 bytes; empty: the directory that votes under this node id."""
     replacement_directory_id: _builtins.bytes
-    """Id of the metadata directory, 16 bytes, of the observer of this node id that is to be added next: the removal is refused where adding it would be
-    refused. Empty: none.
+    """Id of the metadata directory, 16 bytes, of the observer of this node id that will be added next. The removal is refused if
+    adding that observer would be refused. Empty: none.
     """
     def __init__(
         self,
@@ -1743,14 +1749,14 @@ Global___RemoveVoterRequest: _TypeAlias = RemoveVoterRequest  # noqa: Y015
 
 @_typing.final
 class RemoveVoterResponse(_message.Message):
-    """The voter votes no more."""
+    """The voter no longer votes."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     METADATA_OFFSET_FIELD_NUMBER: _builtins.int
     DIRECTORY_ID_FIELD_NUMBER: _builtins.int
     metadata_offset: _builtins.int
-    """Metadata offset at which that is committed, exclusive."""
+    """Metadata offset at which the change is committed, exclusive."""
     directory_id: _builtins.bytes
     """Id of its metadata directory, 16 bytes."""
     def __init__(
@@ -1778,7 +1784,7 @@ class TransferLeadershipRequest(_message.Message):
     cluster_id: _builtins.str
     """Cluster id that the client expects; empty: any."""
     node_id: _builtins.int
-    """Node id of the voter that is to lead; absent: any voter that has everything."""
+    """Node id of the new leader; absent: any voter that has everything."""
     def __init__(
         self,
         *,
@@ -1797,7 +1803,7 @@ Global___TransferLeadershipRequest: _TypeAlias = TransferLeadershipRequest  # no
 
 @_typing.final
 class TransferLeadershipResponse(_message.Message):
-    """There is a leader after the transfer; usually, but not necessarily, the one asked for."""
+    """The leader after the transfer; usually, but not necessarily, the requested one."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1833,7 +1839,7 @@ class TopicPartitions(_message.Message):
     """Topic."""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Partitions, from 0; empty: all that the topic has."""
+        """Partitions, from 0; empty: all partitions of the topic."""
 
     def __init__(
         self,
@@ -1862,12 +1868,12 @@ class ElectLeadersRequest(_message.Message):
     cluster_id: _builtins.str
     """Cluster id that the client expects; empty: any."""
     type: Global___ElectionType.ValueType
-    """Which election."""
+    """Kind of the election."""
     validate_only: _builtins.bool
-    """True: check only, change nothing."""
+    """True: check the request without changing anything."""
     @_builtins.property
     def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopicPartitions]:
-        """1 to 500 partitions, all together, none twice."""
+        """1 to 500 different partitions in all."""
 
     def __init__(
         self,
@@ -1887,7 +1893,7 @@ Global___ElectLeadersRequest: _TypeAlias = ElectLeadersRequest  # noqa: Y015
 
 @_typing.final
 class ElectionResult(_message.Message):
-    """What one election came to."""
+    """Result of one election."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1901,14 +1907,14 @@ class ElectionResult(_message.Message):
     partition: _builtins.int
     """Partition, from 0."""
     elected: _builtins.bool
-    """True when it got another leader; false also when it needed no election."""
+    """True when the partition got another leader; false also when it needed no election."""
     @_builtins.property
     def state(self) -> _metadata_pb2.Partition:
-        """The partition from here on; absent when it was refused."""
+        """The partition after the election; absent when it was refused."""
 
     @_builtins.property
     def error(self) -> _errors_pb2.PartitionError:
-        """Why nobody was elected; absent when it was not refused."""
+        """Why the election was refused; absent if it was not."""
 
     def __init__(
         self,
@@ -1929,14 +1935,14 @@ Global___ElectionResult: _TypeAlias = ElectionResult  # noqa: Y015
 
 @_typing.final
 class ElectLeadersResponse(_message.Message):
-    """What the elections came to."""
+    """Results of the elections."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RESULTS_FIELD_NUMBER: _builtins.int
     METADATA_OFFSET_FIELD_NUMBER: _builtins.int
     metadata_offset: _builtins.int
-    """Metadata offset at which that is visible, exclusive; 0 when only checked."""
+    """Metadata offset at which the new leaders are visible, exclusive; 0 when only checked."""
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___ElectionResult]:
         """One result for each partition, in the order of the request."""
@@ -1970,10 +1976,10 @@ class PartitionReassignment(_message.Message):
     partition: _builtins.int
     """Partition, from 0."""
     cancel: _builtins.bool
-    """True: the reassignment that is under way is cancelled, and the replicas from before it stay."""
+    """True: cancel the reassignment under way. The partition gets its earlier replicas back."""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Node ids that it is to have, the preferred leader first; empty when cancelled."""
+        """Node ids of the new replicas, the preferred leader first; empty with `cancel`."""
 
     def __init__(
         self,
@@ -2003,10 +2009,10 @@ class AlterPartitionReassignmentsRequest(_message.Message):
     cluster_id: _builtins.str
     """Cluster id that the client expects; empty: any."""
     validate_only: _builtins.bool
-    """True: check only, change nothing."""
+    """True: check the request without changing anything."""
     @_builtins.property
     def reassignments(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionReassignment]:
-        """1 to 500 reassignments, each for another partition."""
+        """1 to 500 reassignments of different partitions."""
 
     def __init__(
         self,
@@ -2038,15 +2044,15 @@ class ReassignmentState(_message.Message):
     """Node id of the leader; absent: none."""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Node ids of all replicas: those that the partition is to have, then those that are being removed."""
+        """Node ids of all replicas: the requested ones, then those that are being removed."""
 
     @_builtins.property
     def adding(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Those of the replicas that are being added; empty with `removing`: nothing is under way."""
+        """Replicas that are being added. If this and `removing` are empty, no reassignment is under way."""
 
     @_builtins.property
     def removing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Those of the replicas that are being removed."""
+        """Replicas that are being removed."""
 
     @_builtins.property
     def isr(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -2073,7 +2079,7 @@ Global___ReassignmentState: _TypeAlias = ReassignmentState  # noqa: Y015
 
 @_typing.final
 class ReassignmentResult(_message.Message):
-    """What became of one reassignment."""
+    """Result of one reassignment."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2092,11 +2098,11 @@ class ReassignmentResult(_message.Message):
 
     @_builtins.property
     def state(self) -> Global___ReassignmentState:
-        """The replicas from here on; absent when it was refused."""
+        """The replicas from now on; absent when the reassignment was refused."""
 
     @_builtins.property
     def error(self) -> _errors_pb2.PartitionError:
-        """Why it was refused; the partition is as it was. Absent when it was not."""
+        """Why the reassignment was refused, in which case the partition is unchanged; absent if it was not."""
 
     def __init__(
         self,
@@ -2117,14 +2123,14 @@ Global___ReassignmentResult: _TypeAlias = ReassignmentResult  # noqa: Y015
 
 @_typing.final
 class AlterPartitionReassignmentsResponse(_message.Message):
-    """What became of the reassignments."""
+    """Results of the reassignments."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RESULTS_FIELD_NUMBER: _builtins.int
     METADATA_OFFSET_FIELD_NUMBER: _builtins.int
     metadata_offset: _builtins.int
-    """Metadata offset at which that is visible, exclusive; 0 when only checked."""
+    """Metadata offset at which the reassignments are visible, exclusive; 0 when only checked."""
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReassignmentResult]:
         """One result for each reassignment, in their order."""
@@ -2145,7 +2151,7 @@ Global___AlterPartitionReassignmentsResponse: _TypeAlias = AlterPartitionReassig
 
 @_typing.final
 class ListPartitionReassignmentsRequest(_message.Message):
-    """Asks for the reassignments that are under way."""
+    """Asks for the reassignments under way."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2156,12 +2162,12 @@ class ListPartitionReassignmentsRequest(_message.Message):
     cluster_id: _builtins.str
     """Cluster id that the client expects; empty: any."""
     page_token: _builtins.str
-    """Token from the answer before; empty: from the start."""
+    """Token from the previous answer; empty for the first page."""
     min_metadata_offset: _builtins.int
     """Wait until the answering server has applied this metadata offset; absent: do not wait."""
     @_builtins.property
     def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Topics that it is about, at most 1,000; empty: all."""
+        """Topics to list, at most 1,000; empty: all."""
 
     def __init__(
         self,
@@ -2183,7 +2189,7 @@ Global___ListPartitionReassignmentsRequest: _TypeAlias = ListPartitionReassignme
 
 @_typing.final
 class OngoingReassignment(_message.Message):
-    """A reassignment that is under way."""
+    """A reassignment under way."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2223,12 +2229,12 @@ class ListPartitionReassignmentsResponse(_message.Message):
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     METADATA_OFFSET_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """Token for the next page; empty: this was the last."""
+    """Token for the next page; empty on the last page."""
     metadata_offset: _builtins.int
     """Metadata offset of this page, exclusive."""
     @_builtins.property
     def reassignments(self) -> _containers.RepeatedCompositeFieldContainer[Global___OngoingReassignment]:
-        """Reassignments by topic and partition; there may be none on a page that is not the last."""
+        """Reassignments by topic and partition. A page may be empty without being the last."""
 
     def __init__(
         self,
@@ -2259,14 +2265,14 @@ class DescribeBrokersRequest(_message.Message):
     cluster_id: _builtins.str
     """Cluster id that the client expects; empty: any."""
     page_size: _builtins.int
-    """Most brokers in the answer; 0: 1,000; at most 1,000."""
+    """Most brokers in the answer, at most 1,000; 0 stands for 1,000."""
     page_token: _builtins.str
-    """Token from the answer before; empty: from the start."""
+    """Token from the previous answer; empty for the first page."""
     min_metadata_offset: _builtins.int
     """Wait until the answering server has applied this metadata offset; absent: do not wait."""
     @_builtins.property
     def broker_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Node ids, at most 1,000; empty: all. Those that are not registered are left out of the answer."""
+        """Node ids, at most 1,000; empty: all. The answer leaves out ids that are not registered."""
 
     def __init__(
         self,
@@ -2320,30 +2326,30 @@ class BrokerStatus(_message.Message):
     rack: _builtins.str
     """Rack; empty: none."""
     broker_epoch: _builtins.int
-    """Epoch of its registration."""
+    """Number of the broker's registration."""
     incarnation_id: _builtins.bytes
     """Random id of its process, 16 bytes."""
     min_feature_level: _builtins.int
-    """Lowest feature level that it can run at, inclusive."""
+    """Lowest feature level at which the broker can run, inclusive."""
     max_feature_level: _builtins.int
-    """Highest feature level that it can run at, inclusive."""
+    """Highest feature level at which the broker can run, inclusive."""
     replica_count: _builtins.int
-    """Number of replicas that it has."""
+    """Number of replicas on the broker."""
     leader_count: _builtins.int
     """Number of partitions that it leads."""
     unclean: _builtins.bool
-    """True after a stop that was not orderly, until it has left the in-sync replicas where it may lack records."""
+    """True after an unclean shutdown, until the broker is out of every ISR where it may lack records."""
     last_heard_age_ms: _builtins.int
-    """Milliseconds since it was last heard of, or since the controller took over; absent: not known."""
+    """Milliseconds since the controller last heard from the broker, or since the controller took over; absent: not known."""
     metadata_offset: _builtins.int
-    """Metadata offset (exclusive) that it last said to have applied; absent: not known."""
+    """Metadata offset (exclusive) that the broker last reported as applied; absent: not known."""
     @_builtins.property
     def log_directory_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """Ids of its log directories, 16 bytes each."""
 
     @_builtins.property
     def offline_log_directory_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """Those of them that have failed."""
+        """Ids of the log directories that have failed."""
 
     def __init__(
         self,
@@ -2390,7 +2396,7 @@ class DescribeBrokersResponse(_message.Message):
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     METADATA_OFFSET_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """Token for the next page; empty: this was the last."""
+    """Token for the next page; empty on the last page."""
     metadata_offset: _builtins.int
     """Metadata offset of this state, exclusive."""
     @_builtins.property
@@ -2426,7 +2432,7 @@ class RemoveBrokerRequest(_message.Message):
     broker_id: _builtins.int
     """Node id of the broker."""
     validate_only: _builtins.bool
-    """True: check only, change nothing."""
+    """True: check the request without changing anything."""
     def __init__(
         self,
         *,
@@ -2444,13 +2450,13 @@ Global___RemoveBrokerRequest: _TypeAlias = RemoveBrokerRequest  # noqa: Y015
 
 @_typing.final
 class RemoveBrokerResponse(_message.Message):
-    """The broker is not registered any more."""
+    """The broker is no longer registered."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     METADATA_OFFSET_FIELD_NUMBER: _builtins.int
     metadata_offset: _builtins.int
-    """Metadata offset at which that is visible, exclusive; 0 when only checked."""
+    """Metadata offset at which the removal is visible, exclusive; 0 when only checked."""
     def __init__(
         self,
         *,
@@ -2495,7 +2501,7 @@ class ExportMetadataResponse(_message.Message):
     LINES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def lines(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Lines of JSON without line ends, in a stable order. The first of the export says its offset, the last one has the digest."""
+        """Lines of JSON without line ends, in a stable order. The first line of the export has the offset, the last one the digest."""
 
     def __init__(
         self,

@@ -26,9 +26,9 @@ if _version_not_supported:
 
 
 class AdminServiceStub(object):
-    """Changes and inspects the cluster. Any broker takes a request and forwards it to the active controller, but for the two calls
-    about log directories, which are about the broker that is asked. Every change of metadata answers with the metadata offset at
-    which it is visible.
+    """Changes and inspects the cluster. Any broker takes a request and forwards it to the active controller, except the calls about
+    log directories, which concern the broker that gets them. Every change of metadata answers with the metadata offset at which
+    it is visible.
     """
 
     def __init__(self, channel):
@@ -155,9 +155,9 @@ class AdminServiceStub(object):
 
 
 class AdminServiceServicer(object):
-    """Changes and inspects the cluster. Any broker takes a request and forwards it to the active controller, but for the two calls
-    about log directories, which are about the broker that is asked. Every change of metadata answers with the metadata offset at
-    which it is visible.
+    """Changes and inspects the cluster. Any broker takes a request and forwards it to the active controller, except the calls about
+    log directories, which concern the broker that gets them. Every change of metadata answers with the metadata offset at which
+    it is visible.
     """
 
     def CreateTopic(self, request, context):
@@ -168,7 +168,7 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CreatePartitions(self, request, context):
-        """Adds partitions to a topic. Those that it has keep their records; keys may go to other partitions from then on.
+        """Adds partitions to a topic. Existing partitions keep their records. From then on, keys may map to other partitions.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -196,28 +196,28 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def AlterConfigs(self, request, context):
-        """Changes configs of topics, brokers and the cluster, all that are named or none.
+        """Changes configs of topics, brokers and the cluster: all of them or none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DescribeConfigs(self, request, context):
-        """Describes all configs of topics, brokers and the cluster: the values that hold, and where they come from.
+        """Describes all configs of topics, brokers and the cluster: the values in force and their sources.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DescribeFeatureLevel(self, request, context):
-        """Describes the feature level of the cluster, and the levels that its servers can run at.
+        """Describes the feature level of the cluster, and the levels at which its servers can run.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UpdateFeatureLevel(self, request, context):
-        """Raises the feature level of the cluster. It never goes down again.
+        """Raises the feature level of the cluster. It cannot go down again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -231,95 +231,97 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DescribeLogDirectories(self, request, context):
-        """Describes the log directories of the broker that is asked, and the moves between them.
+        """Describes the log directories of the broker that gets the request, and the moves between them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def MoveReplica(self, request, context):
-        """Begins to move a replica of the broker that is asked to another of its log directories, while it is used. Answers at once;
-        DescribeLogDirectories tells how it goes. Asked again for the same directory it changes nothing.
+        """Begins to move a replica of the broker that gets the request to another log directory of that broker. The replica stays in
+        use. The call answers at once; DescribeLogDirectories shows the progress. A second request for the same directory changes
+        nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteUnknownPartitions(self, request, context):
-        """Deletes what the broker that is asked has set aside because the cluster does not know it: for good, and at once instead of
-        after seven days. DescribeLogDirectories tells how much that is.
+        """Deletes the stray directories of the broker that gets the request, for good: partition directories that the cluster does
+        not know. The broker itself deletes them after seven days. DescribeLogDirectories shows how many they are.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AddVoter(self, request, context):
-        """Makes a voter of an observer of the metadata quorum that has caught up. Answers when that is committed.
+        """Makes a caught-up observer of the metadata quorum a voter. Answers when the change is committed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RemoveVoter(self, request, context):
-        """Makes an observer of a voter of the metadata quorum. Answers when that is committed. Refused when it would lose the quorum.
+        """Makes a voter of the metadata quorum an observer. Answers when the change is committed. Refused when it would lose the
+        quorum.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def TransferLeadership(self, request, context):
-        """Has the leader of the metadata quorum hand over. Answers when the next leader is known.
+        """Transfers the leadership of the metadata quorum. Answers when the next leader is known.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ElectLeaders(self, request, context):
-        """Elects leaders of partitions: the preferred ones, or where nobody else can lead, replicas that may lack records. Each
-        partition is elected or refused alone; what needs no election stays as it is.
+        """Elects leaders of partitions: the preferred ones, or, if no other replica can lead, replicas that may lack records. Each
+        partition has its own result. A partition that needs no election stays as it is.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AlterPartitionReassignments(self, request, context):
-        """Gives partitions other replicas, or cancels that while it is under way. Each partition is accepted or refused alone. Answers
-        when that is committed, not when the replicas have moved: ListPartitionReassignments tells how it goes.
+        """Gives partitions other replicas, or cancels a reassignment under way. Each partition is accepted or refused separately.
+        Answers when the decision is committed, not when the replicas have moved: ListPartitionReassignments shows the progress.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DescribeBrokers(self, request, context):
-        """Describes brokers as the active controller knows them: state, place, features, how much they lead and host.
+        """Describes brokers as the active controller knows them: state, address, features, number of replicas and leaderships.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ExportMetadata(self, request, context):
-        """Exports the whole metadata as of one offset, as lines of JSON. The form of the lines stands in docs/tools.md.
+        """Exports the whole metadata at one offset, as lines of JSON. docs/tools.md describes the lines.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RemoveBroker(self, request, context):
-        """Ends the registration of a broker that is gone and hosts nothing. Refused while it lives or has replicas.
+        """Ends the registration of a broker that is gone for good. Refused while the broker is alive or has replicas.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListPartitionReassignments(self, request, context):
-        """Lists the reassignments that are under way, in pages.
+        """Lists the reassignments under way, in pages.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CreateTopics(self, request, context):
-        """Creates many topics, or checks them. Each is created whole or refused for itself: one that is refused stops no other.
+        """Creates many topics, or validates them. Each is created completely or refused; a refused topic does not stop the others.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -452,9 +454,9 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService(object):
-    """Changes and inspects the cluster. Any broker takes a request and forwards it to the active controller, but for the two calls
-    about log directories, which are about the broker that is asked. Every change of metadata answers with the metadata offset at
-    which it is visible.
+    """Changes and inspects the cluster. Any broker takes a request and forwards it to the active controller, except the calls about
+    log directories, which concern the broker that gets them. Every change of metadata answers with the metadata offset at which
+    it is visible.
     """
 
     @staticmethod

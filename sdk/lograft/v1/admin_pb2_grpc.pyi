@@ -27,9 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AdminServiceStub:
-    """Changes and inspects the cluster. Any broker takes a request and forwards it to the active controller, but for the two calls
-    about log directories, which are about the broker that is asked. Every change of metadata answers with the metadata offset at
-    which it is visible.
+    """Changes and inspects the cluster. Any broker takes a request and forwards it to the active controller, except the calls about
+    log directories, which concern the broker that gets them. Every change of metadata answers with the metadata offset at which
+    it is visible.
     """
 
     @_typing.overload
@@ -39,7 +39,7 @@ class AdminServiceStub:
     CreateTopic: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CreateTopicRequest, _admin_pb2.CreateTopicResponse]
     """Creates a topic."""
     CreatePartitions: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CreatePartitionsRequest, _admin_pb2.CreatePartitionsResponse]
-    """Adds partitions to a topic. Those that it has keep their records; keys may go to other partitions from then on."""
+    """Adds partitions to a topic. Existing partitions keep their records. From then on, keys may map to other partitions."""
     DeleteTopic: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DeleteTopicRequest, _admin_pb2.DeleteTopicResponse]
     """Deletes a topic and its records."""
     ListTopics: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListTopicsRequest, _admin_pb2.ListTopicsResponse]
@@ -47,62 +47,65 @@ class AdminServiceStub:
     DescribeTopic: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeTopicRequest, _admin_pb2.DescribeTopicResponse]
     """Describes a topic with its configs."""
     AlterConfigs: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AlterConfigsRequest, _admin_pb2.AlterConfigsResponse]
-    """Changes configs of topics, brokers and the cluster, all that are named or none."""
+    """Changes configs of topics, brokers and the cluster: all of them or none."""
     DescribeConfigs: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeConfigsRequest, _admin_pb2.DescribeConfigsResponse]
-    """Describes all configs of topics, brokers and the cluster: the values that hold, and where they come from."""
+    """Describes all configs of topics, brokers and the cluster: the values in force and their sources."""
     DescribeFeatureLevel: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeFeatureLevelRequest, _admin_pb2.DescribeFeatureLevelResponse]
-    """Describes the feature level of the cluster, and the levels that its servers can run at."""
+    """Describes the feature level of the cluster, and the levels at which its servers can run."""
     UpdateFeatureLevel: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UpdateFeatureLevelRequest, _admin_pb2.UpdateFeatureLevelResponse]
-    """Raises the feature level of the cluster. It never goes down again."""
+    """Raises the feature level of the cluster. It cannot go down again."""
     DescribeQuorum: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeQuorumRequest, _admin_pb2.DescribeQuorumResponse]
     """Describes the metadata quorum."""
     DescribeLogDirectories: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeLogDirectoriesRequest, _admin_pb2.DescribeLogDirectoriesResponse]
-    """Describes the log directories of the broker that is asked, and the moves between them."""
+    """Describes the log directories of the broker that gets the request, and the moves between them."""
     MoveReplica: _grpc.UnaryUnaryMultiCallable[_admin_pb2.MoveReplicaRequest, _admin_pb2.MoveReplicaResponse]
-    """Begins to move a replica of the broker that is asked to another of its log directories, while it is used. Answers at once;
-    DescribeLogDirectories tells how it goes. Asked again for the same directory it changes nothing.
+    """Begins to move a replica of the broker that gets the request to another log directory of that broker. The replica stays in
+    use. The call answers at once; DescribeLogDirectories shows the progress. A second request for the same directory changes
+    nothing.
     """
     DeleteUnknownPartitions: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DeleteUnknownPartitionsRequest, _admin_pb2.DeleteUnknownPartitionsResponse]
-    """Deletes what the broker that is asked has set aside because the cluster does not know it: for good, and at once instead of
-    after seven days. DescribeLogDirectories tells how much that is.
+    """Deletes the stray directories of the broker that gets the request, for good: partition directories that the cluster does
+    not know. The broker itself deletes them after seven days. DescribeLogDirectories shows how many they are.
     """
     AddVoter: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AddVoterRequest, _admin_pb2.AddVoterResponse]
-    """Makes a voter of an observer of the metadata quorum that has caught up. Answers when that is committed."""
+    """Makes a caught-up observer of the metadata quorum a voter. Answers when the change is committed."""
     RemoveVoter: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RemoveVoterRequest, _admin_pb2.RemoveVoterResponse]
-    """Makes an observer of a voter of the metadata quorum. Answers when that is committed. Refused when it would lose the quorum."""
+    """Makes a voter of the metadata quorum an observer. Answers when the change is committed. Refused when it would lose the
+    quorum.
+    """
     TransferLeadership: _grpc.UnaryUnaryMultiCallable[_admin_pb2.TransferLeadershipRequest, _admin_pb2.TransferLeadershipResponse]
-    """Has the leader of the metadata quorum hand over. Answers when the next leader is known."""
+    """Transfers the leadership of the metadata quorum. Answers when the next leader is known."""
     ElectLeaders: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ElectLeadersRequest, _admin_pb2.ElectLeadersResponse]
-    """Elects leaders of partitions: the preferred ones, or where nobody else can lead, replicas that may lack records. Each
-    partition is elected or refused alone; what needs no election stays as it is.
+    """Elects leaders of partitions: the preferred ones, or, if no other replica can lead, replicas that may lack records. Each
+    partition has its own result. A partition that needs no election stays as it is.
     """
     AlterPartitionReassignments: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AlterPartitionReassignmentsRequest, _admin_pb2.AlterPartitionReassignmentsResponse]
-    """Gives partitions other replicas, or cancels that while it is under way. Each partition is accepted or refused alone. Answers
-    when that is committed, not when the replicas have moved: ListPartitionReassignments tells how it goes.
+    """Gives partitions other replicas, or cancels a reassignment under way. Each partition is accepted or refused separately.
+    Answers when the decision is committed, not when the replicas have moved: ListPartitionReassignments shows the progress.
     """
     DescribeBrokers: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeBrokersRequest, _admin_pb2.DescribeBrokersResponse]
-    """Describes brokers as the active controller knows them: state, place, features, how much they lead and host."""
+    """Describes brokers as the active controller knows them: state, address, features, number of replicas and leaderships."""
     ExportMetadata: _grpc.UnaryStreamMultiCallable[_admin_pb2.ExportMetadataRequest, _admin_pb2.ExportMetadataResponse]
-    """Exports the whole metadata as of one offset, as lines of JSON. The form of the lines stands in docs/tools.md."""
+    """Exports the whole metadata at one offset, as lines of JSON. docs/tools.md describes the lines."""
     RemoveBroker: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RemoveBrokerRequest, _admin_pb2.RemoveBrokerResponse]
-    """Ends the registration of a broker that is gone and hosts nothing. Refused while it lives or has replicas."""
+    """Ends the registration of a broker that is gone for good. Refused while the broker is alive or has replicas."""
     ListPartitionReassignments: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListPartitionReassignmentsRequest, _admin_pb2.ListPartitionReassignmentsResponse]
-    """Lists the reassignments that are under way, in pages."""
+    """Lists the reassignments under way, in pages."""
     CreateTopics: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CreateTopicsRequest, _admin_pb2.CreateTopicsResponse]
-    """Creates many topics, or checks them. Each is created whole or refused for itself: one that is refused stops no other."""
+    """Creates many topics, or validates them. Each is created completely or refused; a refused topic does not stop the others."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
-    """Changes and inspects the cluster. Any broker takes a request and forwards it to the active controller, but for the two calls
-    about log directories, which are about the broker that is asked. Every change of metadata answers with the metadata offset at
-    which it is visible.
+    """Changes and inspects the cluster. Any broker takes a request and forwards it to the active controller, except the calls about
+    log directories, which concern the broker that gets them. Every change of metadata answers with the metadata offset at which
+    it is visible.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateTopic: _aio.UnaryUnaryMultiCallable[_admin_pb2.CreateTopicRequest, _admin_pb2.CreateTopicResponse]  # type: ignore[assignment]
     """Creates a topic."""
     CreatePartitions: _aio.UnaryUnaryMultiCallable[_admin_pb2.CreatePartitionsRequest, _admin_pb2.CreatePartitionsResponse]  # type: ignore[assignment]
-    """Adds partitions to a topic. Those that it has keep their records; keys may go to other partitions from then on."""
+    """Adds partitions to a topic. Existing partitions keep their records. From then on, keys may map to other partitions."""
     DeleteTopic: _aio.UnaryUnaryMultiCallable[_admin_pb2.DeleteTopicRequest, _admin_pb2.DeleteTopicResponse]  # type: ignore[assignment]
     """Deletes a topic and its records."""
     ListTopics: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListTopicsRequest, _admin_pb2.ListTopicsResponse]  # type: ignore[assignment]
@@ -110,54 +113,57 @@ class AdminServiceAsyncStub(AdminServiceStub):
     DescribeTopic: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeTopicRequest, _admin_pb2.DescribeTopicResponse]  # type: ignore[assignment]
     """Describes a topic with its configs."""
     AlterConfigs: _aio.UnaryUnaryMultiCallable[_admin_pb2.AlterConfigsRequest, _admin_pb2.AlterConfigsResponse]  # type: ignore[assignment]
-    """Changes configs of topics, brokers and the cluster, all that are named or none."""
+    """Changes configs of topics, brokers and the cluster: all of them or none."""
     DescribeConfigs: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeConfigsRequest, _admin_pb2.DescribeConfigsResponse]  # type: ignore[assignment]
-    """Describes all configs of topics, brokers and the cluster: the values that hold, and where they come from."""
+    """Describes all configs of topics, brokers and the cluster: the values in force and their sources."""
     DescribeFeatureLevel: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeFeatureLevelRequest, _admin_pb2.DescribeFeatureLevelResponse]  # type: ignore[assignment]
-    """Describes the feature level of the cluster, and the levels that its servers can run at."""
+    """Describes the feature level of the cluster, and the levels at which its servers can run."""
     UpdateFeatureLevel: _aio.UnaryUnaryMultiCallable[_admin_pb2.UpdateFeatureLevelRequest, _admin_pb2.UpdateFeatureLevelResponse]  # type: ignore[assignment]
-    """Raises the feature level of the cluster. It never goes down again."""
+    """Raises the feature level of the cluster. It cannot go down again."""
     DescribeQuorum: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeQuorumRequest, _admin_pb2.DescribeQuorumResponse]  # type: ignore[assignment]
     """Describes the metadata quorum."""
     DescribeLogDirectories: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeLogDirectoriesRequest, _admin_pb2.DescribeLogDirectoriesResponse]  # type: ignore[assignment]
-    """Describes the log directories of the broker that is asked, and the moves between them."""
+    """Describes the log directories of the broker that gets the request, and the moves between them."""
     MoveReplica: _aio.UnaryUnaryMultiCallable[_admin_pb2.MoveReplicaRequest, _admin_pb2.MoveReplicaResponse]  # type: ignore[assignment]
-    """Begins to move a replica of the broker that is asked to another of its log directories, while it is used. Answers at once;
-    DescribeLogDirectories tells how it goes. Asked again for the same directory it changes nothing.
+    """Begins to move a replica of the broker that gets the request to another log directory of that broker. The replica stays in
+    use. The call answers at once; DescribeLogDirectories shows the progress. A second request for the same directory changes
+    nothing.
     """
     DeleteUnknownPartitions: _aio.UnaryUnaryMultiCallable[_admin_pb2.DeleteUnknownPartitionsRequest, _admin_pb2.DeleteUnknownPartitionsResponse]  # type: ignore[assignment]
-    """Deletes what the broker that is asked has set aside because the cluster does not know it: for good, and at once instead of
-    after seven days. DescribeLogDirectories tells how much that is.
+    """Deletes the stray directories of the broker that gets the request, for good: partition directories that the cluster does
+    not know. The broker itself deletes them after seven days. DescribeLogDirectories shows how many they are.
     """
     AddVoter: _aio.UnaryUnaryMultiCallable[_admin_pb2.AddVoterRequest, _admin_pb2.AddVoterResponse]  # type: ignore[assignment]
-    """Makes a voter of an observer of the metadata quorum that has caught up. Answers when that is committed."""
+    """Makes a caught-up observer of the metadata quorum a voter. Answers when the change is committed."""
     RemoveVoter: _aio.UnaryUnaryMultiCallable[_admin_pb2.RemoveVoterRequest, _admin_pb2.RemoveVoterResponse]  # type: ignore[assignment]
-    """Makes an observer of a voter of the metadata quorum. Answers when that is committed. Refused when it would lose the quorum."""
+    """Makes a voter of the metadata quorum an observer. Answers when the change is committed. Refused when it would lose the
+    quorum.
+    """
     TransferLeadership: _aio.UnaryUnaryMultiCallable[_admin_pb2.TransferLeadershipRequest, _admin_pb2.TransferLeadershipResponse]  # type: ignore[assignment]
-    """Has the leader of the metadata quorum hand over. Answers when the next leader is known."""
+    """Transfers the leadership of the metadata quorum. Answers when the next leader is known."""
     ElectLeaders: _aio.UnaryUnaryMultiCallable[_admin_pb2.ElectLeadersRequest, _admin_pb2.ElectLeadersResponse]  # type: ignore[assignment]
-    """Elects leaders of partitions: the preferred ones, or where nobody else can lead, replicas that may lack records. Each
-    partition is elected or refused alone; what needs no election stays as it is.
+    """Elects leaders of partitions: the preferred ones, or, if no other replica can lead, replicas that may lack records. Each
+    partition has its own result. A partition that needs no election stays as it is.
     """
     AlterPartitionReassignments: _aio.UnaryUnaryMultiCallable[_admin_pb2.AlterPartitionReassignmentsRequest, _admin_pb2.AlterPartitionReassignmentsResponse]  # type: ignore[assignment]
-    """Gives partitions other replicas, or cancels that while it is under way. Each partition is accepted or refused alone. Answers
-    when that is committed, not when the replicas have moved: ListPartitionReassignments tells how it goes.
+    """Gives partitions other replicas, or cancels a reassignment under way. Each partition is accepted or refused separately.
+    Answers when the decision is committed, not when the replicas have moved: ListPartitionReassignments shows the progress.
     """
     DescribeBrokers: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeBrokersRequest, _admin_pb2.DescribeBrokersResponse]  # type: ignore[assignment]
-    """Describes brokers as the active controller knows them: state, place, features, how much they lead and host."""
+    """Describes brokers as the active controller knows them: state, address, features, number of replicas and leaderships."""
     ExportMetadata: _aio.UnaryStreamMultiCallable[_admin_pb2.ExportMetadataRequest, _admin_pb2.ExportMetadataResponse]  # type: ignore[assignment]
-    """Exports the whole metadata as of one offset, as lines of JSON. The form of the lines stands in docs/tools.md."""
+    """Exports the whole metadata at one offset, as lines of JSON. docs/tools.md describes the lines."""
     RemoveBroker: _aio.UnaryUnaryMultiCallable[_admin_pb2.RemoveBrokerRequest, _admin_pb2.RemoveBrokerResponse]  # type: ignore[assignment]
-    """Ends the registration of a broker that is gone and hosts nothing. Refused while it lives or has replicas."""
+    """Ends the registration of a broker that is gone for good. Refused while the broker is alive or has replicas."""
     ListPartitionReassignments: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListPartitionReassignmentsRequest, _admin_pb2.ListPartitionReassignmentsResponse]  # type: ignore[assignment]
-    """Lists the reassignments that are under way, in pages."""
+    """Lists the reassignments under way, in pages."""
     CreateTopics: _aio.UnaryUnaryMultiCallable[_admin_pb2.CreateTopicsRequest, _admin_pb2.CreateTopicsResponse]  # type: ignore[assignment]
-    """Creates many topics, or checks them. Each is created whole or refused for itself: one that is refused stops no other."""
+    """Creates many topics, or validates them. Each is created completely or refused; a refused topic does not stop the others."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Changes and inspects the cluster. Any broker takes a request and forwards it to the active controller, but for the two calls
-    about log directories, which are about the broker that is asked. Every change of metadata answers with the metadata offset at
-    which it is visible.
+    """Changes and inspects the cluster. Any broker takes a request and forwards it to the active controller, except the calls about
+    log directories, which concern the broker that gets them. Every change of metadata answers with the metadata offset at which
+    it is visible.
     """
 
     @_abc_1.abstractmethod
@@ -174,7 +180,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.CreatePartitionsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.CreatePartitionsResponse, _abc.Awaitable[_admin_pb2.CreatePartitionsResponse]]:
-        """Adds partitions to a topic. Those that it has keep their records; keys may go to other partitions from then on."""
+        """Adds partitions to a topic. Existing partitions keep their records. From then on, keys may map to other partitions."""
 
     @_abc_1.abstractmethod
     def DeleteTopic(
@@ -206,7 +212,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.AlterConfigsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.AlterConfigsResponse, _abc.Awaitable[_admin_pb2.AlterConfigsResponse]]:
-        """Changes configs of topics, brokers and the cluster, all that are named or none."""
+        """Changes configs of topics, brokers and the cluster: all of them or none."""
 
     @_abc_1.abstractmethod
     def DescribeConfigs(
@@ -214,7 +220,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.DescribeConfigsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DescribeConfigsResponse, _abc.Awaitable[_admin_pb2.DescribeConfigsResponse]]:
-        """Describes all configs of topics, brokers and the cluster: the values that hold, and where they come from."""
+        """Describes all configs of topics, brokers and the cluster: the values in force and their sources."""
 
     @_abc_1.abstractmethod
     def DescribeFeatureLevel(
@@ -222,7 +228,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.DescribeFeatureLevelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DescribeFeatureLevelResponse, _abc.Awaitable[_admin_pb2.DescribeFeatureLevelResponse]]:
-        """Describes the feature level of the cluster, and the levels that its servers can run at."""
+        """Describes the feature level of the cluster, and the levels at which its servers can run."""
 
     @_abc_1.abstractmethod
     def UpdateFeatureLevel(
@@ -230,7 +236,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.UpdateFeatureLevelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.UpdateFeatureLevelResponse, _abc.Awaitable[_admin_pb2.UpdateFeatureLevelResponse]]:
-        """Raises the feature level of the cluster. It never goes down again."""
+        """Raises the feature level of the cluster. It cannot go down again."""
 
     @_abc_1.abstractmethod
     def DescribeQuorum(
@@ -246,7 +252,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.DescribeLogDirectoriesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DescribeLogDirectoriesResponse, _abc.Awaitable[_admin_pb2.DescribeLogDirectoriesResponse]]:
-        """Describes the log directories of the broker that is asked, and the moves between them."""
+        """Describes the log directories of the broker that gets the request, and the moves between them."""
 
     @_abc_1.abstractmethod
     def MoveReplica(
@@ -254,8 +260,9 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.MoveReplicaRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.MoveReplicaResponse, _abc.Awaitable[_admin_pb2.MoveReplicaResponse]]:
-        """Begins to move a replica of the broker that is asked to another of its log directories, while it is used. Answers at once;
-        DescribeLogDirectories tells how it goes. Asked again for the same directory it changes nothing.
+        """Begins to move a replica of the broker that gets the request to another log directory of that broker. The replica stays in
+        use. The call answers at once; DescribeLogDirectories shows the progress. A second request for the same directory changes
+        nothing.
         """
 
     @_abc_1.abstractmethod
@@ -264,8 +271,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.DeleteUnknownPartitionsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DeleteUnknownPartitionsResponse, _abc.Awaitable[_admin_pb2.DeleteUnknownPartitionsResponse]]:
-        """Deletes what the broker that is asked has set aside because the cluster does not know it: for good, and at once instead of
-        after seven days. DescribeLogDirectories tells how much that is.
+        """Deletes the stray directories of the broker that gets the request, for good: partition directories that the cluster does
+        not know. The broker itself deletes them after seven days. DescribeLogDirectories shows how many they are.
         """
 
     @_abc_1.abstractmethod
@@ -274,7 +281,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.AddVoterRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.AddVoterResponse, _abc.Awaitable[_admin_pb2.AddVoterResponse]]:
-        """Makes a voter of an observer of the metadata quorum that has caught up. Answers when that is committed."""
+        """Makes a caught-up observer of the metadata quorum a voter. Answers when the change is committed."""
 
     @_abc_1.abstractmethod
     def RemoveVoter(
@@ -282,7 +289,9 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.RemoveVoterRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.RemoveVoterResponse, _abc.Awaitable[_admin_pb2.RemoveVoterResponse]]:
-        """Makes an observer of a voter of the metadata quorum. Answers when that is committed. Refused when it would lose the quorum."""
+        """Makes a voter of the metadata quorum an observer. Answers when the change is committed. Refused when it would lose the
+        quorum.
+        """
 
     @_abc_1.abstractmethod
     def TransferLeadership(
@@ -290,7 +299,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.TransferLeadershipRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.TransferLeadershipResponse, _abc.Awaitable[_admin_pb2.TransferLeadershipResponse]]:
-        """Has the leader of the metadata quorum hand over. Answers when the next leader is known."""
+        """Transfers the leadership of the metadata quorum. Answers when the next leader is known."""
 
     @_abc_1.abstractmethod
     def ElectLeaders(
@@ -298,8 +307,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ElectLeadersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ElectLeadersResponse, _abc.Awaitable[_admin_pb2.ElectLeadersResponse]]:
-        """Elects leaders of partitions: the preferred ones, or where nobody else can lead, replicas that may lack records. Each
-        partition is elected or refused alone; what needs no election stays as it is.
+        """Elects leaders of partitions: the preferred ones, or, if no other replica can lead, replicas that may lack records. Each
+        partition has its own result. A partition that needs no election stays as it is.
         """
 
     @_abc_1.abstractmethod
@@ -308,8 +317,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.AlterPartitionReassignmentsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.AlterPartitionReassignmentsResponse, _abc.Awaitable[_admin_pb2.AlterPartitionReassignmentsResponse]]:
-        """Gives partitions other replicas, or cancels that while it is under way. Each partition is accepted or refused alone. Answers
-        when that is committed, not when the replicas have moved: ListPartitionReassignments tells how it goes.
+        """Gives partitions other replicas, or cancels a reassignment under way. Each partition is accepted or refused separately.
+        Answers when the decision is committed, not when the replicas have moved: ListPartitionReassignments shows the progress.
         """
 
     @_abc_1.abstractmethod
@@ -318,7 +327,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.DescribeBrokersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DescribeBrokersResponse, _abc.Awaitable[_admin_pb2.DescribeBrokersResponse]]:
-        """Describes brokers as the active controller knows them: state, place, features, how much they lead and host."""
+        """Describes brokers as the active controller knows them: state, address, features, number of replicas and leaderships."""
 
     @_abc_1.abstractmethod
     def ExportMetadata(
@@ -326,7 +335,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ExportMetadataRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.ExportMetadataResponse], _abc.AsyncIterator[_admin_pb2.ExportMetadataResponse]]:
-        """Exports the whole metadata as of one offset, as lines of JSON. The form of the lines stands in docs/tools.md."""
+        """Exports the whole metadata at one offset, as lines of JSON. docs/tools.md describes the lines."""
 
     @_abc_1.abstractmethod
     def RemoveBroker(
@@ -334,7 +343,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.RemoveBrokerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.RemoveBrokerResponse, _abc.Awaitable[_admin_pb2.RemoveBrokerResponse]]:
-        """Ends the registration of a broker that is gone and hosts nothing. Refused while it lives or has replicas."""
+        """Ends the registration of a broker that is gone for good. Refused while the broker is alive or has replicas."""
 
     @_abc_1.abstractmethod
     def ListPartitionReassignments(
@@ -342,7 +351,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ListPartitionReassignmentsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListPartitionReassignmentsResponse, _abc.Awaitable[_admin_pb2.ListPartitionReassignmentsResponse]]:
-        """Lists the reassignments that are under way, in pages."""
+        """Lists the reassignments under way, in pages."""
 
     @_abc_1.abstractmethod
     def CreateTopics(
@@ -350,6 +359,6 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.CreateTopicsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.CreateTopicsResponse, _abc.Awaitable[_admin_pb2.CreateTopicsResponse]]:
-        """Creates many topics, or checks them. Each is created whole or refused for itself: one that is refused stops no other."""
+        """Creates many topics, or validates them. Each is created completely or refused; a refused topic does not stop the others."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

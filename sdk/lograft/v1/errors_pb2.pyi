@@ -26,45 +26,47 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     ERROR_CODE_UNSPECIFIED: _ErrorCode.ValueType  # 0
     """No error was set."""
     ERROR_CODE_INTERNAL: _ErrorCode.ValueType  # 1
-    """A fault of the server; the server's log says more."""
+    """A fault of the server. Its log has more."""
     ERROR_CODE_INVALID_REQUEST: _ErrorCode.ValueType  # 2
     """A field of the request is missing, out of range or contradicts another."""
     ERROR_CODE_WRONG_CLUSTER: _ErrorCode.ValueType  # 3
-    """The request names another cluster than the one that got it."""
+    """The request names another cluster than that of the server."""
     ERROR_CODE_UNKNOWN_TOPIC: _ErrorCode.ValueType  # 4
-    """No topic of this name or id."""
+    """No topic has this name or id."""
     ERROR_CODE_UNKNOWN_PARTITION: _ErrorCode.ValueType  # 5
-    """The topic has no such partition."""
+    """The topic has no partition with this number."""
     ERROR_CODE_INVALID_TOPIC_NAME: _ErrorCode.ValueType  # 6
     """The topic name breaks the naming rule."""
     ERROR_CODE_TOPIC_ALREADY_EXISTS: _ErrorCode.ValueType  # 7
-    """A topic of this name exists."""
+    """A topic with this name exists already."""
     ERROR_CODE_INVALID_PARTITION_COUNT: _ErrorCode.ValueType  # 8
     """The partition count is out of range."""
     ERROR_CODE_INVALID_REPLICATION_FACTOR: _ErrorCode.ValueType  # 9
     """The replication factor is out of range."""
     ERROR_CODE_INVALID_CONFIG: _ErrorCode.ValueType  # 10
-    """A config name is unknown or its value does not fit."""
+    """The config is not known, or its value is not allowed."""
     ERROR_CODE_NOT_LEADER: _ErrorCode.ValueType  # 11
-    """This broker does not lead the partition; the leader hint, if any, says who does."""
+    """This broker does not lead the partition. The leader hint, if any, names the leader."""
     ERROR_CODE_LEADER_NOT_AVAILABLE: _ErrorCode.ValueType  # 12
     """The partition has no leader at the moment."""
     ERROR_CODE_NOT_CONTROLLER: _ErrorCode.ValueType  # 13
     """This node is not the active controller."""
     ERROR_CODE_BROKER_FENCED: _ErrorCode.ValueType  # 14
-    """The broker is not registered, or is fenced. Of a new topic or new partitions: so are the brokers that would have the replicas."""
+    """The broker is not registered, or is fenced. For a new topic or new partitions: too few brokers are unfenced, but enough are
+    registered or may still register.
+    """
     ERROR_CODE_STALE_BROKER_EPOCH: _ErrorCode.ValueType  # 15
-    """The broker epoch is not the one of the current registration."""
+    """The broker epoch is not that of the current registration."""
     ERROR_CODE_DUPLICATE_BROKER: _ErrorCode.ValueType  # 16
     """Another live process is registered under this broker id."""
     ERROR_CODE_MESSAGE_TOO_LARGE: _ErrorCode.ValueType  # 17
-    """A batch or message is over the size limit."""
+    """A batch or message exceeds the size limit."""
     ERROR_CODE_CORRUPT_BATCH: _ErrorCode.ValueType  # 18
     """The checksum of a batch does not match its bytes."""
     ERROR_CODE_INVALID_BATCH: _ErrorCode.ValueType  # 19
     """A batch breaks a rule of the batch format."""
     ERROR_CODE_UNSUPPORTED_FORMAT: _ErrorCode.ValueType  # 20
-    """A batch has a format or codec that this server does not speak."""
+    """A batch has a format or codec that this server does not support."""
     ERROR_CODE_INVALID_ACKS: _ErrorCode.ValueType  # 21
     """The acks value is not one of the enum."""
     ERROR_CODE_OFFSET_OUT_OF_RANGE: _ErrorCode.ValueType  # 22
@@ -72,19 +74,19 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     ERROR_CODE_DATA_LOSS: _ErrorCode.ValueType  # 23
     """The records of this range are damaged and lost on every replica."""
     ERROR_CODE_OUT_OF_ORDER_SEQUENCE: _ErrorCode.ValueType  # 24
-    """The sequence number leaves a gap, or repeats a batch older than the idempotence window."""
+    """The sequence number leaves a gap, or repeats a batch that is older than the producer state."""
     ERROR_CODE_PRODUCER_FENCED: _ErrorCode.ValueType  # 25
-    """A producer of the same id with a higher epoch exists."""
+    """A producer with the same id and a higher epoch exists."""
     ERROR_CODE_OUTCOME_UNKNOWN: _ErrorCode.ValueType  # 26
-    """It is unknown whether the request took effect: the answer was lost after the bytes had left."""
+    """It is not known whether the request took effect: the answer was lost after bytes had been sent."""
     ERROR_CODE_TIMED_OUT: _ErrorCode.ValueType  # 27
     """The deadline passed before the request was carried out."""
     ERROR_CODE_OVERLOADED: _ErrorCode.ValueType  # 28
-    """A limit of the server is reached (streams, routes, bytes in flight); try again later."""
+    """A limit of the server is reached (streams, routes, bytes in flight). Try again later."""
     ERROR_CODE_STORAGE_FAILED: _ErrorCode.ValueType  # 29
     """The log directory failed or its disk is full."""
     ERROR_CODE_SHUTTING_DOWN: _ErrorCode.ValueType  # 30
-    """The server is stopping; connect elsewhere."""
+    """The server is stopping. Connect elsewhere."""
     ERROR_CODE_FENCED_EPOCH: _ErrorCode.ValueType  # 31
     """The partition epoch or leader epoch of the request is older than the current one."""
     ERROR_CODE_QUORUM_UNAVAILABLE: _ErrorCode.ValueType  # 32
@@ -92,73 +94,76 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     ERROR_CODE_INVALID_ROUTE: _ErrorCode.ValueType  # 33
     """The route number is not bound on this stream, or is bound twice."""
     ERROR_CODE_METADATA_NOT_REACHED: _ErrorCode.ValueType  # 34
-    """The metadata offset asked for was not reached within the deadline, or the broker has not heard of the producer id
-    or the registration that the request names.
+    """The requested metadata offset was not reached within the deadline, or the broker does not know yet of the producer id or
+    the registration in the request.
     """
     ERROR_CODE_NOT_ENOUGH_BROKERS: _ErrorCode.ValueType  # 35
-    """There are too few usable brokers to place the replicas."""
+    """Too few usable brokers exist to place the replicas."""
     ERROR_CODE_LIMIT_EXCEEDED: _ErrorCode.ValueType  # 36
-    """A limit on the number of topics or partitions would be passed."""
+    """The request would exceed a limit on the number of topics or partitions."""
     ERROR_CODE_TRANSACTION_COORDINATOR_FENCED: _ErrorCode.ValueType  # 37
-    """The end of a transaction came from a coordinator that was replaced by one with a higher epoch."""
+    """The end of a transaction came from a former coordinator. One with a higher epoch has replaced it."""
     ERROR_CODE_NOT_ENOUGH_REPLICAS: _ErrorCode.ValueType  # 38
-    """Fewer replicas are in sync than min.insync.replicas asks for: nothing reached the log."""
+    """Fewer replicas are in sync than `min.insync.replicas` requires. Nothing was appended."""
     ERROR_CODE_NOT_ENOUGH_REPLICAS_AFTER_APPEND: _ErrorCode.ValueType  # 39
-    """The records are in the leader's log, and the in-sync replicas became too few while they waited for the others. They
-    may still be committed: sent again under the same producer id, epoch and sequence they are found, else appended twice.
+    """The records are in the leader's log, but too few replicas stayed in sync while the records waited for the others. They may
+    still be committed. Resent under the same producer id, epoch and sequence, they are recognised; otherwise they may be
+    appended twice.
     """
     ERROR_CODE_OFFSET_NOT_AVAILABLE: _ErrorCode.ValueType  # 40
-    """The leader cannot tell the latest offset: it is new, or has not heard from the controller for a session and may have been
-    replaced. Earlier offsets can be read; ask again.
+    """The leader does not know the latest offset: it is new, or has not heard from the controller for a session and may have been
+    replaced. Earlier offsets can be read. Ask again.
     """
 
 class ErrorCode(_ErrorCode, metaclass=_ErrorCodeEnumTypeWrapper):
-    """Every reason for which Lograft refuses or fails. The name without its prefix is the `reason` of google.rpc.ErrorInfo
-    (domain "lograft") when a whole call fails; inside a stream the value stands in a PartitionError.
+    """Every reason for which Lograft refuses a request or fails. If a whole call fails, the name without its prefix is the `reason`
+    of google.rpc.ErrorInfo (domain "lograft"). Inside a stream, the value is in a PartitionError.
     """
 
 ERROR_CODE_UNSPECIFIED: ErrorCode.ValueType  # 0
 """No error was set."""
 ERROR_CODE_INTERNAL: ErrorCode.ValueType  # 1
-"""A fault of the server; the server's log says more."""
+"""A fault of the server. Its log has more."""
 ERROR_CODE_INVALID_REQUEST: ErrorCode.ValueType  # 2
 """A field of the request is missing, out of range or contradicts another."""
 ERROR_CODE_WRONG_CLUSTER: ErrorCode.ValueType  # 3
-"""The request names another cluster than the one that got it."""
+"""The request names another cluster than that of the server."""
 ERROR_CODE_UNKNOWN_TOPIC: ErrorCode.ValueType  # 4
-"""No topic of this name or id."""
+"""No topic has this name or id."""
 ERROR_CODE_UNKNOWN_PARTITION: ErrorCode.ValueType  # 5
-"""The topic has no such partition."""
+"""The topic has no partition with this number."""
 ERROR_CODE_INVALID_TOPIC_NAME: ErrorCode.ValueType  # 6
 """The topic name breaks the naming rule."""
 ERROR_CODE_TOPIC_ALREADY_EXISTS: ErrorCode.ValueType  # 7
-"""A topic of this name exists."""
+"""A topic with this name exists already."""
 ERROR_CODE_INVALID_PARTITION_COUNT: ErrorCode.ValueType  # 8
 """The partition count is out of range."""
 ERROR_CODE_INVALID_REPLICATION_FACTOR: ErrorCode.ValueType  # 9
 """The replication factor is out of range."""
 ERROR_CODE_INVALID_CONFIG: ErrorCode.ValueType  # 10
-"""A config name is unknown or its value does not fit."""
+"""The config is not known, or its value is not allowed."""
 ERROR_CODE_NOT_LEADER: ErrorCode.ValueType  # 11
-"""This broker does not lead the partition; the leader hint, if any, says who does."""
+"""This broker does not lead the partition. The leader hint, if any, names the leader."""
 ERROR_CODE_LEADER_NOT_AVAILABLE: ErrorCode.ValueType  # 12
 """The partition has no leader at the moment."""
 ERROR_CODE_NOT_CONTROLLER: ErrorCode.ValueType  # 13
 """This node is not the active controller."""
 ERROR_CODE_BROKER_FENCED: ErrorCode.ValueType  # 14
-"""The broker is not registered, or is fenced. Of a new topic or new partitions: so are the brokers that would have the replicas."""
+"""The broker is not registered, or is fenced. For a new topic or new partitions: too few brokers are unfenced, but enough are
+registered or may still register.
+"""
 ERROR_CODE_STALE_BROKER_EPOCH: ErrorCode.ValueType  # 15
-"""The broker epoch is not the one of the current registration."""
+"""The broker epoch is not that of the current registration."""
 ERROR_CODE_DUPLICATE_BROKER: ErrorCode.ValueType  # 16
 """Another live process is registered under this broker id."""
 ERROR_CODE_MESSAGE_TOO_LARGE: ErrorCode.ValueType  # 17
-"""A batch or message is over the size limit."""
+"""A batch or message exceeds the size limit."""
 ERROR_CODE_CORRUPT_BATCH: ErrorCode.ValueType  # 18
 """The checksum of a batch does not match its bytes."""
 ERROR_CODE_INVALID_BATCH: ErrorCode.ValueType  # 19
 """A batch breaks a rule of the batch format."""
 ERROR_CODE_UNSUPPORTED_FORMAT: ErrorCode.ValueType  # 20
-"""A batch has a format or codec that this server does not speak."""
+"""A batch has a format or codec that this server does not support."""
 ERROR_CODE_INVALID_ACKS: ErrorCode.ValueType  # 21
 """The acks value is not one of the enum."""
 ERROR_CODE_OFFSET_OUT_OF_RANGE: ErrorCode.ValueType  # 22
@@ -166,19 +171,19 @@ ERROR_CODE_OFFSET_OUT_OF_RANGE: ErrorCode.ValueType  # 22
 ERROR_CODE_DATA_LOSS: ErrorCode.ValueType  # 23
 """The records of this range are damaged and lost on every replica."""
 ERROR_CODE_OUT_OF_ORDER_SEQUENCE: ErrorCode.ValueType  # 24
-"""The sequence number leaves a gap, or repeats a batch older than the idempotence window."""
+"""The sequence number leaves a gap, or repeats a batch that is older than the producer state."""
 ERROR_CODE_PRODUCER_FENCED: ErrorCode.ValueType  # 25
-"""A producer of the same id with a higher epoch exists."""
+"""A producer with the same id and a higher epoch exists."""
 ERROR_CODE_OUTCOME_UNKNOWN: ErrorCode.ValueType  # 26
-"""It is unknown whether the request took effect: the answer was lost after the bytes had left."""
+"""It is not known whether the request took effect: the answer was lost after bytes had been sent."""
 ERROR_CODE_TIMED_OUT: ErrorCode.ValueType  # 27
 """The deadline passed before the request was carried out."""
 ERROR_CODE_OVERLOADED: ErrorCode.ValueType  # 28
-"""A limit of the server is reached (streams, routes, bytes in flight); try again later."""
+"""A limit of the server is reached (streams, routes, bytes in flight). Try again later."""
 ERROR_CODE_STORAGE_FAILED: ErrorCode.ValueType  # 29
 """The log directory failed or its disk is full."""
 ERROR_CODE_SHUTTING_DOWN: ErrorCode.ValueType  # 30
-"""The server is stopping; connect elsewhere."""
+"""The server is stopping. Connect elsewhere."""
 ERROR_CODE_FENCED_EPOCH: ErrorCode.ValueType  # 31
 """The partition epoch or leader epoch of the request is older than the current one."""
 ERROR_CODE_QUORUM_UNAVAILABLE: ErrorCode.ValueType  # 32
@@ -186,30 +191,31 @@ ERROR_CODE_QUORUM_UNAVAILABLE: ErrorCode.ValueType  # 32
 ERROR_CODE_INVALID_ROUTE: ErrorCode.ValueType  # 33
 """The route number is not bound on this stream, or is bound twice."""
 ERROR_CODE_METADATA_NOT_REACHED: ErrorCode.ValueType  # 34
-"""The metadata offset asked for was not reached within the deadline, or the broker has not heard of the producer id
-or the registration that the request names.
+"""The requested metadata offset was not reached within the deadline, or the broker does not know yet of the producer id or
+the registration in the request.
 """
 ERROR_CODE_NOT_ENOUGH_BROKERS: ErrorCode.ValueType  # 35
-"""There are too few usable brokers to place the replicas."""
+"""Too few usable brokers exist to place the replicas."""
 ERROR_CODE_LIMIT_EXCEEDED: ErrorCode.ValueType  # 36
-"""A limit on the number of topics or partitions would be passed."""
+"""The request would exceed a limit on the number of topics or partitions."""
 ERROR_CODE_TRANSACTION_COORDINATOR_FENCED: ErrorCode.ValueType  # 37
-"""The end of a transaction came from a coordinator that was replaced by one with a higher epoch."""
+"""The end of a transaction came from a former coordinator. One with a higher epoch has replaced it."""
 ERROR_CODE_NOT_ENOUGH_REPLICAS: ErrorCode.ValueType  # 38
-"""Fewer replicas are in sync than min.insync.replicas asks for: nothing reached the log."""
+"""Fewer replicas are in sync than `min.insync.replicas` requires. Nothing was appended."""
 ERROR_CODE_NOT_ENOUGH_REPLICAS_AFTER_APPEND: ErrorCode.ValueType  # 39
-"""The records are in the leader's log, and the in-sync replicas became too few while they waited for the others. They
-may still be committed: sent again under the same producer id, epoch and sequence they are found, else appended twice.
+"""The records are in the leader's log, but too few replicas stayed in sync while the records waited for the others. They may
+still be committed. Resent under the same producer id, epoch and sequence, they are recognised; otherwise they may be
+appended twice.
 """
 ERROR_CODE_OFFSET_NOT_AVAILABLE: ErrorCode.ValueType  # 40
-"""The leader cannot tell the latest offset: it is new, or has not heard from the controller for a session and may have been
-replaced. Earlier offsets can be read; ask again.
+"""The leader does not know the latest offset: it is new, or has not heard from the controller for a session and may have been
+replaced. Earlier offsets can be read. Ask again.
 """
 Global___ErrorCode: _TypeAlias = ErrorCode  # noqa: Y015
 
 @_typing.final
 class LeaderHint(_message.Message):
-    """Who leads a partition, as far as the answering server knows. Also packed as a status detail."""
+    """The leader of a partition, as the answering server knows it. It is also packed as a status detail."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -243,7 +249,7 @@ Global___LeaderHint: _TypeAlias = LeaderHint  # noqa: Y015
 
 @_typing.final
 class ReadableRange(_message.Message):
-    """Offsets that can be read, sent with OFFSET_OUT_OF_RANGE. Also packed as a status detail."""
+    """The readable offsets, sent with OFFSET_OUT_OF_RANGE. They are also packed as a status detail."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -269,7 +275,7 @@ Global___ReadableRange: _TypeAlias = ReadableRange  # noqa: Y015
 
 @_typing.final
 class PartitionError(_message.Message):
-    """Failure of one partition inside a stream or a list; the stream or the other entries live on."""
+    """Failure of one partition in a stream or a list. The stream, or the other entries, are not affected."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

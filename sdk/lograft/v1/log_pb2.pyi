@@ -29,19 +29,19 @@ class _AcksEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Acks.ValueType],
     ACKS_UNSPECIFIED: _Acks.ValueType  # 0
     """As ACKS_ALL."""
     ACKS_ALL: _Acks.ValueType  # 1
-    """All in-sync replicas hold the batch, flushed as the topic's flush policy says. The default."""
+    """All in-sync replicas hold the batch, and have flushed it as the topic's `flush.policy` says. The default."""
     ACKS_LEADER: _Acks.ValueType  # 2
     """The leader has appended the batch."""
     ACKS_NONE: _Acks.ValueType  # 3
     """Nothing: the server sends no receipt, only errors."""
 
 class Acks(_Acks, metaclass=_AcksEnumTypeWrapper):
-    """What must hold before an append is acknowledged."""
+    """What must be true before an append is acknowledged."""
 
 ACKS_UNSPECIFIED: Acks.ValueType  # 0
 """As ACKS_ALL."""
 ACKS_ALL: Acks.ValueType  # 1
-"""All in-sync replicas hold the batch, flushed as the topic's flush policy says. The default."""
+"""All in-sync replicas hold the batch, and have flushed it as the topic's `flush.policy` says. The default."""
 ACKS_LEADER: Acks.ValueType  # 2
 """The leader has appended the batch."""
 ACKS_NONE: Acks.ValueType  # 3
@@ -64,7 +64,7 @@ class _DurabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Durability
     """On stable storage of all in-sync replicas, at least as many as min ISR."""
 
 class Durability(_Durability, metaclass=_DurabilityEnumTypeWrapper):
-    """What an acknowledged append had reached when the receipt was sent. Each level includes the ones before."""
+    """Where an append was stored when the receipt was sent. Each level includes the ones before it."""
 
 DURABILITY_UNSPECIFIED: Durability.ValueType  # 0
 """Not known."""
@@ -87,29 +87,29 @@ class _OffsetPositionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Offset
     OFFSET_POSITION_EARLIEST: _OffsetPosition.ValueType  # 1
     """First readable offset."""
     OFFSET_POSITION_LATEST: _OffsetPosition.ValueType  # 2
-    """High watermark: the offset of the next record that will become readable."""
+    """High watermark: the offset of the next record that becomes readable."""
 
 class OffsetPosition(_OffsetPosition, metaclass=_OffsetPositionEnumTypeWrapper):
-    """A well-known place in a log."""
+    """A named position in a log."""
 
 OFFSET_POSITION_UNSPECIFIED: OffsetPosition.ValueType  # 0
 """None: the query has a timestamp."""
 OFFSET_POSITION_EARLIEST: OffsetPosition.ValueType  # 1
 """First readable offset."""
 OFFSET_POSITION_LATEST: OffsetPosition.ValueType  # 2
-"""High watermark: the offset of the next record that will become readable."""
+"""High watermark: the offset of the next record that becomes readable."""
 Global___OffsetPosition: _TypeAlias = OffsetPosition  # noqa: Y015
 
 @_typing.final
 class ProducerIdentity(_message.Message):
-    """A producer's identity. Together with a sequence number per partition it lets the leader drop duplicates."""
+    """A producer's identity. Together with a sequence number for each partition it lets the leader drop duplicates."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PRODUCER_ID_FIELD_NUMBER: _builtins.int
     PRODUCER_EPOCH_FIELD_NUMBER: _builtins.int
     producer_id: _builtins.int
-    """Id that the quorum gave."""
+    """Id that the quorum assigned."""
     producer_epoch: _builtins.int
     """Epoch of the id; a higher one fences the lower ones."""
     def __init__(
@@ -173,14 +173,14 @@ class ProduceOpen(_message.Message):
     acks: Global___Acks.ValueType
     """When batches are acknowledged."""
     without_idempotence: _builtins.bool
-    """True: no identity is wanted and batches carry none. Retries of such a producer may duplicate."""
+    """True: the client wants no identity, and batches carry none. Retries of such a producer may duplicate records."""
     @_builtins.property
     def formats(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Batch formats (magic numbers) that the client will send; empty: 16."""
 
     @_builtins.property
     def producer(self) -> Global___ProducerIdentity:
-        """Identity from an earlier handshake, to go on with; absent: the server gives a new one."""
+        """Identity from an earlier handshake, to continue with; absent: the server assigns a new one."""
 
     @_builtins.property
     def routes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProduceRoute]:
@@ -230,7 +230,7 @@ Global___ProduceBind: _TypeAlias = ProduceBind  # noqa: Y015
 
 @_typing.final
 class ProduceBatch(_message.Message):
-    """One record batch. `body` is the last field, so that it can be sliced off unparsed."""
+    """One record batch. `body` is the last field, so that it can be sliced off without parsing."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -238,7 +238,7 @@ class ProduceBatch(_message.Message):
     BATCH_NUMBER_FIELD_NUMBER: _builtins.int
     BODY_FIELD_NUMBER: _builtins.int
     route: _builtins.int
-    """Route that the batch is for."""
+    """Route of the batch."""
     batch_number: _builtins.int
     """Number of the batch on its route: 1, 2, 3, ... without gaps."""
     body: _builtins.bytes
@@ -309,11 +309,11 @@ class ProduceRouteOpened(_message.Message):
     route: _builtins.int
     """Route number."""
     topic_id: _builtins.bytes
-    """Id of the topic, 16 bytes; stays the same until the topic is deleted."""
+    """Id of the topic, 16 bytes. It stays the same until the topic is deleted."""
     leader_epoch: _builtins.int
     """Leader epoch under which this broker leads the partition."""
     max_batch_bytes: _builtins.int
-    """Largest batch that the topic takes, in bytes with header."""
+    """Largest batch that the topic accepts, in bytes with header."""
     def __init__(
         self,
         *,
@@ -332,7 +332,7 @@ Global___ProduceRouteOpened: _TypeAlias = ProduceRouteOpened  # noqa: Y015
 
 @_typing.final
 class ProduceOpened(_message.Message):
-    """Answer to `open` and to `bind`: the routes that were bound. Refused ones end with `route_end`."""
+    """Answer to `open` and to `bind`: the bound routes. A refused route ends with `route_end`."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -357,11 +357,11 @@ class ProduceOpened(_message.Message):
 
     @_builtins.property
     def routes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProduceRouteOpened]:
-        """Routes bound by the request that this answers."""
+        """Routes that the answered request bound."""
 
     @_builtins.property
     def formats(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Batch formats that the server takes."""
+        """Batch formats that the server accepts."""
 
     def __init__(
         self,
@@ -398,14 +398,14 @@ class ProduceReceipt(_message.Message):
     last_batch_number: _builtins.int
     """Last batch that this receipt covers, inclusive."""
     durability: Global___Durability.ValueType
-    """What all of them have reached."""
+    """The level that all of them have reached."""
     @_builtins.property
     def base_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Base offset of every batch covered, in batch order; the batch numbers end with `last_batch_number`."""
+        """Base offset of every covered batch, in batch order. The last one belongs to `last_batch_number`."""
 
     @_builtins.property
     def duplicates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Indexes in `base_offsets` of the batches that were duplicates: their offsets are those of the first time."""
+        """Indexes in `base_offsets` of the duplicates. Their offsets are those of the first append."""
 
     def __init__(
         self,
@@ -426,7 +426,9 @@ Global___ProduceReceipt: _TypeAlias = ProduceReceipt  # noqa: Y015
 
 @_typing.final
 class RouteEnd(_message.Message):
-    """Ends a route. Batches with this number or above were not acknowledged; with `outcome_unknown` they may have been appended."""
+    """Ends a route. Batches from `first_failed_batch_number` on were not acknowledged. With `outcome_unknown` they may have been
+    appended.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -437,12 +439,12 @@ class RouteEnd(_message.Message):
     route: _builtins.int
     """Route number."""
     first_failed_batch_number: _builtins.int
-    """First batch without a receipt; 0 on a fetch route or when no batch had come."""
+    """First batch without a receipt; 0 on a fetch route, or when no batch had arrived."""
     outcome_unknown: _builtins.bool
     """True when batches from `first_failed_batch_number` on may have been appended."""
     @_builtins.property
     def error(self) -> _errors_pb2.PartitionError:
-        """Why."""
+        """Reason."""
 
     def __init__(
         self,
@@ -462,7 +464,7 @@ Global___RouteEnd: _TypeAlias = RouteEnd  # noqa: Y015
 
 @_typing.final
 class GoAway(_message.Message):
-    """The server will close the stream: finish and connect again, elsewhere if possible."""
+    """The server will close the stream. The client should finish and connect again, elsewhere if possible."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -532,7 +534,7 @@ Global___ProduceResponse: _TypeAlias = ProduceResponse  # noqa: Y015
 
 @_typing.final
 class FetchRoute(_message.Message):
-    """A partition bound to a route number on a fetch stream, with the place to start."""
+    """A partition bound to a route number on a fetch stream, with the offset to start from."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -548,10 +550,10 @@ class FetchRoute(_message.Message):
     partition: _builtins.int
     """Partition, from 0."""
     offset: _builtins.int
-    """First offset wanted, inclusive. The first chunk starts with the batch that holds it: skip the records before."""
+    """First offset to read, inclusive. The first chunk starts with the batch that contains it; skip the records before it."""
     allow_follower: _builtins.bool
-    """True: a broker that follows the partition may serve the route while it is in sync, up to the high watermark that its leader has
-    told it. What such a broker refuses or ends is to be asked of the leader, which alone knows which offsets there are.
+    """True: an in-sync follower of the partition may serve the route, up to the high watermark that its leader has told it. If a
+    follower refuses or ends the route, ask the leader: only the leader knows which offsets exist.
     """
     def __init__(
         self,
@@ -586,7 +588,9 @@ class FetchOpen(_message.Message):
     credit_bytes: _builtins.int
     """Bytes of chunk bodies that the server may send before more credit comes."""
     max_chunk_bytes: _builtins.int
-    """Most bytes in one chunk (whole batches; a single larger batch is still sent); 0: the server's default of 1 MiB."""
+    """Most bytes in one chunk of whole batches; 0 stands for the server's default of 1 MiB. The server still sends a single
+    larger batch.
+    """
     @_builtins.property
     def formats(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Batch formats (magic numbers) that the client can read; empty: 16."""
@@ -638,7 +642,7 @@ Global___FetchBind: _TypeAlias = FetchBind  # noqa: Y015
 
 @_typing.final
 class FetchUnbind(_message.Message):
-    """Lets routes go: no chunk of them follows the `route_end` that answers this."""
+    """Unbinds routes. No chunk of them follows the `route_end` that answers this."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -743,11 +747,11 @@ class FetchRouteOpened(_message.Message):
     topic_id: _builtins.bytes
     """Id of the topic, 16 bytes."""
     leader_epoch: _builtins.int
-    """Leader epoch under which this broker leads the partition, or which it follows."""
+    """Leader epoch under which this broker leads or follows the partition."""
     log_start_offset: _builtins.int
     """First readable offset, inclusive."""
     high_watermark: _builtins.int
-    """End of the readable offsets, exclusive; at a follower it may be below what another broker has told."""
+    """End of the readable offsets, exclusive. At a follower it may be below the value that another broker has reported."""
     from_follower: _builtins.bool
     """True: this broker follows the partition."""
     def __init__(
@@ -783,7 +787,7 @@ class FetchOpened(_message.Message):
     """Node id of the answering broker."""
     @_builtins.property
     def routes(self) -> _containers.RepeatedCompositeFieldContainer[Global___FetchRouteOpened]:
-        """Routes bound by the request that this answers."""
+        """Routes that the answered request bound."""
 
     def __init__(
         self,
@@ -802,7 +806,9 @@ Global___FetchOpened: _TypeAlias = FetchOpened  # noqa: Y015
 
 @_typing.final
 class FetchChunk(_message.Message):
-    """Whole batches of one partition, as they stand in the log. `body` is the last field, so that it can be sliced off unparsed."""
+    """Whole batches of one partition, as they are in the log. `body` is the last field, so that it can be sliced off without
+    parsing.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -848,7 +854,7 @@ class FetchMark(_message.Message):
     route: _builtins.int
     """Route number."""
     next_offset: _builtins.int
-    """Offset to read next; it may pass over offsets that hold no user record."""
+    """Offset to read next. It may skip offsets without user records."""
     high_watermark: _builtins.int
     """End of the readable offsets, exclusive."""
     log_start_offset: _builtins.int
@@ -897,7 +903,7 @@ class FetchResponse(_message.Message):
 
     @_builtins.property
     def route_end(self) -> Global___RouteEnd:
-        """One route failed or was let go."""
+        """One route failed or was unbound."""
 
     @_builtins.property
     def go_away(self) -> Global___GoAway:
@@ -1003,15 +1009,15 @@ Global___Record: _TypeAlias = Record  # noqa: Y015
 
 @_typing.final
 class AppendSequence(_message.Message):
-    """Sequence number of an append, so that a retry is recognised."""
+    """Sequence number of an append, so that the leader recognises a retry."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PRODUCER_FIELD_NUMBER: _builtins.int
     BASE_SEQUENCE_FIELD_NUMBER: _builtins.int
     base_sequence: _builtins.int
-    """Sequence number of the first record in the partition: the sum of the records appended there before by this producer, from 0,
-    wrapping from 2,147,483,647 to 0.
+    """Sequence number of the first record in the partition: the number of records that this producer has appended there before,
+    from 0, wrapping from 2,147,483,647 to 0.
     """
     @_builtins.property
     def producer(self) -> Global___ProducerIdentity:
@@ -1048,16 +1054,18 @@ class AppendRequest(_message.Message):
     topic: _builtins.str
     """Topic name."""
     partition: _builtins.int
-    """Partition; absent: each record by CRC-32C of its key modulo the partition count, those without a key together to one partition."""
+    """Partition; absent: CRC-32C of each record's key modulo the partition count; all records without a key go to one partition."""
     acks: Global___Acks.ValueType
     """When to answer; ACKS_NONE is not offered here."""
     @_builtins.property
     def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___Record]:
-        """Records, 1 to 100,000; all records of one partition become one batch."""
+        """Records, 1 to 100,000. All records of one partition become one batch."""
 
     @_builtins.property
     def sequence(self) -> Global___AppendSequence:
-        """Sequence number; needs `partition`. Without it nobody resends once bytes have left, and a lost answer is OUTCOME_UNKNOWN."""
+        """Sequence number; needs `partition`. Without it no broker resends once bytes have been sent, and a lost answer is
+        OUTCOME_UNKNOWN.
+        """
 
     def __init__(
         self,
@@ -1093,11 +1101,11 @@ class AppendedRange(_message.Message):
     partition: _builtins.int
     """Partition."""
     base_offset: _builtins.int
-    """Offset of the first of them; the others follow without gaps."""
+    """Offset of the first record; the others follow without gaps."""
     durability: Global___Durability.ValueType
-    """What they have reached."""
+    """The level that the records have reached."""
     duplicate: _builtins.bool
-    """True when the batch was there already and nothing was appended."""
+    """True when the log already had the batch and nothing was appended."""
     @_builtins.property
     def record_indexes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Indexes of the records in the request, in offset order."""
@@ -1121,8 +1129,8 @@ Global___AppendedRange: _TypeAlias = AppendedRange  # noqa: Y015
 
 @_typing.final
 class AppendResponse(_message.Message):
-    """Says where the records went. When a partition fails the whole call fails, and the status carries as a detail an AppendResponse
-    with the ranges that were appended.
+    """Where the records were appended. If a partition fails, the whole call fails. Its status then carries an AppendResponse with
+    the appended ranges as a detail.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1166,16 +1174,16 @@ class ReadRequest(_message.Message):
     partition: _builtins.int
     """Partition, from 0."""
     offset: _builtins.int
-    """First offset wanted, inclusive."""
+    """First offset to read, inclusive."""
     max_records: _builtins.int
     """Most records; 0: 1,000; at most 100,000."""
     max_bytes: _builtins.int
-    """Most bytes of keys and values; 0: 1 MiB; at most 3 MiB. The first record is sent whatever its size."""
+    """Most bytes of keys and values, at most 3 MiB; 0 stands for 1 MiB. The first record is sent even if it is larger."""
     max_wait_ms: _builtins.int
     """Milliseconds to wait when there is no record yet; at most 30,000."""
     allow_follower: _builtins.bool
-    """True: the broker that is asked may answer itself while it follows the partition in sync, up to the high watermark that its leader
-    has told it, instead of passing the request on.
+    """True: the broker that gets the request may answer itself instead of forwarding it, if it is an in-sync follower of the
+    partition. It answers up to the high watermark that its leader has told it.
     """
     def __init__(
         self,
@@ -1248,7 +1256,7 @@ class OffsetQuery(_message.Message):
     partition: _builtins.int
     """Partition, from 0."""
     position: Global___OffsetPosition.ValueType
-    """The place."""
+    """The position."""
     timestamp_ms: _builtins.int
     """Milliseconds since 1970-01-01 UTC; used when `position` is unspecified."""
     def __init__(
@@ -1316,12 +1324,12 @@ class OffsetResult(_message.Message):
     offset: _builtins.int
     """The offset; absent when no record has the timestamp or a later one, or on an error."""
     timestamp_ms: _builtins.int
-    """Timestamp of the record found by timestamp, in milliseconds since 1970-01-01 UTC."""
+    """Timestamp of the record, for a query by timestamp, in milliseconds since 1970-01-01 UTC."""
     leader_epoch: _builtins.int
     """Leader epoch of the answering leader."""
     @_builtins.property
     def error(self) -> _errors_pb2.PartitionError:
-        """Why there is no answer; absent: none."""
+        """Why no answer exists; absent if one does."""
 
     def __init__(
         self,
@@ -1374,7 +1382,7 @@ Global___ListOffsetsResponse: _TypeAlias = ListOffsetsResponse  # noqa: Y015
 
 @_typing.final
 class RecordsBefore(_message.Message):
-    """Asks for the removal of all records of a partition below an offset."""
+    """Asks to delete all records of a partition below an offset."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1386,8 +1394,8 @@ class RecordsBefore(_message.Message):
     partition: _builtins.int
     """Partition, from 0."""
     before_offset: _builtins.int
-    """First offset to keep, at most the high watermark; -1: the high watermark, so that all readable records go. At or below
-    the first readable offset nothing is removed.
+    """First offset to keep, at most the high watermark; -1 stands for the high watermark and deletes all readable records. At or
+    below the first readable offset nothing is deleted.
     """
     def __init__(
         self,
@@ -1406,7 +1414,7 @@ Global___RecordsBefore: _TypeAlias = RecordsBefore  # noqa: Y015
 
 @_typing.final
 class DeleteRecordsRequest(_message.Message):
-    """Asks for the removal of records."""
+    """Asks to delete records."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1416,7 +1424,7 @@ class DeleteRecordsRequest(_message.Message):
     """Cluster id that the client expects; empty: any."""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecordsBefore]:
-        """What to remove, at most 10,000 partitions."""
+        """Partitions with their offsets, at most 10,000."""
 
     def __init__(
         self,
@@ -1434,7 +1442,7 @@ Global___DeleteRecordsRequest: _TypeAlias = DeleteRecordsRequest  # noqa: Y015
 
 @_typing.final
 class DeletedRecords(_message.Message):
-    """What the removal in one partition came to."""
+    """Result of deleting records of one partition."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1447,10 +1455,12 @@ class DeletedRecords(_message.Message):
     partition: _builtins.int
     """Partition."""
     log_start_offset: _builtins.int
-    """First readable offset now; absent on an error. Nothing below it is ever read again; followers hear of it a moment later."""
+    """First readable offset now; absent on an error. Records below it are never served again. Followers learn of it a moment
+    later.
+    """
     @_builtins.property
     def error(self) -> _errors_pb2.PartitionError:
-        """Why nothing was removed; absent: none."""
+        """Why no records were deleted; absent on success."""
 
     def __init__(
         self,
@@ -1472,14 +1482,14 @@ Global___DeletedRecords: _TypeAlias = DeletedRecords  # noqa: Y015
 
 @_typing.final
 class DeleteRecordsResponse(_message.Message):
-    """Removed records."""
+    """Results of deleting records."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RESULTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeletedRecords]:
-        """One result for each partition asked for, in order."""
+        """One result for each requested partition, in order."""
 
     def __init__(
         self,

@@ -28,8 +28,8 @@ if _version_not_supported:
 class LogServiceStub(object):
     """Records in and out of partition logs.
 
-    Produce and Fetch are streams of record batches for clients that want speed; Append and Read are the plain form: records
-    in, records out, at any broker. On the streams every partition is bound once to a small route number.
+    Produce and Fetch are streams of record batches for clients that want speed. Append and Read are the plain form: records in,
+    records out, at any broker. On the streams, a client binds each partition once to a small route number.
     """
 
     def __init__(self, channel):
@@ -78,35 +78,35 @@ class LogServiceStub(object):
 class LogServiceServicer(object):
     """Records in and out of partition logs.
 
-    Produce and Fetch are streams of record batches for clients that want speed; Append and Read are the plain form: records
-    in, records out, at any broker. On the streams every partition is bound once to a small route number.
+    Produce and Fetch are streams of record batches for clients that want speed. Append and Read are the plain form: records in,
+    records out, at any broker. On the streams, a client binds each partition once to a small route number.
     """
 
     def Produce(self, request_iterator, context):
-        """Appends batches to many partitions over one stream. The first request is `open`, the first response `opened`.
-        Batches of one route are appended in the order sent; a failed batch ends its route, not the stream.
+        """Appends batches to many partitions over one stream. The first request is `open`, the first response `opened`. Batches of
+        one route are appended in the order of sending. A failed batch ends its route, not the stream.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Fetch(self, request_iterator, context):
-        """Sends batches of many partitions as they become readable. The first request is `open`, the first response `opened`.
-        The server sends as many bytes as the client granted; one failed partition ends its route, not the stream.
+        """Sends batches of many partitions as they become readable. The first request is `open`, the first response `opened`. The
+        server sends as many bytes as the client has granted. A failed partition ends its route, not the stream.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Append(self, request, context):
-        """Appends records. Any broker takes them and forwards to the leader.
+        """Appends records. Any broker takes the request and forwards it to the leader.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Read(self, request, context):
-        """Reads records of one partition. Any broker takes the request and forwards to the leader, unless it may answer itself
+        """Reads records of one partition. Any broker takes the request and forwards it to the leader, unless it may answer itself
         (`allow_follower`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -114,15 +114,15 @@ class LogServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListOffsets(self, request, context):
-        """Finds offsets by position or by timestamp. Any broker takes the request and forwards to the leaders.
+        """Finds offsets by position or by timestamp. Any broker takes the request and forwards it to the leaders.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteRecords(self, request, context):
-        """Removes the oldest records of partitions for good. Any broker takes the request and forwards to the leaders. It may be
-        repeated.
+        """Deletes the oldest records of partitions for good. Any broker takes the request and forwards it to the leaders. The call
+        may be repeated.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -184,8 +184,8 @@ def add_LogServiceServicer_to_server(servicer, server):
 class LogService(object):
     """Records in and out of partition logs.
 
-    Produce and Fetch are streams of record batches for clients that want speed; Append and Read are the plain form: records
-    in, records out, at any broker. On the streams every partition is bound once to a small route number.
+    Produce and Fetch are streams of record batches for clients that want speed. Append and Read are the plain form: records in,
+    records out, at any broker. On the streams, a client binds each partition once to a small route number.
     """
 
     @staticmethod

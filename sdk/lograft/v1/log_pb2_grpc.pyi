@@ -29,8 +29,8 @@ GRPC_VERSION: str
 class LogServiceStub:
     """Records in and out of partition logs.
 
-    Produce and Fetch are streams of record batches for clients that want speed; Append and Read are the plain form: records
-    in, records out, at any broker. On the streams every partition is bound once to a small route number.
+    Produce and Fetch are streams of record batches for clients that want speed. Append and Read are the plain form: records in,
+    records out, at any broker. On the streams, a client binds each partition once to a small route number.
     """
 
     @_typing.overload
@@ -38,24 +38,24 @@ class LogServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> LogServiceAsyncStub: ...
     Produce: _grpc.StreamStreamMultiCallable[_log_pb2.ProduceRequest, _log_pb2.ProduceResponse]
-    """Appends batches to many partitions over one stream. The first request is `open`, the first response `opened`.
-    Batches of one route are appended in the order sent; a failed batch ends its route, not the stream.
+    """Appends batches to many partitions over one stream. The first request is `open`, the first response `opened`. Batches of
+    one route are appended in the order of sending. A failed batch ends its route, not the stream.
     """
     Fetch: _grpc.StreamStreamMultiCallable[_log_pb2.FetchRequest, _log_pb2.FetchResponse]
-    """Sends batches of many partitions as they become readable. The first request is `open`, the first response `opened`.
-    The server sends as many bytes as the client granted; one failed partition ends its route, not the stream.
+    """Sends batches of many partitions as they become readable. The first request is `open`, the first response `opened`. The
+    server sends as many bytes as the client has granted. A failed partition ends its route, not the stream.
     """
     Append: _grpc.UnaryUnaryMultiCallable[_log_pb2.AppendRequest, _log_pb2.AppendResponse]
-    """Appends records. Any broker takes them and forwards to the leader."""
+    """Appends records. Any broker takes the request and forwards it to the leader."""
     Read: _grpc.UnaryUnaryMultiCallable[_log_pb2.ReadRequest, _log_pb2.ReadResponse]
-    """Reads records of one partition. Any broker takes the request and forwards to the leader, unless it may answer itself
+    """Reads records of one partition. Any broker takes the request and forwards it to the leader, unless it may answer itself
     (`allow_follower`).
     """
     ListOffsets: _grpc.UnaryUnaryMultiCallable[_log_pb2.ListOffsetsRequest, _log_pb2.ListOffsetsResponse]
-    """Finds offsets by position or by timestamp. Any broker takes the request and forwards to the leaders."""
+    """Finds offsets by position or by timestamp. Any broker takes the request and forwards it to the leaders."""
     DeleteRecords: _grpc.UnaryUnaryMultiCallable[_log_pb2.DeleteRecordsRequest, _log_pb2.DeleteRecordsResponse]
-    """Removes the oldest records of partitions for good. Any broker takes the request and forwards to the leaders. It may be
-    repeated.
+    """Deletes the oldest records of partitions for good. Any broker takes the request and forwards it to the leaders. The call
+    may be repeated.
     """
     InitProducer: _grpc.UnaryUnaryMultiCallable[_log_pb2.InitProducerRequest, _log_pb2.InitProducerResponse]
     """Gives a new producer id, for clients that use Append with sequence numbers. Produce gives one in its handshake."""
@@ -64,30 +64,30 @@ class LogServiceStub:
 class LogServiceAsyncStub(LogServiceStub):
     """Records in and out of partition logs.
 
-    Produce and Fetch are streams of record batches for clients that want speed; Append and Read are the plain form: records
-    in, records out, at any broker. On the streams every partition is bound once to a small route number.
+    Produce and Fetch are streams of record batches for clients that want speed. Append and Read are the plain form: records in,
+    records out, at any broker. On the streams, a client binds each partition once to a small route number.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Produce: _aio.StreamStreamMultiCallable[_log_pb2.ProduceRequest, _log_pb2.ProduceResponse]  # type: ignore[assignment]
-    """Appends batches to many partitions over one stream. The first request is `open`, the first response `opened`.
-    Batches of one route are appended in the order sent; a failed batch ends its route, not the stream.
+    """Appends batches to many partitions over one stream. The first request is `open`, the first response `opened`. Batches of
+    one route are appended in the order of sending. A failed batch ends its route, not the stream.
     """
     Fetch: _aio.StreamStreamMultiCallable[_log_pb2.FetchRequest, _log_pb2.FetchResponse]  # type: ignore[assignment]
-    """Sends batches of many partitions as they become readable. The first request is `open`, the first response `opened`.
-    The server sends as many bytes as the client granted; one failed partition ends its route, not the stream.
+    """Sends batches of many partitions as they become readable. The first request is `open`, the first response `opened`. The
+    server sends as many bytes as the client has granted. A failed partition ends its route, not the stream.
     """
     Append: _aio.UnaryUnaryMultiCallable[_log_pb2.AppendRequest, _log_pb2.AppendResponse]  # type: ignore[assignment]
-    """Appends records. Any broker takes them and forwards to the leader."""
+    """Appends records. Any broker takes the request and forwards it to the leader."""
     Read: _aio.UnaryUnaryMultiCallable[_log_pb2.ReadRequest, _log_pb2.ReadResponse]  # type: ignore[assignment]
-    """Reads records of one partition. Any broker takes the request and forwards to the leader, unless it may answer itself
+    """Reads records of one partition. Any broker takes the request and forwards it to the leader, unless it may answer itself
     (`allow_follower`).
     """
     ListOffsets: _aio.UnaryUnaryMultiCallable[_log_pb2.ListOffsetsRequest, _log_pb2.ListOffsetsResponse]  # type: ignore[assignment]
-    """Finds offsets by position or by timestamp. Any broker takes the request and forwards to the leaders."""
+    """Finds offsets by position or by timestamp. Any broker takes the request and forwards it to the leaders."""
     DeleteRecords: _aio.UnaryUnaryMultiCallable[_log_pb2.DeleteRecordsRequest, _log_pb2.DeleteRecordsResponse]  # type: ignore[assignment]
-    """Removes the oldest records of partitions for good. Any broker takes the request and forwards to the leaders. It may be
-    repeated.
+    """Deletes the oldest records of partitions for good. Any broker takes the request and forwards it to the leaders. The call
+    may be repeated.
     """
     InitProducer: _aio.UnaryUnaryMultiCallable[_log_pb2.InitProducerRequest, _log_pb2.InitProducerResponse]  # type: ignore[assignment]
     """Gives a new producer id, for clients that use Append with sequence numbers. Produce gives one in its handshake."""
@@ -95,8 +95,8 @@ class LogServiceAsyncStub(LogServiceStub):
 class LogServiceServicer(metaclass=_abc_1.ABCMeta):
     """Records in and out of partition logs.
 
-    Produce and Fetch are streams of record batches for clients that want speed; Append and Read are the plain form: records
-    in, records out, at any broker. On the streams every partition is bound once to a small route number.
+    Produce and Fetch are streams of record batches for clients that want speed. Append and Read are the plain form: records in,
+    records out, at any broker. On the streams, a client binds each partition once to a small route number.
     """
 
     @_abc_1.abstractmethod
@@ -105,8 +105,8 @@ class LogServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_log_pb2.ProduceRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_log_pb2.ProduceResponse], _abc.AsyncIterator[_log_pb2.ProduceResponse]]:
-        """Appends batches to many partitions over one stream. The first request is `open`, the first response `opened`.
-        Batches of one route are appended in the order sent; a failed batch ends its route, not the stream.
+        """Appends batches to many partitions over one stream. The first request is `open`, the first response `opened`. Batches of
+        one route are appended in the order of sending. A failed batch ends its route, not the stream.
         """
 
     @_abc_1.abstractmethod
@@ -115,8 +115,8 @@ class LogServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_log_pb2.FetchRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_log_pb2.FetchResponse], _abc.AsyncIterator[_log_pb2.FetchResponse]]:
-        """Sends batches of many partitions as they become readable. The first request is `open`, the first response `opened`.
-        The server sends as many bytes as the client granted; one failed partition ends its route, not the stream.
+        """Sends batches of many partitions as they become readable. The first request is `open`, the first response `opened`. The
+        server sends as many bytes as the client has granted. A failed partition ends its route, not the stream.
         """
 
     @_abc_1.abstractmethod
@@ -125,7 +125,7 @@ class LogServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _log_pb2.AppendRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_log_pb2.AppendResponse, _abc.Awaitable[_log_pb2.AppendResponse]]:
-        """Appends records. Any broker takes them and forwards to the leader."""
+        """Appends records. Any broker takes the request and forwards it to the leader."""
 
     @_abc_1.abstractmethod
     def Read(
@@ -133,7 +133,7 @@ class LogServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _log_pb2.ReadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_log_pb2.ReadResponse, _abc.Awaitable[_log_pb2.ReadResponse]]:
-        """Reads records of one partition. Any broker takes the request and forwards to the leader, unless it may answer itself
+        """Reads records of one partition. Any broker takes the request and forwards it to the leader, unless it may answer itself
         (`allow_follower`).
         """
 
@@ -143,7 +143,7 @@ class LogServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _log_pb2.ListOffsetsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_log_pb2.ListOffsetsResponse, _abc.Awaitable[_log_pb2.ListOffsetsResponse]]:
-        """Finds offsets by position or by timestamp. Any broker takes the request and forwards to the leaders."""
+        """Finds offsets by position or by timestamp. Any broker takes the request and forwards it to the leaders."""
 
     @_abc_1.abstractmethod
     def DeleteRecords(
@@ -151,8 +151,8 @@ class LogServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _log_pb2.DeleteRecordsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_log_pb2.DeleteRecordsResponse, _abc.Awaitable[_log_pb2.DeleteRecordsResponse]]:
-        """Removes the oldest records of partitions for good. Any broker takes the request and forwards to the leaders. It may be
-        repeated.
+        """Deletes the oldest records of partitions for good. Any broker takes the request and forwards it to the leaders. The call
+        may be repeated.
         """
 
     @_abc_1.abstractmethod

@@ -41,12 +41,12 @@ class Broker(_message.Message):
     rack: _builtins.str
     """Rack; empty: none."""
     fenced: _builtins.bool
-    """True while the broker may not lead: it is starting, stopping, or its heartbeats are missed."""
+    """True while the broker may not lead: it starts, stops, or misses heartbeats."""
     broker_epoch: _builtins.int
-    """Epoch of its registration."""
+    """Number of its registration."""
     @_builtins.property
     def offline_log_directory_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """Ids of its log directories that have failed, 16 bytes each: it does not serve the partitions in them."""
+        """Ids of its failed log directories, 16 bytes each. The broker does not serve the partitions in them."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Partition(_message.Message):
     partition: _builtins.int
     """Number, from 0."""
     leader_id: _builtins.int
-    """Node id of the leader; absent: none at the moment."""
+    """Node id of the leader; absent without a leader."""
     leader_epoch: _builtins.int
     """Leader epoch."""
     @_builtins.property
@@ -97,16 +97,16 @@ class Partition(_message.Message):
 
     @_builtins.property
     def eligible_leader_replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Node ids of the replicas out of sync that have everything committed, and may lead without loss (KIP-966)."""
+        """Node ids of replicas that are not in sync but have everything committed, and may lead without loss (KIP-966)."""
 
     @_builtins.property
     def last_known_eligible_leader_replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Node ids of those that were the last to be eligible, while nobody is."""
+        """Node ids of the replicas that left the ISR or the eligible leader replicas by an unclean shutdown, while too few are in sync."""
 
     @_builtins.property
     def awaited_replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___AwaitedReplica]:
-        """In-sync replicas whose log directory is gone. The partition has no leader while there are such: nobody else has everything that
-        was acknowledged. It ends when a directory is back, or by an unclean election.
+        """In-sync replicas whose broker came back without the log directory. While any exist, the partition has no leader, because no
+        other replica has everything that was acknowledged. This ends when a directory is back, or by an unclean election.
         """
 
     def __init__(
@@ -133,7 +133,7 @@ Global___Partition: _TypeAlias = Partition  # noqa: Y015
 
 @_typing.final
 class AwaitedReplica(_message.Message):
-    """An in-sync replica whose log directory is gone."""
+    """An in-sync replica whose broker came back without the log directory."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -143,7 +143,9 @@ class AwaitedReplica(_message.Message):
     """Node id of its broker."""
     @_builtins.property
     def log_directory_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """Ids of the log directories that the broker had when the replica was last in sync, 16 bytes each: its log was in one of them."""
+        """Ids of the log directories that the broker had when the replica was last in sync, 16 bytes each. The log was in one of
+        them.
+        """
 
     def __init__(
         self,
@@ -171,7 +173,7 @@ class Topic(_message.Message):
     topic: _builtins.str
     """Name."""
     topic_id: _builtins.bytes
-    """Id, 16 bytes; survives nothing but the topic itself: a topic deleted and made again has another."""
+    """Id, 16 bytes. A topic that is deleted and created again has another id."""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Partition]:
         """Partitions, ascending."""
@@ -206,7 +208,7 @@ class GetClusterRequest(_message.Message):
     """Wait until the answering server has applied this metadata offset (read your writes); absent: do not wait."""
     @_builtins.property
     def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Topics wanted; empty: all, up to 10,000 of them."""
+        """Topics to return; empty: all, up to 10,000."""
 
     def __init__(
         self,
@@ -241,14 +243,14 @@ class GetClusterResponse(_message.Message):
     controller_id: _builtins.int
     """Node id of the active controller; absent: not known."""
     metadata_offset: _builtins.int
-    """Metadata offset of this state, exclusive: every committed metadata record below it is in it."""
+    """Metadata offset of this state, exclusive. The state contains every committed metadata record below it."""
     @_builtins.property
     def brokers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Broker]:
         """Brokers, by id."""
 
     @_builtins.property
     def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___Topic]:
-        """Topics found, by name. Names asked for and not found are left out."""
+        """The found topics, by name. Requested topics that do not exist are left out."""
 
     def __init__(
         self,
@@ -271,7 +273,7 @@ Global___GetClusterResponse: _TypeAlias = GetClusterResponse  # noqa: Y015
 
 @_typing.final
 class WatchClusterRequest(_message.Message):
-    """Asks to be told of changes."""
+    """Asks for a stream of changes."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -281,7 +283,7 @@ class WatchClusterRequest(_message.Message):
     cluster_id: _builtins.str
     """Cluster id that the client expects; empty: any."""
     after_offset: _builtins.int
-    """Metadata offset of the state that the client has; absent: none, send everything."""
+    """Metadata offset of the state that the client has; absent: none, so everything is sent."""
     @_builtins.property
     def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Topics of interest; empty: all."""
@@ -319,7 +321,7 @@ class WatchClusterResponse(_message.Message):
     CONTROLLER_ID_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     snapshot: _builtins.bool
-    """True: this is the whole state, forget what is not in it."""
+    """True: this is the whole state. Forget everything that is not in it."""
     metadata_offset: _builtins.int
     """Metadata offset of the state after this message, exclusive."""
     cluster_id: _builtins.str
@@ -332,19 +334,19 @@ class WatchClusterResponse(_message.Message):
 
     @_builtins.property
     def removed_broker_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Ids of brokers that are gone."""
+        """Ids of brokers that no longer exist."""
 
     @_builtins.property
     def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___Topic]:
-        """Topics that are new or changed, whole."""
+        """New and changed topics, complete."""
 
     @_builtins.property
     def removed_topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of topics that are gone."""
+        """Names of topics that no longer exist."""
 
     @_builtins.property
     def error(self) -> _errors_pb2.PartitionError:
-        """Set when the watch cannot go on; the stream then ends."""
+        """Set when the watch cannot continue. The stream then ends."""
 
     def __init__(
         self,

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class MetadataServiceStub(object):
-    """Who is who in the cluster. Every broker answers from its own copy of the metadata; answers of one broker never go back.
+    """Brokers, topics and leaders of the cluster. Every broker answers from its own metadata image; answers of one broker never go
+    back.
     """
 
     def __init__(self, channel):
@@ -48,7 +49,8 @@ class MetadataServiceStub(object):
 
 
 class MetadataServiceServicer(object):
-    """Who is who in the cluster. Every broker answers from its own copy of the metadata; answers of one broker never go back.
+    """Brokers, topics and leaders of the cluster. Every broker answers from its own metadata image; answers of one broker never go
+    back.
     """
 
     def GetCluster(self, request, context):
@@ -87,7 +89,8 @@ def add_MetadataServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class MetadataService(object):
-    """Who is who in the cluster. Every broker answers from its own copy of the metadata; answers of one broker never go back.
+    """Brokers, topics and leaders of the cluster. Every broker answers from its own metadata image; answers of one broker never go
+    back.
     """
 
     @staticmethod

@@ -27,7 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class MetadataServiceStub:
-    """Who is who in the cluster. Every broker answers from its own copy of the metadata; answers of one broker never go back."""
+    """Brokers, topics and leaders of the cluster. Every broker answers from its own metadata image; answers of one broker never go
+    back.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -40,7 +42,9 @@ class MetadataServiceStub:
 
 @_typing.type_check_only
 class MetadataServiceAsyncStub(MetadataServiceStub):
-    """Who is who in the cluster. Every broker answers from its own copy of the metadata; answers of one broker never go back."""
+    """Brokers, topics and leaders of the cluster. Every broker answers from its own metadata image; answers of one broker never go
+    back.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetCluster: _aio.UnaryUnaryMultiCallable[_metadata_pb2.GetClusterRequest, _metadata_pb2.GetClusterResponse]  # type: ignore[assignment]
@@ -49,7 +53,9 @@ class MetadataServiceAsyncStub(MetadataServiceStub):
     """Sends the state once and then every change. Clients ignore a leader with a lower leader epoch than they know."""
 
 class MetadataServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Who is who in the cluster. Every broker answers from its own copy of the metadata; answers of one broker never go back."""
+    """Brokers, topics and leaders of the cluster. Every broker answers from its own metadata image; answers of one broker never go
+    back.
+    """
 
     @_abc_1.abstractmethod
     def GetCluster(

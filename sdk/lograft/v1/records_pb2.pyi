@@ -20,10 +20,10 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Records(_message.Message):
-    """Payload of one record batch: the bytes after the 61-byte batch header, once inflated. Columns, not rows.
+    """Payload of one record batch: the bytes after the 61-byte batch header, after decompression. It holds columns, not rows.
 
-    `n` below is the record count of the batch header. A stored batch holds this message as it was sent, so the breaking
-    rule of this file protects the disk as well as the wire.
+    `n` below is the record count of the batch header. A stored batch holds this message as it was sent, so the breaking rule of
+    this file protects the disk as well as the wire.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -56,7 +56,9 @@ class Records(_message.Message):
 
     @_builtins.property
     def null_values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Indexes (0-based, ascending, no repeats) of the records whose value is null (a tombstone), not empty."""
+        """Indexes (0-based, ascending, no repeats) of the records whose value is null (a tombstone), which differs from an empty
+        value.
+        """
 
     @_builtins.property
     def key_lengths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -68,11 +70,13 @@ class Records(_message.Message):
 
     @_builtins.property
     def timestamp_deltas_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Milliseconds of each record's timestamp after the base timestamp of the header (n entries); empty: all are equal to it."""
+        """Timestamp of each record minus the base timestamp of the header, in milliseconds (n entries); empty: all equal the base
+        timestamp.
+        """
 
     @_builtins.property
     def offset_deltas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Offset of each record after the base offset (n entries, strictly ascending); present only in a compacted batch."""
+        """Offset of each record minus the base offset (n entries, strictly ascending); present only in a compacted batch."""
 
     @_builtins.property
     def header_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -88,7 +92,7 @@ class Records(_message.Message):
 
     @_builtins.property
     def null_header_values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Indexes (0-based, ascending, no repeats) in `header_values` of the null ones."""
+        """Indexes (0-based, ascending, no repeats) in `header_values` of the null values."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Record batches from and to Arrow, without a Python step for each record (record headers aside).
 
-The columns of a payload are Arrow's buffers: blobs are wrapped, not copied; offsets come from lengths by a running sum
-in Arrow. pyarrow is imported at the first use and is an extra of the distribution.
+The columns of a payload are Arrow's buffers: blobs are wrapped, not copied, and Arrow computes offsets from lengths by a
+running sum. pyarrow is an extra of the distribution and is imported at the first use.
 
     column        type                                        null
     key           binary                                      no key
@@ -11,7 +11,7 @@ in Arrow. pyarrow is imported at the first use and is an extra of the distributi
     timestamp_ms  int64, milliseconds since 1970-01-01 UTC    never; `.cast("timestamp[ms, UTC]")` is free
     headers       list<struct<key: string, value: binary>>    never; only with `include_headers`
 
-Source: Arrow columnar format, variable-size binary layout; architecture section 4.
+Source: Arrow columnar format, variable-size binary layout; docs/storage_format.md section 2.1.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from lograft.wire.errors import BatchTooLargeError, InvalidBatchError
 from lograft.wire.header import BatchHeader
 from lograft.wire.limits import MAX_INFLATED_BYTES
 
-# pyarrow ships no types: this is the one module of the package that uses Any.
+# pyarrow has no type stubs, so this is the only module of the package that uses Any.
 ArrowRecordBatch: TypeAlias = Any
 ArrowSchema: TypeAlias = Any
 _ArrowArray: TypeAlias = Any
@@ -57,7 +57,7 @@ _COLUMN_NAMES: Final = (_KEY, _VALUE, _OFFSET, _TIMESTAMP_MS, _TIMESTAMP, _HEADE
 
 
 def arrow_schema(*, include_headers: bool = False) -> ArrowSchema:
-    """Give the schema of `RecordBatch.to_arrow`.
+    """Return the schema of `RecordBatch.to_arrow`.
 
     Raises:
         ImportError: pyarrow is not installed.
@@ -75,11 +75,11 @@ def arrow_schema(*, include_headers: bool = False) -> ArrowSchema:
 
 
 def columns_to_arrow(header: BatchHeader, payload: Payload, *, include_headers: bool) -> ArrowRecordBatch:
-    """Give the columns of a batch as a `pyarrow.RecordBatch`, nearly without a copy; `RecordBatch.to_arrow` is the way here.
+    """Return the columns of a batch as a `pyarrow.RecordBatch`, nearly without a copy. `RecordBatch.to_arrow` calls this.
 
     Args:
         header: header of the batch.
-        payload: its columns; their buffer stays alive as long as the result.
+        payload: columns of the batch. Their buffer stays alive as long as the result.
         include_headers: add the column `headers`, so that the schema does not depend on the batch.
 
     Raises:
@@ -124,11 +124,11 @@ def encode_arrow(
     """Encode a `pyarrow.RecordBatch` into one batch.
 
     Args:
-        batch: `value` and, if there, `key`: binary or string of any kind; `timestamp_ms` (integers) or `timestamp`
-            (integers of milliseconds, or any Arrow timestamp, cut to milliseconds); `headers`: list<struct<key,
-            value>>; `offset` is ignored. May be a slice.
-        timestamp_ms: one timestamp for all records, when there is no such column; None: 0.
-        codec: as the other arguments, see `encode_batch`.
+        batch: the rows, possibly a slice. Columns: `value` and optionally `key`, binary or string of any kind; `timestamp_ms`
+            (integers) or `timestamp` (integers of milliseconds, or any Arrow timestamp, cut to milliseconds); `headers`:
+            list<struct<key, value>>. A column `offset` is ignored.
+        timestamp_ms: timestamp of all records if the rows have no timestamps; None stands for 0.
+        codec: see `encode_batch`.
         producer_id: see `encode_batch`.
         producer_epoch: see `encode_batch`.
         base_sequence: see `encode_batch`.
@@ -186,7 +186,7 @@ def _int64_array(pa: _ArrowModule, numbers: array[int]) -> _ArrowArray:
 
 
 def _running_sum(pa: _ArrowModule, pc: _ArrowModule, packed_lengths: BytesLike) -> Any:
-    """Turn n packed lengths after four zero bytes into a buffer of n + 1 Arrow offsets."""
+    """Turn n packed lengths, which follow four zero bytes, into a buffer of n + 1 Arrow offsets."""
     lengths = pa.Array.from_buffers(pa.int32(), len(packed_lengths) // 4, [None, pa.py_buffer(packed_lengths)])
     return pc.cumulative_sum(lengths).buffers()[1]
 
@@ -216,7 +216,7 @@ def _headers_array(pa: _ArrowModule, pc: _ArrowModule, headers: HeaderColumns | 
 
 
 def _columns_by_name(batch: ArrowRecordBatch) -> dict[str, _ArrowArray]:
-    """Check names; two columns for one thing, or one that nobody would read, would be lost data."""
+    """Return the columns by name. Refuse two columns for one field, and unknown columns, because their data would be lost."""
     names: list[str] = list(batch.schema.names)
     unknown = sorted(set(names) - set(_COLUMN_NAMES))
     if unknown:
@@ -231,12 +231,12 @@ def _columns_by_name(batch: ArrowRecordBatch) -> dict[str, _ArrowArray]:
 def _append_binary(
     parts: list[BytesLike], fields: ColumnFields, pa: _ArrowModule, pc: _ArrowModule, name: str, column: _ArrowArray
 ) -> None:
-    """Append a column of byte strings: its blob as it stands, its lengths from its offsets."""
+    """Append a column of byte strings: its blob unchanged, and its lengths from its offsets."""
     column = _plain_binary(pa, name, column)
     count = len(column)
     nulls: list[int] = []
     if column.null_count:
-        # A null slot may have bytes of its own in the Arrow layout; filling rebuilds the blob without them.
+        # In the Arrow layout a null slot may have bytes of its own. Filling the nulls rebuilds the blob without them.
         nulls = pc.indices_nonzero(column.is_null()).to_pylist()
         column = column.fill_null(
             "" if pa.types.is_string(column.type) or pa.types.is_large_string(column.type) else b""
@@ -255,7 +255,7 @@ def _append_binary(
 
 
 def _plain_binary(pa: _ArrowModule, name: str, column: _ArrowArray) -> _ArrowArray:
-    """Give a column as binary or string with 32 or 64-bit offsets."""
+    """Return a column as binary or string with 32-bit or 64-bit offsets."""
     types = pa.types
     kind = column.type
     if types.is_dictionary(kind):
@@ -277,7 +277,7 @@ def _append_timestamps(
     columns: dict[str, _ArrowArray],
     timestamp_ms: int | None,
 ) -> tuple[int, int]:
-    """Append the deltas, if timestamps differ.
+    """Append the deltas of timestamps if the timestamps differ.
 
     Returns:
         (base timestamp, largest timestamp).
@@ -308,7 +308,7 @@ def _append_timestamps(
 
 
 def _append_headers(parts: list[BytesLike], pa: _ArrowModule, pc: _ArrowModule, column: _ArrowArray) -> None:
-    """Append record headers; a null list is an empty one."""
+    """Append record headers. A null list counts as an empty one."""
     kind = column.type
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_struct(kind.value_type):
         raise InvalidBatchError(f"the column 'headers' has type {kind}: give list<struct<key: string, value: binary>>")

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Record batches: the unit of everything that is produced, stored, replicated and fetched.
 
-The one import for users of the format: `encode_batch` makes one (`compose_batch` one in pieces), `check_batch` judges one,
-`RecordBatch` reads one.
-Owns no code: `encoder.py`, `checker.py`, `reader.py` do.
+Users of the format import only this module: `encode_batch` makes a batch, `compose_batch` makes one in pieces, `check_batch`
+checks one, and `RecordBatch` reads one. It has no code of its own; `encoder.py`, `checker.py` and `reader.py` have it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judges a record batch that a client sent, before anything of it is kept.
+"""Checks a record batch from a client before anything of it is kept.
 
-Law: a batch that passes cannot poison a reader: every accessor of `RecordBatch` works on it and has `record_count`
-entries, and it takes exactly the offsets that its header says. Whatever the bytes are, the answer is a header or a
-`BatchError`, within bounded memory.
-Cost: about 40 us for 256 KB of 100-byte records; no Python loop over records unless timestamps or record headers
-differ.
-Source: architecture section 4; Kafka, LogValidator.
+Law: a batch that passes cannot break a reader. Every accessor of `RecordBatch` works on it and returns `record_count` entries,
+and the batch covers exactly the offsets of its header. Whatever the bytes are, the result is a header or a `BatchError`, within
+bounded memory.
+Cost: about 40 us for 256 KB of 100-byte records. It loops over records in Python only if timestamps or record headers differ.
+Source: docs/storage_format.md section 2.1; Kafka, LogValidator.
 """
 
 from __future__ import annotations
@@ -49,19 +48,20 @@ def check_batch(
 
     Args:
         batch: the bytes.
-        max_bytes: most bytes of the batch with its header, inclusive (the topic's `max.message.bytes`).
-        max_inflated_bytes: most bytes of the payload once inflated, inclusive.
-        allow_control: take batches with the control bit; clients may not send them.
-        allow_compacted: take what compaction makes (offset deltas, a delete horizon, fillers); clients may not send it.
+        max_bytes: largest batch with its header, inclusive (the topic's `max.message.bytes`).
+        max_inflated_bytes: largest payload after decompression, inclusive.
+        allow_control: accept batches with the control bit, which clients must not send.
+        allow_compacted: accept the results of compaction (offset deltas, a delete horizon, fillers), which clients must not
+            send.
 
     Returns:
         The header.
 
     Raises:
-        BatchTooLargeError: over `max_bytes`, or over `max_inflated_bytes` once inflated.
+        BatchTooLargeError: the batch exceeds `max_bytes`, or its payload `max_inflated_bytes`.
         CorruptBatchError: the CRC does not match.
-        UnsupportedBatchError: magic, codec, attribute or payload field that this version does not speak.
-        InvalidBatchError: any other rule is broken; the message says which.
+        UnsupportedBatchError: this version does not support the magic, the codec, an attribute or a payload field.
+        InvalidBatchError: the batch breaks another rule; the message says which.
     """
     if len(batch) > max_bytes:
         raise BatchTooLargeError(f"the batch has {len(batch)} bytes, the limit is {max_bytes}: send smaller batches")
@@ -82,7 +82,7 @@ def check_crc(batch: BytesLike, header: BatchHeader) -> None:
     """Check the CRC-32C of one whole batch.
 
     Raises:
-        CorruptBatchError: the bytes from the attributes on do not give the CRC of the header.
+        CorruptBatchError: the bytes from the attributes on do not match the CRC in the header.
     """
     computed = crc32c(memoryview(batch)[CRC_START : header.size_bytes])
     if computed != header.crc:
@@ -90,10 +90,10 @@ def check_crc(batch: BytesLike, header: BatchHeader) -> None:
 
 
 def open_payload(batch: BytesLike, header: BatchHeader, *, max_inflated_bytes: int = MAX_INFLATED_BYTES) -> Payload:
-    """Inflate and parse the payload of one whole batch, whose `record_count` is 0 (a filler) or more.
+    """Decompress and parse the payload of one whole batch. A filler gives empty columns.
 
     Raises:
-        BatchError: the payload is not what the header says.
+        BatchError: the payload does not match the header.
     """
     if header.is_filler:
         return empty_payload()
@@ -103,10 +103,10 @@ def open_payload(batch: BytesLike, header: BatchHeader, *, max_inflated_bytes: i
 def open_keys(
     batch: BytesLike, header: BatchHeader, *, max_inflated_bytes: int = MAX_INFLATED_BYTES
 ) -> BytesColumn | None:
-    """Inflate the payload of one whole batch of records and parse its keys alone; None: no record has one.
+    """Decompress the payload of one whole batch of records and parse only its keys; None when no record has a key.
 
     Raises:
-        BatchError: the payload is not what the header says, as far as the keys tell.
+        BatchError: the payload does not match the header, as far as the keys show.
     """
     return parse_keys(_inflated(batch, header, max_inflated_bytes), header.record_count)
 
@@ -117,14 +117,14 @@ def _inflated(batch: BytesLike, header: BatchHeader, max_inflated_bytes: int) ->
 
 
 def check_timestamps(header: BatchHeader, deltas_ms: Sequence[int]) -> None:
-    """Check that all timestamps are in range and that the largest is the one of the header.
+    """Check that all timestamps are in range and that the largest equals the one in the header.
 
     Raises:
-        InvalidBatchError: they are not.
+        InvalidBatchError: a timestamp is out of range, or the largest differs.
     """
     smallest, largest = (min(deltas_ms), max(deltas_ms)) if deltas_ms else (0, 0)
     base_ms = header.base_timestamp_ms
-    # The base is judged on its own too: it need not be the timestamp of any record.
+    # The base is checked separately, because it need not be the timestamp of a record.
     if not 0 <= base_ms <= MAX_TIMESTAMP_MS or base_ms + smallest < 0 or base_ms + largest > MAX_TIMESTAMP_MS:
         raise InvalidBatchError(
             f"timestamps {base_ms + smallest} to {base_ms + largest} (base {base_ms}) "
@@ -137,14 +137,14 @@ def check_timestamps(header: BatchHeader, deltas_ms: Sequence[int]) -> None:
 
 
 def check_offsets(header: BatchHeader, offset_deltas: Sequence[int]) -> None:
-    """Check that offset deltas, strictly ascending if there are any, fit the last offset delta of the header.
+    """Check that offset deltas, which are strictly ascending if there are any, match the last offset delta of the header.
 
     Raises:
-        InvalidBatchError: they do not.
+        InvalidBatchError: they do not match.
     """
     last = header.last_offset_delta
     if header.is_filler:
-        # It covers any number of offsets.
+        # A filler covers any number of offsets.
         return
     if offset_deltas:
         if offset_deltas[-1] > last:
@@ -154,7 +154,7 @@ def check_offsets(header: BatchHeader, offset_deltas: Sequence[int]) -> None:
 
 
 def _check_envelope(batch: BytesLike) -> BatchHeader:
-    """Check that the bytes are one batch of our format by size and magic."""
+    """Check by size and magic that the bytes are one batch of Lograft's format."""
     if len(batch) < HEADER_BYTES:
         raise InvalidBatchError(f"a batch has at least {HEADER_BYTES} bytes, this one {len(batch)}")
     header = read_header(batch)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CRC-32C (Castagnoli), the one checksum of Lograft.
+"""CRC-32C (Castagnoli), the only checksum of Lograft.
 
-Covers a record batch from its attributes (byte 21) to its end. Runs at about 30 GB/s where the processor has the
-instruction.
+It covers a record batch from its attributes (byte 21) to its end. It runs at about 30 GB/s on processors with the instruction.
 Source: RFC 3720 appendix B.4; Kafka RecordBatch v2.
 """
 
@@ -17,11 +16,11 @@ BytesLike: TypeAlias = bytes | bytearray | memoryview
 
 
 def crc32c(data: BytesLike, initial: int = 0) -> int:
-    """Give the CRC-32C of some bytes.
+    """Return the CRC-32C of bytes.
 
     Args:
         data: the bytes.
-        initial: the checksum of the bytes before, to go on with; 0 at the start.
+        initial: the checksum of the preceding bytes; 0 at the start.
 
     Returns:
         The checksum, 0 to 2**32 - 1.

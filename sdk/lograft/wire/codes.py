@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every reason for which Lograft refuses or fails, and what a client does about it.
+"""Every reason for which Lograft refuses a request or fails, and how a client reacts.
 
-Mirrors `lograft.v1.ErrorCode` by name (without the prefix) and number; a test compares them. Imports no protobuf, so
-that pure cores may use it. One table says what a client does:
+It mirrors `lograft.v1.ErrorCode` by name (without the prefix) and number; a test compares them. It imports no protobuf, so that
+pure cores may use it. One table has the client's reaction:
 
-* retriable: the same request may succeed later; a client tries again within its own deadline. An append that failed with
-  NOT_ENOUGH_REPLICAS_AFTER_APPEND is only tried again under the same producer id, epoch and sequence.
-* refresh metadata: what the client knows about leaders or topics is stale; it asks again before anything else. With
-  retriable false (unknown topic) it asks once more and then reports the error.
-* neither: fatal, reported to the caller at once.
+* retriable: the same request may succeed later. A client tries again within its own deadline. It retries an append that failed
+  with NOT_ENOUGH_REPLICAS_AFTER_APPEND only under the same producer id, epoch and sequence.
+* refresh metadata: the client's view of leaders or topics is stale. It fetches metadata before anything else. If the code is
+  not retriable (unknown topic), it asks once more and then reports the error.
+* neither: the error is fatal, and the client reports it to the caller at once.
 
 Source: proto/lograft/v1/errors.proto.
 """
@@ -19,7 +19,7 @@ import enum
 
 
 class ErrorCode(enum.IntEnum):
-    """Reason of a refusal or failure; the meaning of each stands in errors.proto."""
+    """Reason of a refusal or failure. errors.proto explains each one."""
 
     UNSPECIFIED = 0
     INTERNAL = 1
@@ -70,17 +70,17 @@ class ErrorCode(enum.IntEnum):
 
     @property
     def refresh_metadata(self) -> bool:
-        """True when the client should fetch metadata before it goes on."""
+        """True when the client should fetch metadata before it continues."""
         return self in _REFRESH_METADATA
 
     @property
     def fatal(self) -> bool:
-        """True when neither a retry nor fresh metadata can help."""
+        """True when neither a retry nor new metadata can help."""
         return not self.retriable and not self.refresh_metadata
 
     @classmethod
     def from_number(cls, number: int) -> ErrorCode:
-        """Convert a number off the wire; one that this version does not know becomes INTERNAL."""
+        """Return the code for a number from the wire; INTERNAL for one that this version does not know."""
         try:
             return cls(number)
         except ValueError:
@@ -88,7 +88,7 @@ class ErrorCode(enum.IntEnum):
 
     @classmethod
     def from_reason(cls, reason: str) -> ErrorCode:
-        """Convert the `reason` of an ErrorInfo; one that this version does not know becomes INTERNAL."""
+        """Return the code for the `reason` of an ErrorInfo; INTERNAL for one that this version does not know."""
         return cls.__members__.get(reason, cls.INTERNAL)
 
 

@@ -1,21 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The payload of a record batch: the protobuf message `lograft.v1.Records` as columns.
 
-Parsing finds the fields with a walk over the wire format of the one usual layout (each field at most once, ascending,
-packed, no record headers), so that blobs and packed lengths stay where they are. Any other layout goes through the
-generated parser; both give the same columns for the same bytes.
+The parser walks over the wire format of the one usual layout: each field at most once, ascending, packed, no record headers. So
+blobs and packed lengths stay where they are. Any other layout goes through the generated parser. Both give the same columns for
+the same bytes.
 
-Law: parse, do not validate. A `Payload` that exists has n records in every column that it has; lengths sum to the blob;
-indexes are ascending, unique and in range. What concerns the header of the batch (timestamps, offsets) is checked by
-`checker.py`.
-Must not know headers, codecs or CRCs.
+Law: parse, do not validate. Each column of a `Payload` has n records. Its lengths sum to the size of its blob. Its indexes are
+ascending, unique and in range. `checker.py` checks what concerns the header of the batch (timestamps, offsets). This module
+must not know headers, codecs or CRCs.
 
 Decisions:
-* A field number that this version does not know is refused (UNSUPPORTED_FORMAT): a column that is silently ignored is
-  lost data.
-* A uniform length together with nulls is allowed only when that length is 0 (every value empty or null).
+* A field number that this version does not know is refused (UNSUPPORTED_FORMAT): silently ignoring a column would lose data.
+* A uniform length together with nulls is allowed only if the length is 0 (every value is empty or null).
 * A key column in which every key is null is allowed; the encoder leaves it out.
-* Little-endian machines only: packed fixed32 is used as it stands.
+* Little-endian machines only: packed fixed32 is used without conversion.
 
 Source: proto/lograft/v1/records.proto.
 """
@@ -67,7 +65,7 @@ _FIELDS_BY_TAG = [
     else 0
     for tag in range(256)
 ]
-"""Number of the field that a byte is the tag of; 0: none of the usual layout."""
+"""Field number for each tag byte; 0 for a byte that is no tag of the usual layout."""
 
 HEADER_KEYS = 12
 HEADER_VALUES = 13
@@ -91,10 +89,10 @@ _WIRE_TYPES_BY_FIELD = {
     HEADER_VALUES: (_WIRE_BYTES,),
     14: (_WIRE_BYTES, _WIRE_VARINT),  # null_header_values
 }
-"""How each field may stand in the message: lists of numbers packed or one by one. Anything else is an unknown field."""
+"""The wire types that each field may have: lists of numbers are packed or unpacked. Anything else is an unknown field."""
 
 _MAX_TAG_BYTES = 5
-"""Longest tag, and longest length, that the generated parser takes."""
+"""Longest tag, and longest length, that the generated parser accepts."""
 
 _SHORT_HEADER_BYTES = 127
 """Longest key or value of a record header whose length takes one byte."""
@@ -107,42 +105,42 @@ _SHORT_HEADERS = re.compile(
         b"|".join(re.escape(bytes((length,))) + b".{%d}" % length for length in range(_SHORT_HEADER_BYTES + 1)),
     )
 )
-"""Whole keys and values of record headers, one after the other: a loop in Python takes eight times as long to find their end."""
+"""Matches whole keys and values of record headers that follow one another. A loop in Python takes eight times as long."""
 
 _FIELDS_PER_RECORD = 8
-"""Lists with a number for each record that a payload may have, were every number written on its own."""
+"""Number of lists with one number for each record, which a payload may write without packing."""
 
 _MAX_VARINT_BYTES = 10
 
 SLICED_FROM_BYTES = 256 * 1024
-"""Bytes of a payload in an unusual layout from which on its record headers are parsed in slices.
+"""Size from which the record headers of a payload in an unusual layout are parsed in slices.
 
-The generated parser holds the interpreter to its end: 250 ms for 8 MiB of empty record headers, during which nobody else in the
-process is served. Finding the ends of the fields takes another 40 to 80 ns for each, so that small payloads are left whole.
+The generated parser holds the interpreter lock to its end: 250 ms for 8 MiB of empty record headers, during which the process
+serves no other client. Finding the ends of the fields takes another 40 to 80 ns for each, so small payloads are not sliced.
 """
 
 _SLICE_BYTES = 32 * 1024
-"""Bytes of record headers that are parsed at once: a millisecond at most."""
+"""Bytes of record headers that one call parses, in at most a millisecond."""
 
 _SLICE_ITEMS = 32 * 1024
-"""Items of a list that one call into C goes through, for the same reason."""
+"""Items of a list that one call into C processes, for the same reason."""
 
 _STRUCT_RECORDS = 256
-"""Records that one cached struct splits at once; one for a whole batch would cost 100 KB for every (length, count)."""
+"""Records that one cached struct splits in a call. One struct for a whole batch would cost 100 KB for every (length, count)."""
 
 _MAX_STRUCT_LENGTH_BYTES = 65_536
-"""Longest equal length split by a struct; above it, copying dominates and the cache would only fill."""
+"""Longest equal length that is split by a struct. Above it, copying dominates, and the cache would only fill up."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class BytesColumn:
-    """A column of byte strings: one blob and the length of each.
+    """A column of byte strings: one blob, and the length of each string.
 
     Attributes:
-        blob: all items one after the other.
+        blob: all items, one after the other.
         record_count: number of items.
-        lengths: length of each in bytes; None when `uniform_length` is set.
-        uniform_length: length of every item in bytes, or None.
+        lengths: length of each item in bytes; None when `uniform_length` is set.
+        uniform_length: length of every item in bytes; None when `lengths` is set.
         nulls: indexes of the null items, ascending.
     """
 
@@ -153,7 +151,7 @@ class BytesColumn:
     nulls: list[int]
 
     def to_list(self) -> list[bytes | None]:
-        """Give the items, None for a null."""
+        """Return the items; None is a null."""
         items: list[bytes | None]
         if self.uniform_length is None:
             assert self.lengths is not None
@@ -165,7 +163,7 @@ class BytesColumn:
         return items
 
     def piece(self, first: int, count: int) -> BytesColumn:
-        """Give items `first` to `first + count`, exclusive, which exist, as a column of the same bytes."""
+        """Return items `first` to `first + count` (exclusive), which must exist, as a column over the same bytes."""
         lengths = None if self.lengths is None else self.lengths[first : first + count]
         if lengths is None:
             assert self.uniform_length is not None
@@ -185,7 +183,7 @@ class BytesColumn:
         )
 
     def lengths_of(self, first: int, count: int) -> Sequence[int]:
-        """Give the lengths in bytes of items `first` to `first + count`, exclusive, which exist; 0 for a null."""
+        """Return the lengths in bytes of items `first` to `first + count` (exclusive), which must exist; 0 for a null."""
         if self.lengths is not None:
             return self.lengths[first : first + count]
         assert self.uniform_length is not None
@@ -198,9 +196,9 @@ class HeaderColumns:
 
     Attributes:
         counts: number of headers of each record; n entries.
-        keys: names of all of them in order.
-        values: values parallel to `keys`; b"" where null.
-        nulls: indexes in `values` of the null ones, ascending.
+        keys: keys of the headers of all records, in order.
+        values: values, parallel to `keys`; b"" for a null.
+        nulls: indexes of the null values, ascending.
     """
 
     counts: list[int]
@@ -209,7 +207,7 @@ class HeaderColumns:
     nulls: list[int]
 
     def piece(self, first: int, count: int) -> HeaderColumns:
-        """Give the headers of records `first` to `first + count`, exclusive, which exist."""
+        """Return the headers of records `first` to `first + count` (exclusive), which must exist."""
         begin = sum(self.counts[:first])
         counts = self.counts[first : first + count]
         end = begin + sum(counts)
@@ -222,7 +220,7 @@ class HeaderColumns:
         )
 
     def values_with_nulls(self) -> list[bytes | None]:
-        """Give the values, None for a null."""
+        """Return the values; None is a null."""
         values: list[bytes | None] = [*self.values]
         for index in self.nulls:
             values[index] = None
@@ -236,10 +234,10 @@ class Payload:
     Attributes:
         record_count: n.
         values: the values.
-        keys: the keys; None when no record has one.
-        timestamp_deltas_ms: n deltas to the base timestamp, or empty: all are equal to it.
-        offset_deltas: n strictly ascending deltas to the base offset, 0 or more; or empty: 0, 1, 2, ...
-        headers: record headers; None when no record has one.
+        keys: the keys; None when no record has a key.
+        timestamp_deltas_ms: n deltas to the base timestamp; empty when all records have the base timestamp.
+        offset_deltas: n strictly ascending deltas to the base offset, each at least 0; empty for 0, 1, 2, ...
+        headers: record headers; None when no record has a header.
     """
 
     record_count: int
@@ -250,7 +248,7 @@ class Payload:
     headers: HeaderColumns | None
 
     def piece(self, first: int, count: int) -> Payload:
-        """Give records `first` to `first + count`, exclusive, which exist, as columns of the same bytes."""
+        """Return records `first` to `first + count` (exclusive), which must exist, as columns over the same bytes."""
         return Payload(
             record_count=count,
             values=self.values.piece(first, count),
@@ -262,22 +260,22 @@ class Payload:
 
 
 def empty_payload() -> Payload:
-    """Give the columns of a batch without records (a filler)."""
+    """Return the columns of a batch without records (a filler)."""
     values = BytesColumn(blob=memoryview(b""), record_count=0, lengths=None, uniform_length=0, nulls=[])
     return Payload(record_count=0, values=values, keys=None, timestamp_deltas_ms=(), offset_deltas=(), headers=None)
 
 
 def parse_payload(payload: BytesLike, record_count: int) -> Payload:
-    """Parse an inflated payload.
+    """Parse a decompressed payload.
 
     Args:
-        payload: a serialized `lograft.v1.Records`. The result refers to it: it must not change.
-        record_count: n, from the header; 1 or more.
+        payload: a serialized `lograft.v1.Records`. The result refers to it, so it must not change.
+        record_count: n, from the header; at least 1.
 
     Raises:
-        InvalidBatchError: not such a message, or its columns contradict each other or `record_count`.
-        BatchTooLargeError: over the limit for payloads with record headers or an unusual layout.
-        UnsupportedBatchError: it has a field that this version does not know.
+        InvalidBatchError: the bytes are not such a message, or the columns contradict each other or `record_count`.
+        BatchTooLargeError: the payload exceeds the limit for record headers or an unusual layout.
+        UnsupportedBatchError: the payload has a field that this version does not know.
     """
     view = memoryview(payload)
     fields = _walk(view, record_count)
@@ -305,9 +303,9 @@ def parse_payload(payload: BytesLike, record_count: int) -> Payload:
 
 
 def parse_keys(payload: BytesLike, record_count: int) -> BytesColumn | None:
-    """Parse the keys of an inflated payload alone: the other columns of the usual layout are walked over, not judged.
+    """Parse only the keys of a decompressed payload. In the usual layout, the other columns are skipped and not judged.
 
-    Arguments and errors as `parse_payload`.
+    Arguments and errors are those of `parse_payload`.
     """
     view = memoryview(payload)
     fields = _walk(view, record_count)
@@ -318,16 +316,17 @@ def parse_keys(payload: BytesLike, record_count: int) -> BytesColumn | None:
 
 
 _NO_LISTS = Records()
-"""What most payloads have of the lists of varints; only read."""
+"""The lists of varints of most payloads: all empty. It is only read."""
 
 
 def _walk(view: memoryview, record_count: int) -> list[memoryview] | None:
-    """Find fields 1 to 10 of the usual layout; None for any other layout or a broken one.
+    """Find fields 1 to 10 of the usual layout. Return None for any other layout or a broken one.
 
     Returns:
-        The bytes of each field by number, empty when absent: contents of the fixed32 and bytes fields, the whole field
-        with tag and length for the varint lists. A list of varints longer than n of them can be is left to the generic
-        parser, which refuses it.
+        The bytes of each field by number, empty when absent: the content of fixed32 and bytes fields, and the whole field with
+            tag and
+        length for lists of varints. A list that is longer than n varints can be also gives None; the generated parser refuses
+        it.
     """
     fields = [view[:0]] * (_LAST_WALKED_FIELD + 1)
     previous = 0
@@ -414,22 +413,22 @@ def _parse_generic(view: memoryview, record_count: int) -> Payload:
 
 
 def _parse_sliced(data: bytes, record_count: int) -> tuple[bytes, list[str], list[bytes]]:
-    """Parse the keys and values of record headers in slices of whole fields, so that other threads get their turn between them.
+    """Parse the keys and values of record headers in slices of whole fields, so that other threads can run in between.
 
     Returns:
-        All other fields as they stand, one after the other, and the keys and the values of the record headers.
+        All other fields unchanged, one after the other; the keys and the values of the record headers.
 
     Raises:
-        InvalidBatchError: not a message, or far more fields than its records need.
-        UnsupportedBatchError: it has a field that this version does not know.
+        InvalidBatchError: the bytes are not a message, or have far more fields than the records need.
+        UnsupportedBatchError: the payload has a field that this version does not know.
     """
     others: list[bytes] = []
     header_keys: list[str] = []
     header_values: list[bytes] = []
-    # Begin of what is not taken yet: fields of record headers, or others, never both.
+    # Start of the bytes not taken yet. They are either fields of record headers or other fields, never both.
     start = position = 0
     is_headers = False
-    # A record with a header of its own takes at least four bytes, and an index of a null value two.
+    # A record with a header takes at least four bytes, and an index of a null value two.
     field_limit = _FIELDS_PER_RECORD * record_count + len(data) // 6
 
     def take(until: int) -> None:
@@ -468,17 +467,17 @@ def _parse_sliced(data: bytes, record_count: int) -> tuple[bytes, list[str], lis
                 position = _varint_end(data, content)
     except (IndexError, ValueError):
         raise InvalidBatchError("the payload is not a lograft.v1.Records message: a field of it is cut off") from None
-    # A last field that claims more than is there is left to the generated parser, which refuses it.
+    # If the last field claims more bytes than exist, the generated parser refuses it.
     take(len(data))
     return b"".join(others), header_keys, header_values
 
 
 def _varint_end(data: bytes, position: int) -> int:
-    """Give the position after a varint of any number, negative ones included.
+    """Return the position after a varint of any number, negative ones included.
 
     Raises:
-        IndexError: the bytes end inside it.
-        ValueError: it is too long.
+        IndexError: the bytes end inside the varint.
+        ValueError: the varint is too long.
     """
     for at in range(position, position + _MAX_VARINT_BYTES):
         if data[at] < 0x80:
@@ -487,9 +486,9 @@ def _varint_end(data: bytes, position: int) -> int:
 
 
 def _has_unknown_fields(message: Records) -> bool:
-    """Say whether parsing met unknown fields, and drop them.
+    """Return whether the parser met unknown fields, and drop them.
 
-    Compares sizes: listing the fields would make a Python object of each, gigabytes for a hostile payload.
+    It compares sizes: a list of the fields would take a Python object for each, gigabytes for a hostile payload.
     """
     size_bytes = message.ByteSize()
     message.DiscardUnknownFields()
@@ -497,7 +496,7 @@ def _has_unknown_fields(message: Records) -> bool:
 
 
 def _packed(name: str, lengths: Sequence[int], record_count: int) -> memoryview:
-    """Give lengths as packed bytes; the count is checked first, so that a bomb is not copied."""
+    """Return lengths as packed bytes. The count is checked before the copy, so a bomb is not copied."""
     _per_record(name, lengths, record_count)
     return memoryview(struct.pack(f"<{len(lengths)}I", *lengths))
 
@@ -510,7 +509,7 @@ def _per_record(name: str, column: Sequence[int], record_count: int) -> Sequence
 
 
 def _indexes(name: str, indexes: Sequence[int], record_count: int) -> list[int]:
-    """Check a list of indexes: not more than there can be, ascending, no repeats, in range."""
+    """Check a list of indexes: not too many, ascending, without repeats, in range."""
     if not indexes:
         return []
     if len(indexes) > record_count:
@@ -528,7 +527,7 @@ def _indexes(name: str, indexes: Sequence[int], record_count: int) -> list[int]:
 
 
 def _pieces(items: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Cut a list for calls into C, none of which then holds the interpreter for long."""
+    """Cut a list for calls into C, so that none of them holds the interpreter lock for long."""
     for start in range(0, len(items), _SLICE_ITEMS):
         yield items[start : start + _SLICE_ITEMS]
 
@@ -541,7 +540,7 @@ def _optional_column(
     uniform_length: int | None,
     nulls: Sequence[int],
 ) -> BytesColumn | None:
-    """Build a column that may be absent: then all of its fields are."""
+    """Build a column that may be absent. If it is, all its fields must be absent."""
     if not (blob or packed_lengths or nulls) and uniform_length is None:
         return None
     return _bytes_column(name, record_count, blob, packed_lengths, uniform_length, nulls)
@@ -555,7 +554,7 @@ def _bytes_column(
     uniform_length: int | None,
     indexes: Sequence[int],
 ) -> BytesColumn:
-    """Check that lengths, blob and null indexes fit together."""
+    """Build a column, and check that lengths, blob and null indexes fit together."""
     nulls = _indexes(f"null {name}", indexes, record_count)
     if uniform_length is not None:
         if packed_lengths:
@@ -582,7 +581,7 @@ def _bytes_column(
 
 
 def _offset_deltas(deltas: Sequence[int], record_count: int) -> Sequence[int]:
-    """Check that offset deltas are absent, or n and strictly ascending from 0 or more."""
+    """Check that offset deltas are absent, or are n strictly ascending numbers of at least 0."""
     deltas = _per_record("offset delta", deltas, record_count)[:]
     if deltas and (deltas[0] < 0 or not all(map(lt, deltas, deltas[1:]))):
         raise InvalidBatchError("offset deltas are not strictly ascending from 0 or more")
@@ -590,7 +589,7 @@ def _offset_deltas(deltas: Sequence[int], record_count: int) -> Sequence[int]:
 
 
 def _header_columns(message: Records, keys: list[str], values: list[bytes], record_count: int) -> HeaderColumns | None:
-    """Check that the four header columns fit together; no counts means no headers."""
+    """Check that the four header columns fit together. No counts means no headers."""
     counts = _per_record("header count", message.header_counts, record_count)[:]
     if counts and min(counts) < 0:
         raise InvalidBatchError(f"a header count is {min(counts)}")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Codecs of the payload of a record batch: none, or one zstd frame.
 
-Law: whatever the bytes say, inflating never gives more than the cap that the caller states, never holds more than the
-cap, 8 MiB and a window, and accepts exactly one whole frame: nothing before it, nothing after it.
-Source: RFC 8878; codec numbers are those of Kafka's attributes.
+Law: whatever the bytes are, decompression never returns more than the caller's limit, and never holds more than the limit, 8
+MiB and a window. It accepts exactly one whole frame, with nothing before or after it.
+Source: RFC 8878. The codec numbers are those of Kafka's attributes.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from lograft.wire.errors import BatchTooLargeError, InvalidBatchError
 from lograft.wire.limits import MAX_ZSTD_WINDOW_BYTES
 
 ZSTD_LEVEL = 1
-"""Level 3 gives no better ratio on log-like records and takes 1.3 times the time."""
+"""Default zstd level. Level 3 gives no better ratio on log-like records and takes 1.3 times the time."""
 
 _SLICE_BYTES = 256
-"""Input given to the stream decoder at once.
+"""Bytes that the stream decoder gets at once.
 
-A 4-byte block inflates to at most 128 KiB, so one slice to at most 8 MiB.
+A block of 4 bytes decompresses to at most 128 KiB, so one slice to at most 8 MiB.
 """
 
 
 class Codec(enum.IntEnum):
-    """How a payload is compressed; the numbers stand in bits 0-2 of the attributes."""
+    """Compression of a payload. Bits 0-2 of the attributes hold the number."""
 
     NONE = 0
     ZSTD = 4
 
     @classmethod
     def from_name(cls, name: str) -> Codec:
-        """Convert "none" or "zstd".
+        """Return the codec for "none" or "zstd".
 
         Raises:
-            ValueError: another name.
+            ValueError: the name is another one.
         """
         for codec in cls:
             if codec.name.lower() == name:
@@ -47,7 +47,7 @@ class Codec(enum.IntEnum):
 
 
 class _ThreadCompressor(threading.local):
-    """One compressor for each thread: its context is expensive to make and must not be shared."""
+    """One compressor for each thread. Its context is expensive to make, and threads must not share it."""
 
     def __init__(self) -> None:
         self.compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_checksum=False, write_content_size=True)
@@ -65,20 +65,21 @@ def compress(data: BytesLike, level: int = ZSTD_LEVEL) -> bytes:
     """
     if level == ZSTD_LEVEL:
         return _thread.compressor.compress(data)
-    # Not kept: the context of a high level takes tens of megabytes.
+    # This compressor is not kept: the context of a high level takes tens of megabytes.
     return zstandard.ZstdCompressor(level=level, write_checksum=False, write_content_size=True).compress(data)
 
 
 def inflate(frame: BytesLike, max_bytes: int) -> bytes:
-    """Inflate exactly one zstd frame.
+    """Decompress exactly one zstd frame.
 
     Args:
-        frame: the frame, whole and alone.
-        max_bytes: most bytes of the result, inclusive.
+        frame: the whole frame and nothing else.
+        max_bytes: largest result in bytes, inclusive.
 
     Raises:
         BatchTooLargeError: the content is larger than `max_bytes`.
-        InvalidBatchError: not exactly one whole zstd frame, empty, or it needs a dictionary or a window over the limit.
+        InvalidBatchError: the bytes are not exactly one whole zstd frame; or the frame is empty, or needs a dictionary or a
+            window over the limit.
     """
     try:
         content_bytes = zstandard.get_frame_parameters(frame).content_size
@@ -95,9 +96,9 @@ def inflate(frame: BytesLike, max_bytes: int) -> bytes:
 
 
 def _inflate_unknown(frame: BytesLike, max_bytes: int) -> bytes:
-    """Inflate a frame that does not state its content size, in slices, so that the cap holds at every moment.
+    """Decompress a frame that does not state its content size, in slices, so that the limit holds at every moment.
 
-    The one-shot call would do, but it does not report bytes after the frame.
+    The one-shot call has a limit too, but it does not report bytes after the frame.
     """
     view = memoryview(frame)
     stream = zstandard.ZstdDecompressor(max_window_size=MAX_ZSTD_WINDOW_BYTES).decompressobj()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A batch that is encoded but not yet one piece of memory.
+"""An encoded batch that is not yet one piece of memory.
 
-A producer numbers its batches long after their columns were laid out, and a number changes the CRC; then the batch is
-put into a message. Kept in pieces until then, its bytes are read once for the CRC and copied once into the message.
+A producer numbers its batches long after it encodes them, and a number changes the CRC. Only then does the batch go into a
+message. Until then it stays in pieces, so its bytes are read once for the CRC and copied once into the message.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PRODUCER_POSITION = 43
 
 
 class EncodedBatch:
-    """Header and payload of one batch, the payload in pieces; `len` gives the bytes of the whole batch."""
+    """Header and payload of one batch, with the payload in pieces. `len` returns the size of the whole batch in bytes."""
 
     __slots__ = ("_has_crc", "_header", "_payload", "_size_bytes")
 
@@ -29,8 +29,8 @@ class EncodedBatch:
         """Put a header before a payload.
 
         Args:
-            header: its `batch_length` and `crc` are computed here.
-            payload: the pieces, compressed if the header says so; they must not change any more.
+            header: the header. This class computes its `batch_length` and `crc`.
+            payload: the pieces, compressed if the header says so. They must not change any more.
         """
         self._size_bytes = HEADER_BYTES + sum(map(len, payload))
         self._header = bytearray(HEADER_BYTES)
@@ -40,7 +40,7 @@ class EncodedBatch:
 
     @classmethod
     def wrap(cls, batch: bytearray) -> EncodedBatch:
-        """Take over a whole batch that is one piece of memory; it must not change any more."""
+        """Take over a whole batch in one piece of memory. It must not change any more."""
         wrapped = cls.__new__(cls)
         wrapped._size_bytes = len(batch)
         wrapped._header = batch[:HEADER_BYTES]
@@ -52,12 +52,12 @@ class EncodedBatch:
         return self._size_bytes
 
     def stamp_producer(self, *, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
-        """Write another producer identity and sequence number into the header."""
+        """Write another producer id, epoch and sequence into the header."""
         _PRODUCER.pack_into(self._header, _PRODUCER_POSITION, producer_id, producer_epoch, base_sequence)
         self._has_crc = False
 
     def pieces(self) -> list[BytesLike]:
-        """Give the bytes of the batch, with the right CRC, in order."""
+        """Return the bytes of the batch, with the right CRC, in order."""
         if not self._has_crc:
             crc = crc32c(memoryview(self._header)[CRC_START:])
             for piece in self._payload:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Encodes record batches.
 
-The bulky columns are written by hand (tag, length, bytes) so that blobs are copied once; the varint columns go through
-the generated encoder. Fields ascend, so that every reader takes its fast path. What comes out parses identically with
-the generated code. Reads no clock: timestamps are given. Cost: 20-50 ns a record without keys.
-Source: proto/lograft/v1/records.proto.
+The large columns are written by hand (tag, length, bytes), so that blobs are copied once. The varint columns go through the
+generated encoder. Fields ascend, so that every reader takes its fast path, and the generated code parses the result in the same
+way. The encoder reads no clock: callers give the timestamps. Cost: 20-50 ns a record without keys. Source:
+proto/lograft/v1/records.proto.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from lograft.wire.limits import (
 from lograft.wire.varint import encode_varint
 
 RecordHeaders: TypeAlias = Sequence[tuple[str, bytes | None]]
-"""Headers of one record, in order; keys may repeat; None: a null value."""
+"""Headers of one record, in order. Keys may repeat; a value of None is a null."""
 
 _UINT32 = struct.Struct("<I")
 
@@ -80,24 +80,26 @@ def compose_batch(
     """Encode records into one batch that is still in pieces.
 
     Args:
-        values: one value for each record; None is a null (a tombstone), not the same as empty.
-        keys: one key for each record, None where it has none; None: no record has one.
-        timestamps_ms: milliseconds since 1970-01-01 UTC, 0 to `MAX_TIMESTAMP_MS`: one for all, or one for each record;
-            None: 0 for all (this function reads no clock).
-        headers: headers of each record; None: no record has any.
-        offset_deltas: offset of each record after `base_offset`, ascending; only for compacted batches. None: no gaps.
-        codec: how the payload is compressed.
-        producer_id: identity and sequence number, 0 or more; all three -1: none. `stamp_producer` can set them later.
+        values: one value for each record. None is a null (a tombstone), which differs from an empty value.
+        keys: one key for each record, None for a record without a key. Without `keys`, no record has a key.
+        timestamps_ms: milliseconds since 1970-01-01 UTC, 0 to `MAX_TIMESTAMP_MS`: one for all records, or one for each. None
+            stands for 0, because this function reads no clock.
+        headers: headers of each record; None when no record has any.
+        offset_deltas: offset of each record minus `base_offset`, ascending; only for compacted batches. None means no gaps.
+        codec: compression of the payload.
+        producer_id: producer of the batch, at least 0; -1, like the next two, for none. `stamp_producer` can set all three
+            later.
         producer_epoch: see `producer_id`.
         base_sequence: see `producer_id`.
-        control: sets the control bit.
-        base_offset: offset of the first record; the leader stamps another, and its epoch.
+        control: set the control bit.
+        base_offset: offset of the first record. The leader writes another one, and its epoch.
         leader_epoch: see `base_offset`.
-        value_lengths: length of each value, where the caller knows them already; no value is None then.
+        value_lengths: length of each value, if the caller knows them. No value may be None then.
 
     Raises:
-        InvalidBatchError: no or too many records, unequal columns, a timestamp out of range, a header key of invalid Unicode.
-        BatchTooLargeError: over `MAX_BATCH_BYTES`, or over a limit of the inflated payload.
+        InvalidBatchError: no or too many records, columns of different length, a timestamp out of range, or a header key that
+            is not valid Unicode.
+        BatchTooLargeError: the batch exceeds `MAX_BATCH_BYTES`, or its payload a limit before compression.
         TypeError: an item is not bytes.
     """
     record_count = len(values)
@@ -147,7 +149,7 @@ def encode_batch(
     base_offset: int = 0,
     leader_epoch: int = 0,
 ) -> bytearray:
-    """Encode records into one batch; arguments and errors as `compose_batch`.
+    """Encode records into one batch. Arguments and errors are those of `compose_batch`.
 
     Returns:
         Header and payload.
@@ -183,7 +185,7 @@ def new_header(
     base_offset: int,
     leader_epoch: int,
 ) -> BatchHeader:
-    """Make the header for `compose`, which fills in length and CRC."""
+    """Return a header for `compose`, which fills in length and CRC."""
     return BatchHeader(
         base_offset=base_offset,
         batch_length=0,
@@ -205,11 +207,11 @@ def compose(payload: list[BytesLike], header: BatchHeader) -> EncodedBatch:
     """Put a batch together.
 
     Args:
-        payload: the pieces of the payload as it stands before compression.
-        header: its `batch_length` and `crc` are computed here, its codec is applied.
+        payload: the pieces of the payload before compression.
+        header: the header. This function applies its codec and computes its `batch_length` and `crc`.
 
     Raises:
-        BatchTooLargeError: over a limit.
+        BatchTooLargeError: the batch exceeds a limit.
     """
     payload_bytes = sum(map(len, payload))
     if payload_bytes > MAX_INFLATED_BYTES:
@@ -227,10 +229,10 @@ def compose(payload: list[BytesLike], header: BatchHeader) -> EncodedBatch:
 
 
 def check_record_count(record_count: int) -> None:
-    """Check the number of records of a batch.
+    """Check the number of records in a batch.
 
     Raises:
-        InvalidBatchError: not within 1 to `MAX_RECORDS_PER_BATCH`.
+        InvalidBatchError: the number is not within 1 to `MAX_RECORDS_PER_BATCH`.
     """
     if not 1 <= record_count <= MAX_RECORDS_PER_BATCH:
         raise InvalidBatchError(f"a batch has 1 to {MAX_RECORDS_PER_BATCH} records, not {record_count}")
@@ -247,7 +249,7 @@ def append_items(
     """Append one column of byte strings.
 
     Raises:
-        TypeError: an item is neither bytes nor None, or the lengths given are not theirs.
+        TypeError: an item is neither bytes nor None, or `lengths` does not match the items.
     """
     nulls: list[int] = []
     present = cast("Sequence[bytes]", items)
@@ -262,7 +264,7 @@ def append_items(
         found = list(map(len, present))
         blob = b"".join(present)
     is_uniform = found.count(found[0]) == len(found)
-    # A view of items larger than a byte has another length than its bytes: the records would run into each other.
+    # `len` of a view with items larger than a byte is not its size in bytes. The records would run into each other.
     if (found[0] * len(found) if is_uniform else sum(found)) != len(blob):
         raise TypeError("an item is not bytes: it has another length than its bytes")
     if is_uniform:
@@ -275,14 +277,14 @@ def append_items(
 def append_column(
     parts: list[BytesLike], fields: ColumnFields, blob: BytesLike, packed_lengths: bytes, nulls: Sequence[int]
 ) -> None:
-    """Append one column whose lengths are packed already.
+    """Append one column whose lengths are already packed.
 
     Args:
         parts: the payload so far.
-        fields: which column.
-        blob: all items one after the other.
+        fields: tags of the column.
+        blob: all items, one after the other.
         packed_lengths: length of each item as little-endian uint32, at least one.
-        nulls: indexes of the null items, ascending; their lengths are 0.
+        nulls: indexes of the null items, ascending. Their lengths are 0.
     """
     first_length = packed_lengths[:4]
     if first_length * (len(packed_lengths) // 4) == packed_lengths:
@@ -295,7 +297,7 @@ def append_column(
 def _append_column(
     parts: list[BytesLike], fields: ColumnFields, blob: BytesLike, length_field: bytes, nulls: Sequence[int]
 ) -> None:
-    # Few pieces: each costs a call for the CRC.
+    # Keep the pieces few: each costs one call for the CRC.
     if blob:
         parts += (fields.blob_tag + encode_varint(len(blob)), blob, length_field)
     else:
@@ -309,7 +311,7 @@ def check_timestamp_range(smallest_ms: int, largest_ms: int) -> None:
     """Check the smallest and the largest timestamp of a batch.
 
     Raises:
-        InvalidBatchError: not within 0 to `MAX_TIMESTAMP_MS`.
+        InvalidBatchError: a timestamp is not within 0 to `MAX_TIMESTAMP_MS`.
     """
     if smallest_ms < 0 or largest_ms > MAX_TIMESTAMP_MS:
         raise InvalidBatchError(f"timestamps {smallest_ms} to {largest_ms} are not within 0 to {MAX_TIMESTAMP_MS} ms")
@@ -323,7 +325,7 @@ def append_timestamps(parts: list[BytesLike], deltas_ms: Sequence[int]) -> None:
 def _append_timestamps(
     parts: list[BytesLike], timestamps_ms: int | Sequence[int] | None, record_count: int
 ) -> tuple[int, int]:
-    """Check timestamps and append deltas, if they differ.
+    """Check timestamps, and append their deltas if they differ.
 
     Returns:
         (base timestamp, largest timestamp).
@@ -355,12 +357,12 @@ def append_header_columns(
     Args:
         parts: the payload so far.
         counts: number of headers of each record.
-        keys: names of all of them in order.
-        values: values parallel to `keys`; None: a null.
+        keys: keys of the headers of all records, in order.
+        values: values, parallel to `keys`; None is a null.
 
     Raises:
         InvalidBatchError: a key is not valid Unicode.
-        BatchTooLargeError: over the limit for payloads with record headers.
+        BatchTooLargeError: the payload exceeds the limit for record headers.
     """
     if not keys:
         return

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of the wire layer: bytes that are not what they should be.
+"""Errors of the wire layer, for bytes that break the format.
 
 WireError
 └── BatchError                  a record batch is refused; has a `code`
     ├── CorruptBatchError       CORRUPT_BATCH: torn, or the checksum does not match
     ├── InvalidBatchError       INVALID_BATCH: breaks a rule of the format
-    ├── BatchTooLargeError      MESSAGE_TOO_LARGE: over a size limit, as it stands or once inflated
-    └── UnsupportedBatchError   UNSUPPORTED_FORMAT: magic, codec, attribute or field that this version does not speak
+    ├── BatchTooLargeError      MESSAGE_TOO_LARGE: over a size limit, before or after decompression
+    └── UnsupportedBatchError   UNSUPPORTED_FORMAT: magic, codec, attribute or field that this version does not support
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from lograft.wire.codes import ErrorCode
 
 
 class WireError(Exception):
-    """Base of the errors of this package."""
+    """Base class of the errors of this package."""
 
 
 class BatchError(WireError):
     """A record batch is refused.
 
     Attributes:
-        code: the reason that goes to the peer.
-        message: text for people: what is wrong, with the numbers.
+        code: the reason, for the peer.
+        message: what is wrong, with the numbers, for people.
     """
 
     def __init__(self, code: ErrorCode, message: str) -> None:
@@ -33,7 +33,7 @@ class BatchError(WireError):
 
 
 class CorruptBatchError(BatchError):
-    """The bytes are torn or damaged: they are not the batch that somebody encoded."""
+    """The bytes are torn or damaged. They are not the batch that was encoded."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.CORRUPT_BATCH, message)
@@ -47,14 +47,14 @@ class InvalidBatchError(BatchError):
 
 
 class BatchTooLargeError(BatchError):
-    """The batch is over a size limit, as it stands or once inflated."""
+    """The batch exceeds a size limit, before or after decompression."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.MESSAGE_TOO_LARGE, message)
 
 
 class UnsupportedBatchError(BatchError):
-    """The batch has a magic number, codec, attribute or field that this version does not speak."""
+    """The batch has a magic number, codec, attribute or field that this version does not support."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.UNSUPPORTED_FORMAT, message)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fillers: batches without records that cover offsets whose records compaction removed.
 
-Owns what a filler is: a header with `record_count` 0, no payload and no attributes. A reader goes on at its next offset. With
-a producer it is also the memory of that producer's sequence numbers. Its two timestamps are equal: the largest one that its
-records had, or 0.
+A filler is a header with `record_count` 0, no payload and no attributes. A reader continues at its next offset. If it has a
+producer, it also keeps that producer's sequence numbers. Its two timestamps are equal: the largest one of its former records,
+or 0.
 
-Law: clients never send one (`check_batch` refuses it without `allow_compacted`).
+Law: clients never send fillers (`check_batch` refuses them without `allow_compacted`).
 Source: docs/storage.md section 6; docs/storage_format.md section 2.1.
 """
 
@@ -32,11 +32,11 @@ def encode_filler(
     """Encode a filler.
 
     Args:
-        base_offset: first offset that it covers, inclusive.
+        base_offset: first offset that the filler covers, inclusive.
         last_offset_delta: last offset that it covers, inclusive, minus `base_offset`; at most `MAX_FILLER_OFFSETS` - 1.
-        leader_epoch: of all the records that were there.
+        leader_epoch: leader epoch of all the removed records.
         timestamp_ms: largest timestamp of these records in milliseconds, or 0.
-        producer_id: identity and sequence numbers to remember; all three -1: none.
+        producer_id: producer whose sequence numbers the filler keeps; -1, like the next two, for none.
         producer_epoch: see `producer_id`.
         base_sequence: see `producer_id`.
     """
@@ -64,7 +64,7 @@ def encode_filler(
 
 
 def filler_fault(header: BatchHeader) -> str | None:
-    """Tell what a header with `record_count` 0 has that no filler has; None if it is one."""
+    """Return what makes a header with `record_count` 0 no filler; None if it is a filler."""
     if header.size_bytes != HEADER_BYTES:
         return f"a payload of {header.size_bytes - HEADER_BYTES} bytes"
     if header.attributes:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layout that the bulk messages share: one message inside another, small numbers first, then a big body as field 15.
+"""The layout of the bulk messages: one message inside another, first small numbers, then a large body as field 15.
 
-The encoder gives the bytes of the generated code. The slicer takes the usual layout only (fields ascending, each at most
-once, the body last and present) and says None to every other one, which its caller leaves to the generated parser. Must
-not know which messages there are: `lograft.wire.frames` and the servers do.
-Source: protobuf.dev/programming-guides/encoding.
+The encoder writes the same bytes as the generated code. The slicer accepts only the usual layout: fields ascending, each at
+most once, the body present and last. It returns None for any other layout, and its caller uses the generated parser. This
+module must not know the messages; `lograft.wire.frames` and the servers know them. Source:
+protobuf.dev/programming-guides/encoding.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from lograft.wire.checksum import BytesLike
 from lograft.wire.varint import MAX_LENGTH_BYTES, encode_varint, read_varint
 
 BODY_FIELD = 15
-"""Field number of the body: the largest one whose tag is a single byte."""
+"""Field number of the body: the largest one with a tag of a single byte."""
 
 _BODY_TAG = bytes([BODY_FIELD << 3 | 2])
 _BODY_TAG_BYTE = _BODY_TAG[0]
@@ -22,11 +22,11 @@ _MAX_INT32 = 2**31 - 1
 
 
 def encode_frame(outer_tag: bytes, numbers: tuple[int, ...], body: tuple[BytesLike, ...]) -> bytes:
-    """Write one frame; as in proto3, a number that is 0 and an empty body are left out.
+    """Write one frame. As in proto3, a number of 0 and an empty body are left out.
 
     Args:
         outer_tag: tag of the field of the outer message.
-        numbers: fields 1, 2, ... of the inner message; 0 or more each.
+        numbers: fields 1, 2, ... of the inner message, each at least 0.
         body: the body in pieces.
     """
     inner = b"".join(
@@ -41,13 +41,13 @@ def encode_frame(outer_tag: bytes, numbers: tuple[int, ...], body: tuple[BytesLi
 def slice_frame(
     data: bytes, outer_tag: int, number_fields: int, int32_fields: tuple[int, ...]
 ) -> tuple[list[int], memoryview] | None:
-    """Take the usual layout apart; None for any other.
+    """Take the usual layout apart. Return None for any other layout.
 
     Args:
         data: the outer message.
         outer_tag: tag byte of the field of the outer message.
         number_fields: how many numbers the inner message has.
-        int32_fields: those that are int32 or an enum; the others are int64.
+        int32_fields: the fields that are int32 or an enum; the others are int64.
 
     Returns:
         (numbers by field, 0 where absent; body).

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fast serializers and deserializers of the two bulk messages: a produced batch and a fetched chunk.
 
-Same bytes as the generated code, but the big `body` is sliced off unparsed and written with one copy. The decoders take
-the usual layout (`lograft.wire.frame_layout`) and leave every other one to the generated parser, so that they agree with
-it on every byte string; a test compares them on mutated ones.
+They give the same bytes as the generated code, but slice off the large `body` without parsing it, and write it with one copy.
+The decoders accept the usual layout (`lograft.wire.frame_layout`) and leave any other to the generated parser. So both agree on
+every byte string; a test compares them on mutated ones.
 
-A decoded body is a memoryview: 0.1 us against 10-20 us for a copy of 256 KB. It keeps the whole message alive, which is
-20 bytes longer. A batch or chunk always comes as a frame, whatever its layout; the generated message is given for the
-other kinds only.
-Source: proto/lograft/v1/log.proto; performance: raw bytes against protobuf bytes, 10-30 % at 256 KB to 1 MB.
+A decoded body is a memoryview, which takes 0.1 us; a copy of 256 KB takes 10-20 us. It keeps the whole message alive, which is
+20 bytes longer. A batch or chunk always becomes a frame, whatever its layout. Only the other kinds become the generated
+message. Source: proto/lograft/v1/log.proto. Performance: raw bytes against protobuf bytes, 10-30 % at 256 KB to 1 MB.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ class FetchFrame(NamedTuple):
 
 
 def encode_produce_frame(route: int, batch_number: int, *body: BytesLike) -> bytes:
-    """Encode `ProduceRequest(batch=ProduceBatch(...))`; numbers are 0 or more, the body may be in pieces."""
+    """Encode `ProduceRequest(batch=ProduceBatch(...))`. The numbers are at least 0; the body may be in pieces."""
     return encode_frame(_PRODUCE_BATCH_TAG, (route, batch_number), body)
 
 
 def encode_fetch_frame(route: int, next_offset: int, high_watermark: int, body: BytesLike) -> bytes:
-    """Encode `FetchResponse(chunk=FetchChunk(...))`; numbers are 0 or more."""
+    """Encode `FetchResponse(chunk=FetchChunk(...))`. The numbers are at least 0."""
     return encode_frame(_FETCH_CHUNK_TAG, (route, next_offset, high_watermark), (body,))
 
 
@@ -55,10 +54,10 @@ def decode_produce_request(data: bytes) -> ProduceFrame | ProduceRequest:
     """Decode one message of a produce stream.
 
     Returns:
-        A frame for a batch, the generated message for anything else.
+        A frame for a batch, the generated message for any other kind.
 
     Raises:
-        google.protobuf.message.DecodeError: not a ProduceRequest.
+        google.protobuf.message.DecodeError: the bytes are not a ProduceRequest.
     """
     sliced = slice_frame(data, _PRODUCE_BATCH_TAG[0], 2, _INT32_FIELDS)
     if sliced is not None:
@@ -75,10 +74,10 @@ def decode_fetch_response(data: bytes) -> FetchFrame | FetchResponse:
     """Decode one message of a fetch stream.
 
     Returns:
-        A frame for a chunk, the generated message for anything else.
+        A frame for a chunk, the generated message for any other kind.
 
     Raises:
-        google.protobuf.message.DecodeError: not a FetchResponse.
+        google.protobuf.message.DecodeError: the bytes are not a FetchResponse.
     """
     sliced = slice_frame(data, _FETCH_CHUNK_TAG[0], 3, _INT32_FIELDS)
     if sliced is not None:
@@ -92,14 +91,14 @@ def decode_fetch_response(data: bytes) -> FetchFrame | FetchResponse:
 
 
 def serialize_produce_request(request: ProduceFrame | ProduceRequest) -> bytes:
-    """Serialize either form; for the stub of a produce stream."""
+    """Serialize either form, for the stub of a produce stream."""
     if isinstance(request, ProduceFrame):
         return encode_produce_frame(*request)
     return request.SerializeToString()
 
 
 def serialize_fetch_response(response: FetchFrame | FetchResponse) -> bytes:
-    """Serialize either form; for the handler of a fetch stream."""
+    """Serialize either form, for the handler of a fetch stream."""
     if isinstance(response, FetchFrame):
         return encode_fetch_frame(*response)
     return response.SerializeToString()

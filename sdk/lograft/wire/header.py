@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The 61-byte header of a record batch: read, stamp, walk.
+"""The 61-byte header of a record batch: reads it, stamps it, and walks over batches.
 
-Big-endian; field for field the layout of Kafka's RecordBatch v2. `magic` is 16 for our payload.
+Big-endian. Field for field the layout of Kafka's RecordBatch v2. `magic` is 16 for Lograft's payload.
 
     offset size type   field
     0      8    int64  base_offset
     8      4    int32  batch_length        bytes after this field: batch size - 12
-    12     4    int32  leader_epoch        base_offset and this one lie outside the CRC: the leader stamps them in place
+    12     4    int32  leader_epoch        the CRC covers neither this field nor base_offset: the leader stamps them in place
     16     1    int8   magic               16
     17     4    uint32 crc                 CRC-32C of bytes 21 to the end
     21     2    int16  attributes          bits 0-2 codec, 3 timestamp type, 4 transactional, 5 control, 6 delete horizon,
@@ -16,11 +16,11 @@ Big-endian; field for field the layout of Kafka's RecordBatch v2. `magic` is 16 
     35     8    int64  max_timestamp_ms
     43     8    int64  producer_id         -1: none
     51     2    int16  producer_epoch      -1: none
-    53     4    int32  base_sequence       -1: none; wraps from 2**31 - 1 to 0; in the end of a transaction: coordinator epoch
+    53     4    int32  base_sequence       -1: none; wraps from 2**31 - 1 to 0; at the end of a transaction: coordinator epoch
     57     4    int32  record_count        0: a filler, which covers offsets that compaction emptied (`filler.py`)
-    61     ...         payload             lograft.v1.Records, as it is or as one zstd frame
+    61     ...         payload             lograft.v1.Records, plain or as one zstd frame
 
-Must not judge: numbers are given as they stand on the wire (`checker.py` judges them).
+This module must not judge: it returns the numbers as they are on the wire (`checker.py` judges them).
 Source: Kafka, DefaultRecordBatch; docs/storage_format.md.
 """
 
@@ -36,7 +36,7 @@ from lograft.wire.errors import CorruptBatchError, UnsupportedBatchError
 from lograft.wire.limits import HEADER_BYTES, MAGIC
 
 LENGTH_END = 12
-"""Position after `batch_length`: a batch takes this plus `batch_length` bytes."""
+"""Position after `batch_length`. A batch takes this plus `batch_length` bytes."""
 
 CRC_START = 21
 """First byte that the CRC covers."""
@@ -49,11 +49,11 @@ TRANSACTIONAL_BIT = 0x10
 CONTROL_BIT = 0x20
 
 DELETE_HORIZON_BIT = 0x40
-"""Set by compaction: `base_timestamp_ms` is the time from which the batch's tombstones may go."""
+"""Compaction sets this bit. `base_timestamp_ms` is then the time from which compaction may remove the tombstones of the batch."""
 
 ABORT_BIT = 0x80
-"""Set in the control batch that ends a transaction without effect, beside the control and transactional bits; not in Kafka,
-which says it in the payload: here headers alone must tell which records count."""
+"""Set in the control batch that aborts a transaction, together with the control and transactional bits. Kafka has no such bit and says
+this in the payload. Lograft must tell from headers alone which records count."""
 
 _TRANSACTION_END = TRANSACTIONAL_BIT | CONTROL_BIT
 _HEADER = struct.Struct(">qiibIhiqqqhii")
@@ -66,7 +66,7 @@ assert _HEADER.size == HEADER_BYTES, _HEADER.size
 
 
 class BatchHeader(NamedTuple):
-    """Header of a record batch: the raw integers of the wire (-1 for an absent producer)."""
+    """Header of a record batch: the raw integers of the wire, -1 for an absent producer."""
 
     base_offset: int
     batch_length: int
@@ -102,7 +102,7 @@ class BatchHeader(NamedTuple):
         """Codec of the payload.
 
         Raises:
-            UnsupportedBatchError: a codec number that this version does not speak.
+            UnsupportedBatchError: this version does not support the codec number.
         """
         number = self.attributes & CODEC_MASK
         try:
@@ -117,40 +117,40 @@ class BatchHeader(NamedTuple):
 
     @property
     def is_transactional(self) -> bool:
-        """True for a batch that belongs to a transaction, or ends one (`is_control`)."""
+        """True for a batch that belongs to a transaction or ends one (`is_control`)."""
         return bool(self.attributes & TRANSACTIONAL_BIT)
 
     @property
     def is_abort(self) -> bool:
-        """True for the control batch that ends a transaction without effect."""
+        """True for the control batch that aborts a transaction."""
         return bool(self.attributes & ABORT_BIT)
 
     @property
     def coordinator_epoch(self) -> int:
-        """Epoch of the coordinator that wrote this end of a transaction; -1: not known, or the batch is no such end.
+        """Epoch of the coordinator that ended the transaction; -1 if it is not known, or if the batch does not end a transaction.
 
-        It stands where other batches have their sequence, so that headers alone tell it; the end of a transaction has none.
+        The batch that ends a transaction has no sequence. The epoch takes that field, so that headers alone tell it.
         """
         return self.base_sequence if self.attributes & _TRANSACTION_END == _TRANSACTION_END else -1
 
     @property
     def is_filler(self) -> bool:
-        """True for a batch without records: compaction removed them all, and it covers their offsets."""
+        """True for a batch without records: compaction removed them all, and the batch covers their offsets."""
         return self.record_count == 0
 
     @property
     def delete_horizon_ms(self) -> int | None:
-        """Time from which compaction may remove the tombstones of the batch; None: not decided yet."""
+        """Time from which compaction may remove the tombstones of the batch, in milliseconds; None before it is decided."""
         return self.base_timestamp_ms if self.attributes & DELETE_HORIZON_BIT else None
 
     @property
     def has_producer(self) -> bool:
-        """True when the batch carries a producer identity and a sequence number."""
+        """True when the batch carries a producer id, epoch and sequence."""
         return self.producer_id >= 0
 
     @property
     def last_sequence(self) -> int:
-        """Sequence number of the last record (inclusive, wrapped); meaningful only with a producer."""
+        """Sequence of the last record (inclusive, wrapped). It means something only with a producer."""
         return (self.base_sequence + self.last_offset_delta) & _SEQUENCE_MASK
 
 
@@ -173,27 +173,27 @@ def write_header(batch: bytearray, header: BatchHeader) -> None:
 
 
 def stamp(batch: bytearray, *, base_offset: int, leader_epoch: int) -> None:
-    """Write base offset and leader epoch into a batch, in place; the CRC does not cover them."""
+    """Write base offset and leader epoch into a batch, in place. The CRC does not cover them."""
     _BASE_OFFSET.pack_into(batch, 0, base_offset)
     _LEADER_EPOCH.pack_into(batch, LENGTH_END, leader_epoch)
 
 
 def stamped_prefix(base_offset: int, batch_length: int, leader_epoch: int) -> bytes:
-    """Give the 16 bytes before `magic`, so that a stamped batch is written as prefix + batch[16:] without a copy."""
+    """Return the 16 bytes before `magic`. With prefix + batch[16:], a caller writes a stamped batch without a copy."""
     return _PREFIX.pack(base_offset, batch_length, leader_epoch)
 
 
 def iter_batches(region: BytesLike) -> Iterator[tuple[int, BatchHeader]]:
-    """Walk over whole batches that stand one after the other.
+    """Iterate over whole batches that follow one another.
 
-    Checks only what the walk needs: whole headers, sizes inside the region, magic 16. No CRC.
+    It checks only what it needs: whole headers, sizes inside the region, magic 16. It does not check the CRC.
 
     Yields:
         (position of the batch in the region, its header).
 
     Raises:
         CorruptBatchError: the last batch is cut off, or a size is impossible.
-        UnsupportedBatchError: another magic number.
+        UnsupportedBatchError: a batch has another magic number.
     """
     position = 0
     end = len(region)

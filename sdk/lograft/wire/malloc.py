@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells glibc to keep the memory of large messages instead of giving it back to the kernel after each.
+"""Makes glibc keep the memory of large messages instead of returning it to the kernel after each message.
 
-Without it every message of 256 KB or more is unmapped and faulted in again; with it large messages go through three to
-four times as fast. Costs resident memory: what was once needed stays. Call it before the first RPC, in servers and in
-clients.
-Source: mallopt(3); measured for grpcio 1.85.
+Without this, the kernel unmaps every message of 256 KB or more and maps it in again. With it, large messages go through three
+to four times as fast. The price is resident memory: the process keeps its peak. Servers and clients call it before the first
+RPC. Source: mallopt(3); measured for grpcio 1.85.
 """
 
 from __future__ import annotations
@@ -20,20 +19,20 @@ TOP_PAD_BYTES = 64 * 1024 * 1024
 """Extra memory that the heap takes whenever it grows."""
 
 MMAP_THRESHOLD_BYTES = 1024 * 1024 * 1024
-"""Blocks below this come from the heap, not from a mapping of their own."""
+"""Smaller blocks come from the heap, not from their own mapping."""
 
 TRIM_THRESHOLD_BYTES = 2**31 - 1
-"""Free memory at the top of the heap that is kept."""
+"""Free memory at the top of the heap that the process keeps."""
 
 _lock = threading.Lock()
 _outcome: list[bool] = []
 
 
 def tune_allocator() -> bool:
-    """Set the three glibc parameters, once for each process; further calls do nothing.
+    """Set the three glibc parameters, once for each process. Further calls do nothing.
 
     Returns:
-        True when they are set; False where there is no glibc, or it refuses.
+        True when the parameters are set; False without glibc, or if it refuses.
     """
     with _lock:
         if not _outcome:
@@ -45,7 +44,7 @@ def _set_parameters() -> bool:
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError, TypeError):
-        # Not a dynamically linked libc, another libc, or Windows, where None names no library.
+        # A statically linked libc, another libc, or Windows, where None names no library.
         return False
     mallopt.argtypes = (ctypes.c_int, ctypes.c_int)
     mallopt.restype = ctypes.c_int

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads record batches lazily: a cheap object first; lists, records or Arrow columns on demand.
+"""Reads record batches lazily: a cheap object first, then lists, records or Arrow columns on demand.
 
-The payload is inflated and parsed at the first access and kept. Bytes are never trusted: whatever they are, an accessor
-gives `record_count` entries or raises a `BatchError`.
-Source: architecture section 4.
+The first access decompresses and parses the payload, and the object keeps it. Bytes are never trusted: whatever they are, an
+accessor returns `record_count` entries or raises a `BatchError`. Source: docs/storage_format.md section 2.1.
 """
 
 from __future__ import annotations
@@ -41,16 +40,16 @@ class BatchRecord(NamedTuple):
 
 
 class RecordBatch:
-    """One record batch inside a buffer, which must not change while this object lives.
+    """One record batch inside a buffer. The buffer must not change while this object lives.
 
     Args:
         buffer: bytes that hold the batch.
-        position: where it starts.
+        position: where the batch starts.
         verify_crc: check the CRC-32C now.
 
     Raises:
-        CorruptBatchError: cut off, an impossible size or count, or the CRC does not match.
-        UnsupportedBatchError: another magic number.
+        CorruptBatchError: the batch is cut off, has an impossible size or count, or its CRC does not match.
+        UnsupportedBatchError: the batch has another magic number.
     """
 
     __slots__ = ("_are_timestamps_checked", "_batch", "_payload", "header")
@@ -86,7 +85,7 @@ class RecordBatch:
 
     @property
     def base_offset(self) -> int:
-        """Offset of the first record, or of one that compaction removed before it."""
+        """Offset of the first record, or of an earlier one that compaction removed."""
         return self.header.base_offset
 
     @property
@@ -96,7 +95,7 @@ class RecordBatch:
 
     @property
     def payload(self) -> Payload:
-        """The columns."""
+        """The columns of the batch."""
         payload = self._payload
         if payload is None:
             payload = open_payload(self._batch, self.header)
@@ -105,23 +104,23 @@ class RecordBatch:
         return payload
 
     def values(self) -> list[bytes | None]:
-        """Give the values; None: a null."""
+        """Return the values; None is a null."""
         return self.payload.values.to_list()
 
     def keys(self) -> list[bytes | None]:
-        """Give the keys; None: the record has none."""
+        """Return the keys; None for a record without a key."""
         keys = self.payload.keys
         return [None] * self.record_count if keys is None else keys.to_list()
 
     def timestamps_ms(self) -> list[int]:
-        """Give the timestamps in milliseconds since 1970-01-01 UTC."""
+        """Return the timestamps in milliseconds since 1970-01-01 UTC."""
         deltas_ms = self.payload.timestamp_deltas_ms
         base_ms = self.header.base_timestamp_ms
         check_timestamps(self.header, deltas_ms)
         return [base_ms + delta_ms for delta_ms in deltas_ms] if deltas_ms else [base_ms] * self.record_count
 
     def offsets(self) -> Sequence[int]:
-        """Give the offsets; a range unless compaction left gaps."""
+        """Return the offsets: a range unless compaction left gaps."""
         deltas = self.payload.offset_deltas
         base_offset = self.header.base_offset
         return (
@@ -129,26 +128,26 @@ class RecordBatch:
         )
 
     def headers(self) -> list[HeaderTuple]:
-        """Give the headers of each record, as (key, value) pairs in order; a value of None is a null."""
+        """Return the headers of each record as (key, value) pairs in order. A value of None is a null."""
         headers = self.payload.headers
         return [()] * self.record_count if headers is None else _group_headers(headers)
 
     def records(self) -> list[BatchRecord]:
-        """Give the records, each as one tuple; the slow form (about 200 ns a record)."""
+        """Return each record as one tuple. This is the slowest form (about 200 ns a record)."""
         columns = zip(self.offsets(), self.timestamps_ms(), self.keys(), self.values(), self.headers(), strict=True)
-        # tuple.__new__ through map keeps the loop in C; BatchRecord(...) would take a Python call for each record.
+        # tuple.__new__ through map keeps the loop in C. BatchRecord(...) would cost a Python call for each record.
         return list(map(_new_tuple, repeat(BatchRecord), columns))
 
     def index_of(self, offset: int) -> int:
-        """Give the index of the first record at this offset or after it; `record_count` if there is none."""
+        """Return the index of the first record at or after this offset; `record_count` if none exists."""
         deltas = self.payload.offset_deltas
         delta = max(0, offset - self.header.base_offset)
         return bisect_left(deltas, delta) if deltas else min(delta, self.record_count)
 
     def count_within(self, first: int, *, max_records: int, max_bytes: int) -> int:
-        """Count the records from index `first` on whose keys and values together stay within the limits, both inclusive.
+        """Return how many records from index `first` on stay within the limits with their keys and values. Both limits are inclusive.
 
-        0: the first one alone is larger. Looks at lengths only.
+        The result is 0 if the first of them is larger. The method reads only lengths.
         """
         count = min(max_records, self.record_count - first)
         payload = self.payload
@@ -158,7 +157,7 @@ class RecordBatch:
         return bisect_right(list(accumulate(sizes)), max_bytes)
 
     def piece(self, first: int, count: int) -> list[BatchRecord]:
-        """Give records `first` to `first + count`, exclusive, which exist; nothing of the others is copied."""
+        """Return records `first` to `first + count` (exclusive), which must exist. Nothing of the other records is copied."""
         if not self._are_timestamps_checked:
             check_timestamps(self.header, self.payload.timestamp_deltas_ms)
             self._are_timestamps_checked = True
@@ -177,7 +176,7 @@ class RecordBatch:
         return list(map(_new_tuple, repeat(BatchRecord), columns))
 
     def to_arrow(self, *, include_headers: bool = False) -> ArrowRecordBatch:
-        """Give the columns as a `pyarrow.RecordBatch`, nearly without a copy; `arrow.py` has the schema.
+        """Return the columns as a `pyarrow.RecordBatch`, nearly without a copy. `arrow.py` has the schema.
 
         Raises:
             ImportError: pyarrow is not installed.
@@ -188,7 +187,7 @@ class RecordBatch:
 
 
 def read_batches(region: BytesLike, *, verify_crc: bool = True) -> Iterator[RecordBatch]:
-    """Read whole batches that stand one after the other, such as the body of a fetch chunk.
+    """Read whole batches that follow one another, such as the body of a fetch chunk.
 
     Raises:
         BatchError: as `RecordBatch` and `iter_batches`.

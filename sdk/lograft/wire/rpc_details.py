@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The four small messages of google.rpc that travel in `grpc-status-details-bin`: Status, Any, ErrorInfo, RetryInfo.
+"""The four small messages of google.rpc in `grpc-status-details-bin`: Status, Any, ErrorInfo, RetryInfo.
 
-Written by hand so that the SDK needs no googleapis-common-protos. Takes what any language sends; whatever it does not
-know it skips.
-Source: google/rpc/status.proto, google/rpc/error_details.proto, google/protobuf/{any,duration}.proto.
+They are written by hand so that the SDK does not need googleapis-common-protos. The decoders accept what any language sends,
+and skip fields that they do not know. Source: google/rpc/status.proto, google/rpc/error_details.proto,
+google/protobuf/{any,duration}.proto.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Detail(NamedTuple):
 
     Attributes:
         type_name: full name of the message, without the URL before it.
-        value: its bytes.
+        value: bytes of the message.
     """
 
     type_name: str
@@ -54,7 +54,7 @@ class ErrorInfo(NamedTuple):
 
 
 def encode_status(code: int, message: str, details: list[Detail]) -> bytes:
-    """Encode a google.rpc.Status; `code` is the number of the gRPC status code."""
+    """Encode a google.rpc.Status. `code` is the number of the gRPC status code."""
     packed = [
         _bytes_field(3, _text_field(1, _TYPE_URL_PREFIX + detail.type_name) + _bytes_field(2, detail.value))
         for detail in details
@@ -66,7 +66,7 @@ def decode_status(data: bytes) -> PackedStatus:
     """Decode a google.rpc.Status.
 
     Raises:
-        ValueError: not such a message.
+        ValueError: the bytes are not such a message.
     """
     code = 0
     message = ""
@@ -91,7 +91,7 @@ def decode_error_info(data: bytes) -> ErrorInfo:
     """Decode a google.rpc.ErrorInfo.
 
     Raises:
-        ValueError: not such a message.
+        ValueError: the bytes are not such a message.
     """
     texts = {1: "", 2: ""}
     metadata: dict[str, str] = {}
@@ -106,16 +106,16 @@ def decode_error_info(data: bytes) -> ErrorInfo:
 
 
 def encode_retry_info(retry_after_ms: int) -> bytes:
-    """Encode a google.rpc.RetryInfo; `retry_after_ms` is 0 or more."""
+    """Encode a google.rpc.RetryInfo. `retry_after_ms` is at least 0."""
     seconds, rest_ms = divmod(retry_after_ms, 1000)
     return _bytes_field(1, _number_field(1, seconds) + _number_field(2, rest_ms * 1_000_000))
 
 
 def decode_retry_info(data: bytes) -> int:
-    """Decode a google.rpc.RetryInfo into milliseconds, 0 or more.
+    """Decode a google.rpc.RetryInfo to milliseconds, at least 0.
 
     Raises:
-        ValueError: not such a message.
+        ValueError: the bytes are not such a message.
     """
     duration = {1: 0, 2: 0}
     for field, content in _fields(data):
@@ -136,10 +136,10 @@ def _decode_any(data: bytes) -> Detail:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Walk over the fields of a message: (number, varint or bytes); fixed-size fields are skipped.
+    """Yield the fields of a message as (number, varint or bytes). Fields of fixed size are skipped.
 
     Raises:
-        ValueError: malformed.
+        ValueError: the message is malformed.
     """
     position = 0
     try:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Failures of whole calls: a gRPC status with `google.rpc.ErrorInfo` and typed details, both ways.
+"""Failures of whole calls, both ways: a gRPC status with `google.rpc.ErrorInfo` and typed details.
 
-Servers make one with `abort_status` and pass it to `context.abort_with_status`; clients read it with `parse_rpc_error`.
-Law: one table from `ErrorCode` to the gRPC status code, complete; the `ErrorCode` (ErrorInfo.reason, domain "lograft")
-says what happened, the gRPC code is for people and for clients that know nothing of Lograft.
-Failures of one partition inside a stream or a list are `PartitionError` messages, not this.
-Source: architecture section 5; AIP-193.
+Servers make a status with `abort_status` and pass it to `context.abort_with_status`. Clients read it with `parse_rpc_error`.
+Law: one complete table maps each `ErrorCode` to a gRPC status code. The `ErrorCode` (ErrorInfo.reason, domain "lograft") says
+what happened. The gRPC code serves people, and clients that know nothing of Lograft. A failure of one partition in a stream or
+a list is a `PartitionError` message instead.
+Source: docs/clients.md, "Errors"; AIP-193.
 """
 
 from __future__ import annotations
@@ -96,18 +96,17 @@ class RichStatus(grpc.Status):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteStatus:
-    """What a failed call says.
+    """What the status of a failed call says.
 
     Attributes:
-        code: the reason; None when the peer gave none: the failure is one of transport, or of another server in
-            between.
+        code: the reason; None when the peer gave none. Then the transport failed, or a server in between that is not Lograft's.
         grpc_code: gRPC status code.
         message: text for people.
-        retry_after_ms: milliseconds to wait before a retry, or None.
-        leader: who leads, with NOT_LEADER or NOT_CONTROLLER, if known.
-        readable_range: with OFFSET_OUT_OF_RANGE.
+        retry_after_ms: milliseconds to wait before a retry; None without advice.
+        leader: the leader, with NOT_LEADER or NOT_CONTROLLER; None if it is not known.
+        readable_range: the readable offsets, with OFFSET_OUT_OF_RANGE.
         metadata: further facts as text.
-        append_response: what was appended before an Append failed.
+        append_response: what an Append had appended before it failed.
     """
 
     code: ErrorCode | None
@@ -121,7 +120,7 @@ class RemoteStatus:
 
 
 def cut_message(message: str) -> str:
-    """Give the start of a text for people: whole characters, at most `MAX_STATUS_MESSAGE_BYTES` of UTF-8."""
+    """Return the start of a text for people: whole characters, at most `MAX_STATUS_MESSAGE_BYTES` of UTF-8."""
     encoded = message.encode(errors="replace")
     return encoded[:MAX_STATUS_MESSAGE_BYTES].decode(errors="ignore")
 
@@ -136,21 +135,20 @@ def abort_status(
     readable_range: ReadableRange | None = None,
     extra_detail: Message | None = None,
 ) -> RichStatus:
-    """Make the status of a failed call.
+    """Return the status of a failed call.
 
     Args:
         code: the reason.
-        message: text for people: what happened and what to do. Cut by `cut_message`.
+        message: text for people: what happened and what to do. `cut_message` cuts it.
         metadata: further facts as text.
-        retry_after_ms: milliseconds to wait before a retry, 0 or more.
-        leader: who leads, if known.
-        readable_range: offsets that can be read.
+        retry_after_ms: milliseconds to wait before a retry, at least 0.
+        leader: the leader, if it is known.
+        readable_range: the readable offsets.
         extra_detail: one more message, such as AppendResponse.
 
     Returns:
-        The status. Details that would pass `MAX_STATUS_DETAIL_BYTES` are left out, and the ErrorInfo then names them
-        under `details_left_out`: a peer refuses trailers above `MAX_STATUS_METADATA_BYTES`, and with them the whole
-        status.
+        The status. It leaves out details beyond `MAX_STATUS_DETAIL_BYTES`, and names them in the ErrorInfo under
+        `details_left_out`. A peer would refuse trailers above `MAX_STATUS_METADATA_BYTES`, and with them the whole status.
     """
     message = cut_message(message)
     wanted: list[Detail] = []
@@ -180,9 +178,9 @@ def abort_status(
 
 
 def parse_rpc_error(error: grpc.RpcError) -> RemoteStatus:
-    """Read the status of a failed call; of either gRPC stack.
+    """Read the status of a failed call, of either gRPC stack.
 
-    Never fails: details that cannot be read count as absent.
+    It never fails: details that cannot be read count as absent.
     """
     grpc_code = error.code()
     message = error.details() or ""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base-128 varints of the protobuf wire format, for the few places that read or write it by hand.
+"""Base-128 varints of the protobuf wire format, for the few places that read or write them by hand.
 
-Reads a strict subset of what generated parsers take (at most 9 bytes, so no negative numbers); a caller that meets more
-falls back to the generated parser.
+It reads a strict subset of what generated parsers accept: at most 9 bytes, so no negative numbers. A caller that meets another
+varint falls back to the generated parser.
 Source: protobuf.dev/programming-guides/encoding.
 """
 
@@ -11,14 +11,14 @@ from __future__ import annotations
 from lograft.wire.checksum import BytesLike
 
 MAX_NUMBER_BYTES = 9
-"""Longest varint read as a number: 0 to 2**63 - 1."""
+"""Longest varint of a number: 0 to 2**63 - 1."""
 
 MAX_LENGTH_BYTES = 4
-"""Longest varint read as a length: 0 to 2**28 - 1, far above every message limit."""
+"""Longest varint of a length: 0 to 2**28 - 1, far above every message limit."""
 
 
 def encode_varint(number: int) -> bytes:
-    """Encode a number of 0 or more."""
+    """Encode a number of at least 0."""
     if 0 <= number < 0x80:
         return _ONE_BYTE[number]
     encoded = bytearray()
@@ -36,8 +36,8 @@ def read_varint(buffer: BytesLike, position: int, max_bytes: int = MAX_NUMBER_BY
         (number, position after it).
 
     Raises:
-        IndexError: the buffer ends inside it.
-        ValueError: it takes more than `max_bytes`.
+        IndexError: the buffer ends inside the varint.
+        ValueError: the varint is longer than `max_bytes`.
     """
     byte = buffer[position]
     if byte < 0x80:

@@ -34,7 +34,7 @@ WAIT_S = 30.0
 
 @pytest.mark.parametrize("topic", ["", ".", "..", "x" * 250, "a/b", "a\0b", "a b", "ü"])
 def test_bad_topic_names_are_refused(admin: Admin, topic: str) -> None:
-    """Names outside the rule are refused with the code for it."""
+    """Topic names outside the rule are refused with their own code."""
     with pytest.raises(InvalidRequestError) as caught:
         admin.create_topic(topic)
     assert caught.value.code is ErrorCode.INVALID_TOPIC_NAME
@@ -53,7 +53,7 @@ def test_bad_topic_names_are_refused(admin: Admin, topic: str) -> None:
     ids=str,
 )
 def test_bad_fields_are_refused_with_their_code(admin: Admin, fields: dict[str, object], code: ErrorCode) -> None:
-    """Counts, factors and configs that do not fit are refused, each with its own code, and nothing is made."""
+    """Invalid counts, factors and configs are refused, each with its own code. No topic is created."""
     with pytest.raises(LograftError) as caught:
         admin.create_topic("bad-fields", **fields)  # pyright: ignore[reportArgumentType]
     assert caught.value.code is code
@@ -62,7 +62,7 @@ def test_bad_fields_are_refused_with_their_code(admin: Admin, fields: dict[str, 
 
 
 def test_topic_can_be_used_and_seen_at_once_and_not_made_twice(admin: Admin) -> None:
-    """A created topic is described, listed and refused a second time; a validated one is not made."""
+    """A created topic is described, listed, and refused a second time. A validated one is not created."""
     checked = admin.create_topic("seen-at-once", partition_count=3, validate_only=True)
     assert checked.topic == "seen-at-once"
     created = admin.create_topic("seen-at-once", partition_count=3)
@@ -79,7 +79,7 @@ def test_topic_can_be_used_and_seen_at_once_and_not_made_twice(admin: Admin) -> 
 
 
 def test_wrong_cluster_and_closed_client_are_refused(bootstrap: str) -> None:
-    """Another cluster's id is refused by the server; a closed client refuses itself."""
+    """The server refuses the id of another cluster. A closed client refuses by itself."""
     with Admin(bootstrap, cluster_id="another") as client, pytest.raises(WrongClusterError):
         client.list_topics()
     client.close()
@@ -92,7 +92,7 @@ def test_wrong_cluster_and_closed_client_are_refused(bootstrap: str) -> None:
 
 
 def test_silence_ends_with_the_timeout_and_another_address_helps(bootstrap: str) -> None:
-    """Nobody there: a typed error within the time given. One of several addresses is enough."""
+    """Without a broker, the call ends within its time with a typed error. One of several addresses is enough."""
     with Admin(unused_address(), request_timeout_ms=300) as client, pytest.raises(NoBrokerError, match="300 ms"):
         client.describe_cluster()
     with Admin([unused_address(), bootstrap]) as client:
@@ -100,7 +100,7 @@ def test_silence_ends_with_the_timeout_and_another_address_helps(bootstrap: str)
 
 
 def test_many_topics_are_created_in_one_call(admin: Admin) -> None:
-    """Any number, over several requests; each with its own result, and seen at once."""
+    """Any number of topics go in several requests. Each has its own result and is visible at once."""
     admin.create_topic("many-there")
     topics = [NewTopic(f"many-{number}", partition_count=1 + number % 3) for number in range(1_100)]
     results = admin.create_topics([*topics, NewTopic("many-there"), NewTopic("many bad", configs={})])
@@ -122,7 +122,7 @@ def test_many_topics_are_created_in_one_call(admin: Admin) -> None:
 def test_requests_for_many_topics_overlap_and_none_follows_a_failure(
     admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While topics of one request are committed the controller decides about the next; what fails as a whole ends the call."""
+    """While the topics of one request are committed, the controller decides about the next. A failed request ends the call."""
     create_topics = topics.create_topics
     under_way: list[int] = []
     asked: list[list[str]] = []
@@ -162,7 +162,7 @@ def test_requests_for_many_topics_overlap_and_none_follows_a_failure(
     ids=str,
 )
 def test_what_is_no_new_topic_is_a_usage_error(admin: Admin, topics: list[NewTopic]) -> None:
-    """Found in this process, before anything is sent."""
+    """The client finds these errors before it sends anything."""
     with pytest.raises(UsageError):
         admin.create_topics([NewTopic("never-made"), *topics])
     with pytest.raises(UnknownTopicError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brokers by the admin clients and by the command, against a real broker: described, and not removed while it lives."""
+"""Brokers by the admin clients and by the command, against a real broker: described, and not removed while alive."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MakeTopic = Callable[..., str]
 
 
 def test_the_broker_is_described(admin: Admin, make_topic: MakeTopic) -> None:
-    """State, place, identity, and what it leads; unknown ones are left out."""
+    """The broker has state, address, identity and leaderships. Unknown ids are left out."""
     make_topic(2)
     (known,) = admin.describe_cluster().brokers
     (broker,) = admin.describe_brokers()
@@ -35,13 +35,13 @@ def test_the_broker_is_described(admin: Admin, make_topic: MakeTopic) -> None:
 
 
 def test_pages_together_are_all_brokers(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page may be smaller than the cluster, and the list is asked for to its end."""
+    """A page may be smaller than the cluster; the client asks for all pages."""
     monkeypatch.setattr(broker_calls, "PAGE_BROKERS", 1)
     assert len(admin.describe_brokers()) == 1
 
 
 def test_removal_of_a_living_broker_is_refused(admin: Admin) -> None:
-    """The refusal says what to do; misuse is found before anything is sent."""
+    """The refusal says what to do. Wrong arguments are found before anything is sent."""
     (broker,) = admin.describe_brokers()
     with pytest.raises(InvalidRequestError, match="stop it first"):
         admin.remove_broker(broker.broker_id)

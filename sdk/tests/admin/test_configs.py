@@ -19,21 +19,21 @@ from brokerd.embedded import EmbeddedCluster
 
 @pytest.fixture
 def address() -> Iterator[str]:
-    """Address of a cluster of its own: what is set for a cluster must not reach other tests."""
+    """Address of a separate cluster, so that cluster configs do not reach other tests."""
     with EmbeddedCluster() as cluster:
         yield cluster.bootstrap
 
 
 @pytest.fixture
 def own(address: str) -> Iterator[Admin]:
-    """An admin client of that cluster, with a topic."""
+    """An admin client of the separate cluster, with a topic."""
     with Admin(address) as client:
         client.create_topic("t", configs={"segment.ms": "60000"})
         yield client
 
 
 def test_configs_are_set_described_and_removed_at_every_level(own: Admin) -> None:
-    """What is set shows at once with its source; what is removed leaves the inherited value."""
+    """A new value shows at once with its source. After its removal, the inherited value is in force."""
     (broker,) = own.describe_cluster().brokers
     topic = ConfigResource.topic("t")
     of_broker, of_cluster = ConfigResource.broker(broker.broker_id), ConfigResource.cluster()
@@ -64,7 +64,7 @@ def test_configs_are_set_described_and_removed_at_every_level(own: Admin) -> Non
 
 
 def test_changed_config_holds_for_the_next_record(address: str, own: Admin) -> None:
-    """A live log takes over a smaller message limit, set for the topic and then for the cluster."""
+    """An open log takes over a smaller message limit of the topic, and then of the cluster."""
     for resource in (ConfigResource.topic("t"), ConfigResource.cluster()):
         own.alter_configs({resource: {"max.message.bytes": "2048"}})
         with Producer(address) as producer:
@@ -79,7 +79,7 @@ def test_changed_config_holds_for_the_next_record(address: str, own: Admin) -> N
 
 
 def test_bad_changes_are_typed_errors_and_change_nothing(own: Admin) -> None:
-    """The message names the config and what is allowed; a check that passes changes nothing either."""
+    """The message names the config and what is allowed. A validation that passes also changes nothing."""
     topic = ConfigResource.topic("t")
     with pytest.raises(InvalidRequestError, match=r"flush\.policy must be one of ack, interval, none") as caught:
         own.alter_configs({topic: {"description": "x", "flush.policy": "sometimes"}})
@@ -101,7 +101,7 @@ def test_bad_changes_are_typed_errors_and_change_nothing(own: Admin) -> None:
 
 
 async def test_asyncio_client_does_the_same(bootstrap: str, make_topic: Callable[..., str]) -> None:
-    """Set and describe through `lograft.aio`."""
+    """Configs are set and described through `lograft.aio`."""
     topic = ConfigResource.topic(make_topic())
     async with aio.Admin(bootstrap) as admin:
         await admin.alter_configs({topic: {"description": "by asyncio"}})

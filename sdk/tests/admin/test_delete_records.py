@@ -27,7 +27,7 @@ def earliest(admin: Admin, topic: str, partition: int = 0) -> int | None:
 
 
 def test_records_below_the_offset_are_gone(bootstrap: str, admin: Admin, make_topic: MakeTopic) -> None:
-    """The log begins where it was told to: for ListOffsets, for a reader; a second call changes nothing."""
+    """The log starts at the given offset, for ListOffsets and for a reader. A second call changes nothing."""
     topic = make_topic()
     fill(bootstrap, topic, 0, 5)
     place = TopicPartition(topic, 0)
@@ -44,7 +44,7 @@ def test_records_below_the_offset_are_gone(bootstrap: str, admin: Admin, make_to
 
 
 def test_none_removes_all_that_is_readable(bootstrap: str, admin: Admin, make_topic: MakeTopic) -> None:
-    """Up to the high watermark, each partition to its own; offsets go on."""
+    """None deletes up to the high watermark of each partition. Offsets continue."""
     topic = make_topic(partition_count=3)
     fill(bootstrap, topic, 0, 2)
     fill(bootstrap, topic, 2, 4)
@@ -56,7 +56,7 @@ def test_none_removes_all_that_is_readable(bootstrap: str, admin: Admin, make_to
 
 
 def test_a_refused_partition_does_not_fail_the_others(bootstrap: str, admin: Admin, make_topic: MakeTopic) -> None:
-    """Beyond the high watermark, no such partition, no such topic: each has its own error."""
+    """An offset above the high watermark, an unknown partition and an unknown topic each have their own error."""
     topic = make_topic()
     fill(bootstrap, topic, 0, 2)
     results = admin.delete_records(
@@ -79,7 +79,7 @@ def test_a_refused_partition_does_not_fail_the_others(bootstrap: str, admin: Adm
 
 @pytest.mark.parametrize("offset", [-1, 2**63, "3", True, 1.5])
 def test_offsets_that_are_none_are_refused_here(admin: Admin, offset: object) -> None:
-    """Nothing is sent: a mistake must not remove anything."""
+    """A wrong argument must not delete anything, so nothing is sent."""
     with pytest.raises(UsageError, match="whole number"):
         admin.delete_records({TopicPartition("t", 0): offset})  # pyright: ignore[reportArgumentType]
 

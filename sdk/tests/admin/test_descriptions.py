@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What descriptions of topics say of their partitions."""
+"""Descriptions of topics: what they contain for each partition."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lograft.v1 import metadata_pb2
 
 
 def test_description_has_every_list_of_replicas() -> None:
-    """Replicas, those in sync, the eligible ones and the last known eligible ones reach the user apart."""
+    """The user gets replicas, in-sync, eligible and last known eligible replicas in separate lists."""
     message = metadata_pb2.Topic(
         topic="t",
         topic_id=b"t" * 16,

@@ -18,7 +18,7 @@ MakeTopic = Callable[..., str]
 
 @pytest.mark.parametrize("election", list(ElectionType))
 def test_partitions_that_are_led_need_no_election(admin: Admin, make_topic: MakeTopic, election: ElectionType) -> None:
-    """A topic stands for its partitions; the answer names the leader that there is, and unknown ones are refused."""
+    """A topic name stands for all its partitions. The answer names the current leader; unknown partitions are refused."""
     topic = make_topic(3)
     before = admin.describe_topic(topic).partitions
     results = admin.elect_leaders([topic, TopicPartition(topic, 1), TopicPartition(topic, 7)], election=election)
@@ -42,7 +42,7 @@ def test_more_partitions_than_a_request_takes_are_asked_in_several(
 
 
 def test_misuse_is_found_before_anything_is_sent(admin: Admin, make_topic: MakeTopic) -> None:
-    """Neither partition nor topic, no election, a topic that does not exist."""
+    """Wrong arguments: neither partition nor topic, no election type, a topic that does not exist."""
     topic = make_topic()
     for bad in (topic, [(topic, 0)], [TopicPartition(topic, -1)], [TopicPartition(topic, True)], [3]):
         with pytest.raises(UsageError):

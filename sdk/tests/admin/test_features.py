@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The feature level by the admin clients and the command, against a real broker of the only level there is."""
+"""The feature level by the admin clients and the command, against a real broker that knows only one level."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lograft.errors import InvalidRequestError, UsageError
 
 
 def test_level_is_described_kept_and_not_moved_out_of_range(admin: Admin) -> None:
-    """The level that holds may be asked for again; one below or one that nobody knows is refused with what to do."""
+    """The current level may be requested again. A lower or unknown one is refused with advice."""
     found = admin.describe_feature_level()
     assert (found.level, found.controller_max_level) == (1, 1)
     assert set(found.brokers.values()) == {(1, 1)}

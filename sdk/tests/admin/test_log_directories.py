@@ -37,12 +37,12 @@ def two(tmp_path: Path) -> Iterator[str]:
 
 
 def target_of(found: LogDirectories) -> LogDirectory:
-    """The directory that has no replica."""
+    """Return the directory that has no replica."""
     return min(found.directories, key=lambda each: each.replica_count)
 
 
 def test_a_replica_is_moved_and_its_records_stay(two: str) -> None:
-    """The directories tell where it is; the move is reported until it is done, and asking again changes nothing."""
+    """The directories show where the replica is. The move is reported until it is done; a second request changes nothing."""
     with Admin(two) as admin:
         before = admin.describe_log_directories(with_replicas=True)
         assert [each.state for each in before.directories] == [LogDirectoryState.FREE] * 2
@@ -66,7 +66,7 @@ def test_a_replica_is_moved_and_its_records_stay(two: str) -> None:
 
 
 def test_what_cannot_be_meant_is_refused(two: str) -> None:
-    """A broker that is not there, an id that is none, a directory and a topic that nobody knows."""
+    """An unknown broker, an invalid id, an unknown directory and an unknown topic are refused."""
     with Admin(two) as admin:
         with pytest.raises(UsageError, match="name a broker by its id"):
             admin.describe_log_directories(99)
@@ -98,7 +98,7 @@ def test_the_asyncio_client_has_the_same_calls(two: str) -> None:
 def test_the_command_moves_and_waits(
     two: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By path or by id, as text and as JSON; a directory that the broker does not have is an error that names those it has."""
+    """By path or by id, as text and as JSON. The error for an unknown directory names the known ones."""
     monkeypatch.setenv("LOGRAFT_BOOTSTRAP", two)
     monkeypatch.setenv("COLUMNS", "200")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exports of the metadata by the clients and the command, and what differs between two of them."""
+"""Exports of the metadata by the clients and the command, and the differences between two exports."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def partition(topic: str, number: int, *replicas: int) -> dict[str, object]:
 
 
 def test_differences_name_what_came_went_and_changed() -> None:
-    """Moved partitions with replicas before and after; a topic that went is named once."""
+    """The differences have moved partitions with old and new replicas. A deleted topic is named once."""
     config = {"type": "config", "resource": "topic", "name": "a", "config": "retention.ms", "value": "5"}
     before = made(
         {"type": "voter", "node_id": 1, "address": "n1:1"},
@@ -65,7 +65,7 @@ def test_differences_name_what_came_went_and_changed() -> None:
 
 
 def test_export_that_is_cut_or_changed_is_refused() -> None:
-    """Every line counts, the last one too."""
+    """The digest covers every line, including the last one."""
     lines = made(partition("a", 0, 1), partition("a", 1, 1))
     newer = made()
     newer[0] = newer[0].replace('"format": 1', '"format": 2')
@@ -87,7 +87,7 @@ def test_export_that_is_cut_or_changed_is_refused() -> None:
 
 
 async def test_asyncio_client_exports_the_same(bootstrap: str, admin: Admin, make_topic: MakeTopic) -> None:
-    """Through a broker, whole, and equal when nothing has changed."""
+    """The export comes complete through a broker, and stays equal while nothing changes."""
     topic = make_topic(2)
     async with aio.Admin(bootstrap) as client:
         entries = read_export(await client.export_metadata())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes of the metadata quorum by the admin clients: what is refused, by whom, and how a replacement chooses."""
+"""Changes of the metadata quorum by the admin clients: the refusals, and how a replacement is chosen."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lograft.types import QuorumDescription, QuorumReplicaDescription
 
 
 def replica(node_id: int, *, directory: int = 1, caught_up_ms: int | None = 10) -> QuorumReplicaDescription:
-    """A replica as the leader sees it."""
+    """Return a replica as the leader sees it."""
     return QuorumReplicaDescription(
         node_id=node_id,
         directory_id=bytes([directory]) * 16,
@@ -45,19 +45,19 @@ QUORUM = QuorumDescription(
 def test_replacement_needs_a_replica_that_has_caught_up(
     observers: tuple[QuorumReplicaDescription, ...], word: str
 ) -> None:
-    """Before the old voter is taken out, there must be one to take its place."""
+    """The old voter is removed only if a caught-up replica can replace it."""
     with pytest.raises(RefusedError, match=word):
         _replacement(replace(QUORUM, observers=(*QUORUM.observers, *observers)), 2)
 
 
 def test_replacement_is_the_replica_that_is_closest() -> None:
-    """A disk that was lost in between is known for a while, and lags."""
+    """A replica whose disk was lost later stays known for a while, and lags."""
     observers = (replica(2, directory=7, caught_up_ms=900), replica(2, directory=8, caught_up_ms=20))
     assert _replacement(replace(QUORUM, observers=observers), 2).directory_id == bytes([8]) * 16
 
 
 def test_servers_refuse_what_cannot_be_done(admin: Admin) -> None:
-    """One voter: it cannot go, nobody can come, and nobody else can lead."""
+    """The only voter cannot be removed, no voter can be added, and no other can lead."""
     quorum = admin.describe_quorum()
     (voter,) = quorum.voters
     for work, word in (

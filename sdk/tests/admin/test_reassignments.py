@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reassignments by the admin clients and by the command, against a real broker.
 
-The cluster of these tests has one broker: what can be shown is that it is asked, checked and refused. Moves between
-brokers are in `metaquorum/tests/controller_service/test_reassignments.py`.
+The cluster of these tests has one broker, so they show only that requests are sent, checked and refused. Moves between brokers
+are in `metaquorum/tests/controller_service/test_reassignments.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MakeTopic = Callable[..., str]
 def test_results_say_what_was_and_what_will_be(
     admin: Admin, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The only broker again is settled at once; refusals stand beside it; long lists go in several requests."""
+    """A reassignment to the same broker is done at once. Refusals come beside results, and long lists go in several requests."""
     monkeypatch.setattr(partition_calls, "MAX_REASSIGNMENTS", 2)
     topic = make_topic(2)
     (own,) = admin.describe_topic(topic).partitions[0].replicas
@@ -45,7 +45,7 @@ def test_results_say_what_was_and_what_will_be(
 
 
 def test_misuse_is_found_before_anything_is_sent(admin: Admin) -> None:
-    """Partitions, node ids and names are checked in this process."""
+    """The client checks partitions, node ids and names itself."""
     where = TopicPartition("t", 0)
     for changes in ({"t": [1]}, {where: []}, {where: [-1]}, {where: [True]}, {where: "1"}, {where: [2**31]}):
         with pytest.raises(UsageError):

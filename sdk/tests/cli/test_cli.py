@@ -25,7 +25,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def run(bootstrap: str, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a command line in this process and gives (exit code, output, error output)."""
+    """Run a command line in this process and return (exit code, output, error output)."""
     monkeypatch.setenv("LOGRAFT_BOOTSTRAP", bootstrap)
     monkeypatch.setenv("COLUMNS", "200")
 
@@ -67,7 +67,7 @@ def test_topics_are_created_listed_described_and_deleted(run: Run) -> None:
 
 
 def test_topics_of_a_file_are_created(run: Run, tmp_path: Path) -> None:
-    """Names and objects, one for each line; what is refused is said, and a bad line is found before anything is made."""
+    """Each line is a name or an object. Refused topics are reported, and a bad line is found before any topic is created."""
     file = tmp_path / "topics.jsonl"
     lines = [
         "# mine",
@@ -97,7 +97,7 @@ def test_topics_of_a_file_are_created(run: Run, tmp_path: Path) -> None:
     "line", ["{", '{"partitions": 3}', '{"topic": "x", "partition": 3}', '{"topic": "x", "partitions": "3"}', "ok"]
 )
 def test_bad_line_of_a_file_of_topics_is_named(run: Run, line: str) -> None:
-    """Nothing is made."""
+    """A bad line creates no topic."""
     code, _, err = run("topics", "create", "--file", "-", stdin=f"ok\n{line}\n".encode())
     assert code == 2
     assert "line 2" in err
@@ -105,7 +105,7 @@ def test_bad_line_of_a_file_of_topics_is_named(run: Run, line: str) -> None:
 
 
 def test_create_wants_a_topic_or_a_file(run: Run) -> None:
-    """Neither and both are misuse."""
+    """Giving neither a topic nor a file, or both, is wrong usage."""
     assert run("topics", "create")[0] == 2
     assert run("topics", "create", "x", "--file", "-")[0] == 2
     code, _, err = run("topics", "create", "--file", "no-such-file")
@@ -116,7 +116,7 @@ def test_create_wants_a_topic_or_a_file(run: Run) -> None:
 def test_values_and_lines_are_produced_and_consumed(
     run: Run, bootstrap: str, make_topic: MakeTopic, tmp_path: Path
 ) -> None:
-    """One value, standard input with keys, and a file come out of consume again, as text and as JSON."""
+    """A single value, standard input with keys, and a file come out of consume again, as text and as JSON."""
     topic = make_topic()
     code, out, _ = run("produce", topic, "--value", "one", "--key", "k", "--header", "h=v", "--timestamp", "1970-01-01")
     assert (code, out) == (0, f"1 record to {topic}: partition 0 offsets 0 to 0\n")
@@ -151,7 +151,7 @@ def test_values_and_lines_are_produced_and_consumed(
 
 
 def test_doctor_finds_nothing_wrong_with_a_healthy_cluster(run: Run, make_topic: MakeTopic) -> None:
-    """Exit status 0, and one line that says how much was looked at."""
+    """The exit status is 0, and one line says how many partitions were checked."""
     make_topic()
     code, out, _ = run("doctor")
     assert (code, out.startswith("nothing is wrong: ")) == (0, True)
@@ -159,7 +159,7 @@ def test_doctor_finds_nothing_wrong_with_a_healthy_cluster(run: Run, make_topic:
 
 
 def test_offset_that_is_not_there_is_refused_with_the_valid_range(run: Run, make_topic: MakeTopic) -> None:
-    """It printed nothing, and ended well. The end itself is a place to start."""
+    """Such a command once printed nothing and succeeded. The end of the log itself is a valid start."""
     topic = make_topic()
     assert run("produce", topic, stdin=b"a\nb\n")[0] == 0
     code, out, err = run("consume", topic, "-o", "99999")
@@ -169,7 +169,7 @@ def test_offset_that_is_not_there_is_refused_with_the_valid_range(run: Run, make
 
 
 def test_counts_below_one_are_refused(run: Run) -> None:
-    """They stood for the default."""
+    """Such counts once meant the default."""
     for option in ("-p", "-r"):
         code, _, err = run("topics", "create", "nothing", option, "0")
         assert code == 2
@@ -177,7 +177,7 @@ def test_counts_below_one_are_refused(run: Run) -> None:
 
 
 def test_separator_may_be_escaped_and_a_line_without_it_stops_or_is_left_out(run: Run, make_topic: MakeTopic) -> None:
-    """The line is named, with how many records are stored; what is behind it goes only when asked for."""
+    """The error names the line and the number of stored records. Later lines are sent only with --on-error."""
     topic = make_topic()
     lines = b"k\tone\nbad\nk\ttwo\n"
     code, out, err = run("produce", topic, "--file", "-", "--key-separator", r"\t", stdin=lines)
@@ -196,7 +196,7 @@ def test_separator_may_be_escaped_and_a_line_without_it_stops_or_is_left_out(run
 
 
 def test_record_that_the_broker_refuses_is_told_with_what_is_stored(run: Run, make_topic: MakeTopic) -> None:
-    """The client does not know the limit of the topic; the records beside it are stored."""
+    """The client does not know the limit of the topic. The records around the refused one are stored."""
     topic = make_topic(configs={"max.message.bytes": "1024"})
     code, out, err = run("produce", topic, "--on-error", "continue", stdin=b"a\n" + b"x" * 5_000 + b"\nb\n")
     assert code == 1
@@ -215,7 +215,7 @@ def test_null_values_are_sent_and_shown(run: Run, make_topic: MakeTopic) -> None
 
 
 def test_unknown_partitions_are_shown_and_deleted_after_a_question(run: Run, bootstrap: str) -> None:
-    """`directories list` counts what the cluster does not know; `delete-unknown` asks before it deletes, and says what it did."""
+    """`directories list` counts stray partitions. `delete-unknown` asks before it deletes, and reports the result."""
     with Admin(bootstrap) as admin:
         (directory,) = admin.describe_log_directories().directories
     stranger = Path(directory.path) / "partitions" / f"{'ab' * 16}-3.{time.time_ns() // 1_000_000}.unknown"
@@ -235,7 +235,7 @@ def test_unknown_partitions_are_shown_and_deleted_after_a_question(run: Run, boo
 
 
 def test_quorum_status_shows_leader_voters_and_brokers(run: Run) -> None:
-    """One voter, which leads, and one broker."""
+    """The status shows one voter, which leads, and one broker."""
     code, out, _ = run("quorum", "status")
     assert code == 0
     assert "leader" in out
@@ -243,13 +243,13 @@ def test_quorum_status_shows_leader_voters_and_brokers(run: Run) -> None:
     code, out, _ = run("quorum", "status", "--json")
     status = json.loads(out)
     assert status["leader_id"] == status["voters"][0]["node_id"]
-    # A young log is whole, and nothing stands for its beginning yet.
+    # A young log is complete, and no snapshot replaces its beginning yet.
     assert (status["log_start_offset"], status["latest_snapshot"]) == (0, None)
     assert [broker["fenced"] for broker in status["brokers"]] == [False]
 
 
 def test_quorum_describe_shows_lag_and_directories_and_changes_are_refused(run: Run) -> None:
-    """Voters and observers with directory and lag; what the quorum refuses ends with 1 and says why."""
+    """Voters and observers have directory and lag. A refusal by the quorum ends with 1 and the reason."""
     code, out, _ = run("quorum", "describe", "--json")
     assert code == 0
     (voter,) = json.loads(out)["voters"]
@@ -296,7 +296,7 @@ def test_quorum_describe_shows_lag_and_directories_and_changes_are_refused(run: 
     ids=" ".join,
 )
 def test_wrong_usage_ends_with_2_and_says_why(run: Run, arguments: list[str]) -> None:
-    """Wrong usage is told on the error output and has its own exit code."""
+    """Wrong usage is reported on standard error and has its own exit code."""
     code, out, err = run(*arguments)
     assert code == 2
     assert err
@@ -314,7 +314,7 @@ def test_wrong_usage_ends_with_2_and_says_why(run: Run, arguments: list[str]) ->
     ids=lambda arguments: arguments[0],
 )
 def test_nobody_there_ends_with_1_and_names_the_address(run: Run, arguments: list[str]) -> None:
-    """Without a broker every command says so in one line and fails."""
+    """Without a broker, every command fails with one line that says so."""
     address = unused_address()
     code, out, err = run(*arguments, "--bootstrap", address)
     assert (code, out) == (1, "")
@@ -323,7 +323,7 @@ def test_nobody_there_ends_with_1_and_names_the_address(run: Run, arguments: lis
 
 
 def test_failed_records_end_with_1(run: Run, make_topic: MakeTopic) -> None:
-    """When a record is not delivered, produce fails and says which error it was."""
+    """When a record is not delivered, produce fails and prints the error."""
     topic = make_topic(configs={"max.message.bytes": "2048"})
     code, _, err = run("produce", topic, "--value", "x" * 5_000)
     assert code == 1
@@ -353,7 +353,7 @@ def test_the_installed_command_works_and_the_library_needs_neither_typer_nor_ric
 
 
 def test_plugins_bring_commands_and_broken_ones_harm_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command of another distribution works; one that cannot be loaded says so and leaves the others alone."""
+    """A command of another distribution works. One that cannot be loaded says so and does not disturb the others."""
     points = [
         EntryPoint(name="hello", value="tests.cli.plugin:hello", group="lograft.commands"),
         EntryPoint(name="group", value="tests.cli.plugin:group", group="lograft.commands"),
@@ -372,9 +372,9 @@ def test_plugins_bring_commands_and_broken_ones_harm_nothing(run: Run, monkeypat
 
 
 def test_follow_waits_for_new_records_until_it_is_interrupted(bootstrap: str, make_topic: MakeTopic) -> None:
-    """Consume --follow prints what comes, and Ctrl-C is its normal end."""
+    """`consume --follow` prints new records, and Ctrl-C is its normal end."""
     topic = make_topic()
-    # A test run in the background may ignore SIGINT and hand that down: the command gets Python's own handler back.
+    # A test run in the background may inherit an ignored SIGINT. The command gets Python's own handler back.
     handler = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     command = [sys.executable, "-c", f"{handler}; from lograft.cli import main; main()"]
     with subprocess.Popen(

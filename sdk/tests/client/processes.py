@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A development cluster as a process of its own, to be killed and started again, and addresses where nobody is."""
+"""A development cluster in a separate process that tests kill and restart, and addresses without a listener."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from pathlib import Path
 from types import TracebackType
 
 START_TIMEOUT_S = 30
-"""Seconds that a process gets until it serves."""
+"""Seconds in which a process must begin to serve."""
 
 
 def free_port() -> int:
-    """A port on which nobody listens now."""
+    """Return a port without a listener."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 def unused_address() -> str:
-    """A loopback address at which nobody listens."""
+    """Return a loopback address without a listener."""
     return f"127.0.0.1:{free_port()}"
 
 
 class DevProcess:
-    """`brokerd dev` on a fixed port and directory; start() and kill() as often as wanted."""
+    """`brokerd dev` on a fixed port and directory. Tests may call start() and kill() any number of times."""
 
     def __init__(self, data_directory: Path) -> None:
         self._data_directory = data_directory
@@ -59,7 +59,7 @@ class DevProcess:
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """Ask it to stop in an orderly way, and wait for it."""
+        """Ask the process to shut down cleanly, and wait for it."""
         self._end(signal.SIGTERM)
 
     def _end(self, number: signal.Signals) -> None:

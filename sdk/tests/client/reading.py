@@ -10,7 +10,7 @@ DEADLINE_MS = 20_000
 
 
 def read_all(bootstrap: str, topic: str, partition_count: int = 1) -> list[ConsumerRecord]:
-    """Return every record that is readable now, partition by partition in offset order."""
+    """Return all readable records, partition by partition in offset order."""
     tps = [TopicPartition(topic, number) for number in range(partition_count)]
     with Consumer(bootstrap) as consumer:
         consumer.assign(tps)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker that misbehaves on demand, over real gRPC: a client must survive what a healthy one never does.
+"""A broker that misbehaves on demand, over real gRPC. A client must survive what a healthy broker never does.
 
-It keeps one in-memory log per partition with an idempotence window, so that tests can still ask for exactly once. Every
-test says with `on_produce` or `on_fetch` what goes wrong, by the number of the stream.
+It keeps one log for each partition in memory, with producer state, so that tests can still require exactly once. Each test
+gives `on_produce` or `on_fetch`, which decides by the number of the stream what goes wrong.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Context = grpc.aio.ServicerContext[object, object]
 
 
 class Leaders:
-    """What the scripted brokers of one test say about the cluster: who leads topic "t"."""
+    """The leaders of topic "t", as the scripted brokers of one test report them."""
 
     def __init__(self, partition_count: int = 1) -> None:
         self.brokers: dict[int, int] = {}
@@ -37,13 +37,13 @@ class Leaders:
         self.partition_count = partition_count
         self.leader_id = 1
         self.leaders: dict[int, int] = {}
-        """Leaders of single partitions, where they are not led by `leader_id`."""
+        """Leaders of the partitions that `leader_id` does not lead."""
         self.leader_epoch = 1
         self.topic_id = TOPIC_ID
         self.cluster_id = "scripted"
 
     def describe(self) -> metadata_pb2.GetClusterResponse:
-        """The state of the cluster."""
+        """Return the state of the cluster."""
         return metadata_pb2.GetClusterResponse(
             cluster_id=self.cluster_id,
             brokers=[
@@ -72,7 +72,7 @@ class Leaders:
 
 
 class Log:
-    """One partition's batches, with offsets stamped, and what was appended by whom."""
+    """The batches of one partition with their offsets, and what each producer appended."""
 
     def __init__(self) -> None:
         self.batches: list[bytes] = []
@@ -80,7 +80,7 @@ class Log:
         self._known: dict[tuple[int, int], int] = {}
 
     def append(self, body: bytes) -> tuple[int, bool]:
-        """Append a batch unless it is there; returns (base offset, duplicate)."""
+        """Append a batch unless the log has it, and return (base offset, duplicate)."""
         header = read_header(body)
         key = (header.producer_id, header.base_sequence)
         if header.has_producer and key in self._known:
@@ -100,10 +100,10 @@ def fill(log: Log, count: int, *, start: int = 0) -> None:
 
 
 class ScriptedBroker(log_pb2_grpc.LogServiceServicer, metadata_pb2_grpc.MetadataServiceServicer):
-    """See the module docstring.
+    """A broker of scripted behaviour, by default a healthy one.
 
-    A script gets (number of the stream from 0, request) for every request. It returns None for what a healthy broker
-    does, or a list of responses to send instead; a None in the list ends the stream.
+    A script gets (number of the stream from 0, request) for every request. It returns None for the behaviour of a healthy
+    broker, or a list of responses to send instead. A None in the list ends the stream.
     """
 
     def __init__(self, leaders: Leaders, broker_id: int = 1, logs: dict[int, Log] | None = None) -> None:
@@ -148,7 +148,7 @@ class ScriptedBroker(log_pb2_grpc.LogServiceServicer, metadata_pb2_grpc.Metadata
         self._news.set()
 
     def announce(self, leader_id: int) -> None:
-        """Let another broker lead, in the next leader epoch, and tell those who watch here."""
+        """Make another broker the leader in the next leader epoch, and tell the watchers of this broker."""
         self.leaders.leader_id = leader_id
         self.leaders.leader_epoch += 1
         assert self._loop is not None, "not started"
@@ -227,7 +227,7 @@ class ScriptedBroker(log_pb2_grpc.LogServiceServicer, metadata_pb2_grpc.Metadata
         return [receipt(route, request.batch.batch_number, base_offset, duplicate=duplicate)]
 
     def opened(self, request: log_pb2.ProduceRequest) -> log_pb2.ProduceResponse:
-        """The answer of a healthy broker to open or bind."""
+        """Return a healthy broker's answer to open or bind."""
         opened = log_pb2.ProduceOpened(
             cluster_id="scripted",
             node_id=self.broker_id,
@@ -279,14 +279,14 @@ class ScriptedBroker(log_pb2_grpc.LogServiceServicer, metadata_pb2_grpc.Metadata
         ]
 
     def chunk(self, route: log_pb2.FetchRoute) -> log_pb2.FetchResponse:
-        """All batches of a route's partition that end after its offset."""
+        """Return all batches of a route's partition that end after its offset."""
         log = self.logs[route.partition]
         bodies = [batch for batch in log.batches if read_header(batch).next_offset > route.offset]
         return chunk(route.route, b"".join(bodies), log.end_offset)
 
 
 def receipt(route: int, number: int, base_offset: int, *, duplicate: bool = False) -> log_pb2.ProduceResponse:
-    """Acknowledges one batch."""
+    """Return the receipt for one batch."""
     return log_pb2.ProduceResponse(
         receipt=log_pb2.ProduceReceipt(
             route=route,
@@ -301,7 +301,7 @@ def receipt(route: int, number: int, base_offset: int, *, duplicate: bool = Fals
 def produce_end(
     route: int, code: errors_pb2.ErrorCode, *, unknown: bool = False, hint: errors_pb2.LeaderHint | None = None
 ) -> log_pb2.ProduceResponse:
-    """Ends a produce route."""
+    """Return the end of a produce route."""
     error = errors_pb2.PartitionError(code=code, message="scripted", leader=hint)
     return log_pb2.ProduceResponse(
         route_end=log_pb2.RouteEnd(route=route, error=error, first_failed_batch_number=1, outcome_unknown=unknown)
@@ -311,7 +311,7 @@ def produce_end(
 def fetch_opened(
     request: log_pb2.FetchRequest, topic_id: bytes = TOPIC_ID, leader_epoch: int = 1
 ) -> log_pb2.FetchResponse:
-    """The answer of a healthy broker to open or bind."""
+    """Return a healthy broker's answer to open or bind."""
     wanted = request.open.routes if request.HasField("open") else request.bind.routes
     routes = [
         log_pb2.FetchRouteOpened(route=route.route, topic_id=topic_id, leader_epoch=leader_epoch) for route in wanted
@@ -320,12 +320,12 @@ def fetch_opened(
 
 
 def chunk(route: int, body: bytes, next_offset: int) -> log_pb2.FetchResponse:
-    """Batches of a route."""
+    """Return batches of a route."""
     return log_pb2.FetchResponse(
         chunk=log_pb2.FetchChunk(route=route, next_offset=next_offset, high_watermark=next_offset, body=body)
     )
 
 
 def fetch_end(route: int, error: errors_pb2.PartitionError) -> log_pb2.FetchResponse:
-    """Ends a fetch route."""
+    """Return the end of a fetch route."""
     return log_pb2.FetchResponse(route_end=log_pb2.RouteEnd(route=route, error=error))

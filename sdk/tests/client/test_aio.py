@@ -32,7 +32,7 @@ MakeTopic = Callable[..., str]
 
 
 async def refused_once(bootstrap: str, *, may_repeat: bool) -> int:
-    """Make a call of a second that is refused until 100 ms before; returns how often it was tried."""
+    """Make a call of one second that is refused until 100 ms before its end, and return the number of attempts."""
     cluster = Cluster(parse_bootstrap(bootstrap, None))
     tries = 0
 
@@ -52,7 +52,7 @@ async def refused_once(bootstrap: str, *, may_repeat: bool) -> int:
 
 
 async def test_refused_call_says_why_rather_than_try_again_at_the_last_moment(bootstrap: str) -> None:
-    """A try that its deadline ends would leave the outcome unknown; a call that may be carried out twice has nothing to lose."""
+    """An attempt that its deadline ends would leave the outcome unknown. A call that may be repeated has no such limit."""
     assert await refused_once(bootstrap, may_repeat=False) == 1
     assert await refused_once(bootstrap, may_repeat=True) > 1
 
@@ -92,7 +92,7 @@ async def test_records_go_in_and_come_out_in_every_way(bootstrap: str, make_topi
 
 
 async def test_positions_seeks_and_look_ups(bootstrap: str, make_topic: MakeTopic) -> None:
-    """Seeks by offset, time, beginning and end, and the look-ups behind them, as in the blocking client."""
+    """Seeks by offset, time, beginning and end, and the lookups behind them, work as in the blocking client."""
     topic = make_topic()
     tp = TopicPartition(topic, 0)
     async with aio.Producer(bootstrap) as producer:
@@ -129,7 +129,7 @@ async def test_positions_seeks_and_look_ups(bootstrap: str, make_topic: MakeTopi
 
 
 async def test_failures_are_the_same_as_in_the_blocking_clients(bootstrap: str, make_topic: MakeTopic) -> None:
-    """Unknown topics, positions out of range, large records and misuse are typed errors."""
+    """Unknown topics, positions out of range, large records and wrong arguments are typed errors."""
     topic = make_topic(configs={"max.message.bytes": "4096"})
     tp = TopicPartition(topic, 0)
     producer = aio.Producer(bootstrap)
@@ -166,7 +166,7 @@ async def test_failures_are_the_same_as_in_the_blocking_clients(bootstrap: str, 
 
 
 async def test_full_buffer_makes_send_wait(bootstrap: str, make_topic: MakeTopic) -> None:
-    """Far more than the buffer goes through from several tasks, in order for each."""
+    """Several tasks send far more than the buffer holds. The order within each task is kept."""
     topic = make_topic(2)
     async with aio.Producer(bootstrap, batch_bytes=2_048, buffer_bytes=8_192) as producer:
 
@@ -185,12 +185,12 @@ async def test_full_buffer_makes_send_wait(bootstrap: str, make_topic: MakeTopic
 
 
 async def test_time_runs_out_as_typed_errors(bootstrap: str, make_topic: MakeTopic) -> None:
-    """Flush has a timeout of its own; a buffer that stays full is an error; close fails what is left."""
+    """Flush has its own timeout, a buffer that stays full is an error, and close fails the remaining records."""
     topic = make_topic()
     producer = aio.Producer(bootstrap, batch_bytes=1_024, buffer_bytes=2_048, delivery_timeout_ms=300)
     await producer.send(topic, b"first")
     await producer.flush()
-    # The leader moves to an address where nobody answers.
+    # The leader moves to an address without a listener.
     sender = producer._sender  # pyright: ignore[reportPrivateUsage]
     assert sender is not None
     await sender._engine.close()  # pyright: ignore[reportPrivateUsage]
@@ -242,7 +242,7 @@ async def test_admin_makes_finds_and_deletes_topics(bootstrap: str) -> None:
 
 
 def test_loop_after_loop_leaves_nothing_behind(bootstrap: str, make_topic: MakeTopic) -> None:
-    """Clients that were closed owe gRPC nothing: the loops of later runs see no trouble of earlier ones."""
+    """Closed clients owe gRPC nothing, so later event loops see no errors of earlier ones."""
     topic = make_topic()
     troubles: list[object] = []
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the end of a call leaves behind in its event loop: nothing."""
+"""A finished call leaves nothing behind in its event loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.client.processes import unused_address
 
 
 def test_a_finished_call_leaves_no_task_of_grpc_in_its_loop(bootstrap: str) -> None:
-    """A task of gRPC waits for the end of each call; one that is left is owed an event, which comes after the loop was closed."""
+    """For each call, gRPC has a task that waits for its end. If it stays, its event comes after the loop is closed."""
 
     async def watch() -> set[str]:
         transport = Transport()
@@ -31,7 +31,7 @@ def test_a_finished_call_leaves_no_task_of_grpc_in_its_loop(bootstrap: str) -> N
 
 
 def test_calls_that_start_together_know_their_own_tasks(bootstrap: str) -> None:
-    """The end of one call does not wait for that of another."""
+    """Ending one call does not wait for the end of another."""
 
     async def watch_twice() -> None:
         transport = Transport()
@@ -54,7 +54,7 @@ def test_calls_that_start_together_know_their_own_tasks(bootstrap: str) -> None:
 
 @pytest.mark.parametrize("turns", [0, 1, 2])
 def test_a_call_that_is_cancelled_while_it_starts_leaves_nothing_either(bootstrap: str, turns: int) -> None:
-    """A client may be closed in the very turn of the loop in which a call begins."""
+    """A client may be closed in the same turn of the loop in which a call begins."""
 
     async def start_and_cancel() -> tuple[bool, set[str]]:
         transport = Transport()
@@ -79,7 +79,7 @@ def test_a_call_that_is_cancelled_while_it_starts_leaves_nothing_either(bootstra
 
 
 async def test_a_wait_that_has_ended_is_not_waited_for_again() -> None:
-    """Who did would turn round and round without letting the loop go on: the whole process stood still."""
+    """Waiting for it would spin without letting the loop continue: the whole process once stood still."""
     transport = Transport()
     try:
         channel = transport.channel(unused_address(), Purpose.CONTROL)

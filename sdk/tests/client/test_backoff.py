@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Delays between tries."""
+"""Delays between attempts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lograft._client.backoff import Backoff
 def test_every_delay_lies_between_half_the_base_and_the_limit(
     base: int, extra: int, seed: int, advice: list[int]
 ) -> None:
-    """Whatever the generator and the server say, a delay is at least half the base (and 1 ms) and at most the limit."""
+    """For every random number and every advice of a server, a delay is at least half the base (and 1 ms) and at most the limit."""
     backoff = Backoff(base_ms=base, limit_ms=base + extra, rng=random.Random(seed))
     for at_least_ms in advice:
         delay_ms = backoff.next_delay_ms(at_least_ms=at_least_ms)
@@ -28,7 +28,7 @@ def test_every_delay_lies_between_half_the_base_and_the_limit(
 
 
 def test_delays_double_until_the_limit_and_start_over_after_a_success() -> None:
-    """The upper end of the delay doubles with each try, up to the limit, and a success brings the first delay back."""
+    """The upper end of the delay doubles with each attempt, up to the limit. A success restores the first delay."""
 
     class Highest:
         def random(self) -> float:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with partitions, and what to do: the words that `lograft doctor` and `topics describe` print."""
+"""Problems of partitions and the advice: the texts that `lograft doctor` and `topics describe` print."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ GONE = bytes(15) + b"\x2a"
 
 
 def problems(partition: PartitionDescription, *active: int, min_isr: str = "2") -> list[PartitionProblem]:
-    """Return what is wrong with the only partition of a topic."""
+    """Return the problems of the only partition of a topic."""
     configs = {"min.insync.replicas": min_isr}
     return partition_problems(
         TopicDescription(topic="t", topic_id=b"", partitions=(partition,), configs=configs), active
@@ -19,19 +19,19 @@ def problems(partition: PartitionDescription, *active: int, min_isr: str = "2") 
 
 
 def partition(leader_id: int | None, isr: tuple[int, ...], **others: object) -> PartitionDescription:
-    """Return a partition of replicas 1, 2 and 3."""
+    """Return a partition with replicas 1, 2 and 3."""
     fields = {"replicas": (1, 2, 3), **others}
     return PartitionDescription(partition=0, leader_id=leader_id, leader_epoch=4, isr=isr, **fields)  # type: ignore[arg-type]
 
 
 def test_a_partition_that_serves_has_no_problem() -> None:
-    """Enough are in sync; a partition of one replica needs one, whatever the config says."""
+    """Enough replicas are in sync. A partition with one replica needs one, regardless of the config."""
     assert problems(partition(1, (1, 2)), 1, 2) == []
     assert problems(partition(1, (1,), replicas=(1,)), 1) == []
 
 
 def test_too_few_in_sync_names_who_is_missing() -> None:
-    """Those that are down are to be started; else the others catch up."""
+    """The advice is to start brokers that are down; otherwise the others catch up by themselves."""
     (found,) = problems(partition(1, (1,)), 1, 3)
     assert found.kind is ProblemKind.UNDER_MIN_ISR
     assert found.reason == "in sync: broker 1; 2 needed for acks=all"
@@ -41,7 +41,7 @@ def test_too_few_in_sync_names_who_is_missing() -> None:
 
 @pytest.mark.parametrize("others", [(), (2, 3)])
 def test_lost_directory_names_it_and_the_command_that_gives_up(others: tuple[int, ...]) -> None:
-    """Which broker holds what, the directory that would bring it back, and the unclean election, with what it loses."""
+    """The text names what each broker holds, the missing directory, and the unclean election with its loss."""
     awaited = (AwaitedReplica(broker_id=1, log_directory_ids=(GONE,)),)
     (found,) = problems(partition(None, (1,), replicas=(1, *others), awaited_replicas=awaited), 1, 2)
     assert found.kind is ProblemKind.OFFLINE
@@ -52,7 +52,7 @@ def test_lost_directory_names_it_and_the_command_that_gives_up(others: tuple[int
 
 
 def test_brokers_that_are_down_are_to_be_started() -> None:
-    """An in-sync or eligible replica that is away has everything."""
+    """An in-sync or eligible replica on a broker that is down has everything."""
     (found,) = problems(partition(None, (1,), eligible_leader_replicas=(2,)), 3)
     assert found.reason.startswith("broker 1 has everything acknowledged (down); broker 2 has everything")
     assert found.advice.startswith("start brokers 1, 2; or lose")

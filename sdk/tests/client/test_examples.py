@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The example programs of README and docs run as they stand there, and print nothing to standard error."""
+"""The example programs of README and docs run unchanged and print nothing to standard error."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ PROGRAMS = [
 
 
 def test_there_are_examples() -> None:
-    """One in README, two in the page of the SDK."""
+    """README has one program, the page of the SDK two."""
     assert [name for name, _ in PROGRAMS] == ["README.md, 1", "docs/sdk.md, 1", "docs/sdk.md, 2"]
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("name", [name for name, _ in PROGRAMS])
 def test_examples_print_nothing_to_standard_error(bootstrap: str, admin: Admin, name: str) -> None:
-    """Nothing of Lograft's or gRPC's, at their end either."""
+    """Neither Lograft nor gRPC prints anything, not even at the end of the program."""
     topics = [each.topic for each in admin.list_topics()]
     for topic, count in (("events", 1), ("orders", 6)):
         if topic not in topics:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that end without closing their clients, as real processes: nothing is lost in silence, nothing of ours is printed."""
+"""Programs that end without closing their clients, in real processes: no silent loss, and no output of Lograft's own."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SENDS = "p = Producer(bootstrap, linger_ms=60_000)\nfor n in range(1_000): p.sen
 def test_open_producer_delivers_at_the_end_of_the_process(
     bootstrap: str, make_topic: MakeTopic, end: str, status: int
 ) -> None:
-    """However the program ends; exit code 0 with nothing stored and nothing said it was."""
+    """This holds for every way to end. Such a program once exited with 0, stored nothing and printed nothing."""
     topic = make_topic()
     assert run(SENDS + end, bootstrap, topic, status=status) == ""
     values = [record.value for record in read_all(bootstrap, topic)]
@@ -54,7 +54,7 @@ def test_open_producer_delivers_at_the_end_of_the_process(
 
 @pytest.mark.process
 def test_exception_of_the_program_is_all_that_is_printed(bootstrap: str, make_topic: MakeTopic) -> None:
-    """And the records are delivered all the same."""
+    """The records are delivered all the same."""
     topic = make_topic()
     error = run(SENDS + "raise ValueError('theirs')", bootstrap, topic, status=1)
     assert error.splitlines()[-1] == "ValueError: theirs"
@@ -64,7 +64,7 @@ def test_exception_of_the_program_is_all_that_is_printed(bootstrap: str, make_to
 
 @pytest.mark.process
 def test_what_cannot_be_delivered_in_time_is_counted(bootstrap: str, make_topic: MakeTopic) -> None:
-    """One line on standard error, and a warning for those who ask Python for it."""
+    """The loss is one line on standard error, and a ResourceWarning if Python is told to show it."""
     program = """
 from brokerd.embedded import EmbeddedCluster
 import warnings
@@ -83,7 +83,7 @@ for n in range(7): p.send(topic, b"lost")
 
 @pytest.mark.process
 def test_asyncio_producer_that_was_left_says_what_is_lost(bootstrap: str, make_topic: MakeTopic) -> None:
-    """Its event loop is gone: nothing can be sent any more."""
+    """Its event loop has ended, so it can send nothing more."""
     topic = make_topic()
     program = """
 async def main():
@@ -111,6 +111,6 @@ asyncio.run(main())
     ],
 )
 def test_clients_that_are_left_open_print_nothing(bootstrap: str, make_topic: MakeTopic, program: str) -> None:
-    """No "Task was destroyed", no "Event loop is closed", whatever is open at the end."""
+    """No "Task was destroyed" and no "Event loop is closed" appears, for any open client."""
     topic = make_topic()
     assert [run(program, bootstrap, topic) for _ in range(2)] == ["", ""]

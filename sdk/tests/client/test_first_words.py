@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the first bytes of a server say it is."""
+"""What a server is, judged by its first bytes."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from lograft._client.first_words import Seen, judge, say
     ],
 )
 def test_first_words(words: bytes, seen: Seen) -> None:
-    """Whole headers decide; anything else is another protocol."""
+    """A whole header decides. Anything else is another protocol."""
     assert judge(words) is seen
 
 
 def test_unknown_words_are_shown() -> None:
-    """Somebody may know them; no more than a line of them."""
+    """The user may recognise the bytes; at most one line of them is shown."""
     said = say("h:1", Seen.OTHER, b"SSH-2.0-OpenSSH_9.6\r\n" * 100)
     assert said.startswith("h:1 speaks another protocol")
     assert said.endswith("(it began with b'SSH-2.0-OpenSSH_9.6\\r\\nSSH')")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Children forked while clients of their parent work: they end as they wish; its clients refuse to work there, their own work."""
+"""Children forked while clients of the parent work: the parent's clients refuse to work there, the child's own work."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import pytest
 
 CHILDREN = 60
-"""Children of a program; of as many some ended by SIGSEGV each time."""
+"""Number of children of one program. Out of this many, some once ended by SIGSEGV in every run."""
 
 PROGRAM = """
 import asyncio, os, sys
@@ -89,7 +89,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("way", ["multiprocessing", "os._exit", "sys.exit"])
 def test_forked_children_end_as_they_wish(bootstrap: str, way: str) -> None:
-    """None ends by a signal or hangs, the parent's clients are refused, own ones work; nothing is lost or printed."""
+    """No child ends by a signal or hangs. The parent's clients are refused, the child's work, and nothing is lost or printed."""
     arguments = [sys.executable, "-W", "ignore", "-c", PROGRAM, bootstrap, way, str(CHILDREN)]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
@@ -119,7 +119,7 @@ os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 @pytest.mark.parametrize("early", ["", "import lograft"])
 def test_child_of_a_process_that_used_grpc_for_something_else_may_use_clients(bootstrap: str, early: str) -> None:
-    """Whether Lograft was loaded before the fork or only in the child."""
+    """It holds whether Lograft was loaded before the fork or only in the child."""
     program = OTHER_USE.format(early=early)
     subprocess.run([sys.executable, "-W", "ignore", "-c", program, bootstrap], timeout=60, check=True)
 
@@ -137,7 +137,7 @@ print(sorted({"h2", "hpack", "hyperframe", "lograft._client.python_channel", "lo
 
 
 def test_process_that_was_not_forked_loads_nothing_for_it(bootstrap: str) -> None:
-    """Neither the channels in Python nor the libraries below them."""
+    """It loads neither the Python channels nor the libraries below them."""
     command = [sys.executable, "-W", "ignore", "-c", PLAIN_USE, bootstrap]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "[]\n"

@@ -18,7 +18,7 @@ DEADLINE_S = 30.0
 
 
 def send_to_new(producer: Producer, admin: Admin, topic: str, partition: int) -> None:
-    """Send to a partition as soon as the producer knows it; ask the broker something meanwhile."""
+    """Send to a partition as soon as the producer knows it. Meanwhile ask the broker something else."""
     deadline = time.monotonic() + DEADLINE_S
     while True:
         try:
@@ -31,7 +31,7 @@ def send_to_new(producer: Producer, admin: Admin, topic: str, partition: int) ->
 
 
 def test_open_clients_learn_of_new_partitions(bootstrap: str, admin: Admin, make_topic: MakeTopic) -> None:
-    """A producer and a consumer that are open use new partitions; records and order of the old one stay."""
+    """An open producer and consumer use new partitions. Records and order of the old partition stay."""
     topic = make_topic(1)
     with Producer(bootstrap) as producer, Consumer(bootstrap) as consumer:
         producer.send_many(topic, [b"a", b"b"])
@@ -62,7 +62,7 @@ def test_open_clients_learn_of_new_partitions(bootstrap: str, admin: Admin, make
 
 
 def test_growth_that_cannot_be_is_refused(admin: Admin, make_topic: MakeTopic) -> None:
-    """Fewer, as many, too many, or no topic: typed errors, and nothing changes."""
+    """Fewer, equal or too many partitions, and an unknown topic, are typed errors that change nothing."""
     topic = make_topic(2)
     for count in (0, 1, 2, 100_000):
         with pytest.raises(InvalidRequestError) as caught:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages and statuses of gRPC are read however they are cut, and what is none gets a status."""
+"""gRPC messages and statuses are read in any pieces, and anything else gets a status."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LIMIT = 1_000
 
 @pytest.mark.parametrize("step", [1, 2, 7, 5_000])
 def test_messages_come_in_pieces_of_any_size(step: int) -> None:
-    """Empty ones, the largest allowed, and several in one piece."""
+    """Also empty messages, the largest allowed one, and several in one piece."""
     messages = [b"", b"a" * LIMIT, b"", b"b", b"c" * 999]
     data = b"".join(grpc_wire.message_head(len(each)) + each for each in messages)
     reader, found = MessageReader(LIMIT), list[bytes]()
@@ -22,7 +22,7 @@ def test_messages_come_in_pieces_of_any_size(step: int) -> None:
 
 
 def test_end_inside_a_message_is_seen() -> None:
-    """After a part of its head, and after a part of it."""
+    """The end comes after a part of the prefix, and after a part of the message."""
     reader = MessageReader(LIMIT)
     reader.take(b"\0\0")
     assert reader.is_inside
@@ -37,7 +37,7 @@ def test_end_inside_a_message_is_seen() -> None:
     [(b"\1\0\0\0\1", grpc_wire.INTERNAL), (grpc_wire.message_head(LIMIT + 1), grpc_wire.RESOURCE_EXHAUSTED)],
 )
 def test_messages_that_may_not_be_read_have_a_status(head: bytes, code: int) -> None:
-    """Before their bytes are taken."""
+    """The status comes before their bytes are taken."""
     with pytest.raises(MessageError) as caught:
         MessageReader(LIMIT).take(head)
     assert caught.value.status.code == code
@@ -52,13 +52,13 @@ def test_status_is_read_from_trailers() -> None:
 
 @pytest.mark.parametrize("value", ["", "x", "99", "-1"])
 def test_status_that_is_none_is_unknown(value: str) -> None:
-    """As gRPC has it."""
+    """Real gRPC does the same."""
     assert grpc_wire.status_in_trailers([("grpc-status", value)]).code == grpc_wire.UNKNOWN
     assert grpc_wire.status_in_trailers([]).code == grpc_wire.UNKNOWN
 
 
 def test_answers_of_no_grpc_server_have_a_status() -> None:
-    """By the HTTP status, then by the type."""
+    """The HTTP status decides, then the content type."""
     kind = ("content-type", "application/grpc+proto")
     assert grpc_wire.status_in_headers([(":status", "200"), kind]) is None
     for status, code in (("404", grpc_wire.UNIMPLEMENTED), ("503", grpc_wire.UNAVAILABLE), ("302", grpc_wire.UNKNOWN)):
@@ -69,7 +69,7 @@ def test_answers_of_no_grpc_server_have_a_status() -> None:
 
 
 def test_timeout_of_a_call_fits_its_header() -> None:
-    """At least a millisecond, at most eight digits; none without a limit."""
+    """The header has at least a millisecond and at most eight digits; without a limit it is absent."""
 
     def stated(timeout_ms: int | None) -> str | None:
         headers = grpc_wire.call_headers("/a/b", "h:1", timeout_ms=timeout_ms, user_agent="x")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client's side of HTTP/2 keeps to the windows of both sides, and a peer cannot make it hold much."""
+"""The client side of HTTP/2 respects the windows of both sides, and a peer cannot make it hold much."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ def connected(**values: int) -> Http2Connection:
 
 
 def sent(connection: Http2Connection, stream_id: int) -> int:
-    """Bytes of data of a stream that go now."""
+    """Return the bytes of a stream's data that are sent now."""
     data, _ = connection.take_output(1 << 30)
     return sum(len(each[3]) for each in frames(data) if each[0] == DATA and each[2] == stream_id)
 
 
 def test_greeting_is_preface_settings_and_a_wide_window() -> None:
-    """Before anything came from the server."""
+    """The greeting is sent before anything comes from the server."""
     data, drained = Http2Connection(WINDOW).take_output(1)
     assert data.startswith(PREFACE)
     assert not drained
@@ -84,7 +84,7 @@ def test_greeting_is_preface_settings_and_a_wide_window() -> None:
 
 
 def test_data_waits_for_the_windows_of_stream_and_connection() -> None:
-    """And goes on when they are opened; the user hears when all of it is on its way."""
+    """Sending continues when the windows open. The user learns when all data has been passed on."""
     connection = connected(window=100)
     first, second = connection.open(CALL), connection.open(CALL)
     connection.send(first, (b"a" * 150,))
@@ -103,7 +103,7 @@ def test_data_waits_for_the_windows_of_stream_and_connection() -> None:
 
 
 def test_settings_change_the_windows_of_open_streams() -> None:
-    """Below zero too, as after a server's change of mind."""
+    """A window may also become negative, when the server changes its settings."""
     connection = connected(window=100)
     stream = connection.open(CALL)
     connection.send(stream, (b"a" * 300,))
@@ -116,7 +116,7 @@ def test_settings_change_the_windows_of_open_streams() -> None:
 
 
 def test_streams_take_turns() -> None:
-    """One frame each, however much waits."""
+    """Each stream sends one frame in turn, regardless of the queue lengths."""
     connection = connected()
     streams = [connection.open(CALL) for _ in range(3)]
     for stream in streams:
@@ -126,7 +126,7 @@ def test_streams_take_turns() -> None:
 
 
 def test_server_may_send_as_much_as_the_reader_takes() -> None:
-    """No more than the window comes ahead; what was taken is granted again."""
+    """The server sends at most one window ahead. Consumed bytes are granted again."""
     connection = connected()
     stream = connection.open(CALL)
     connection.receive(answer(stream))
@@ -145,7 +145,7 @@ def test_server_may_send_as_much_as_the_reader_takes() -> None:
 
 
 def test_connection_takes_more_than_its_window() -> None:
-    """It is opened again half-way, by what comes for a stream that was given up too."""
+    """The connection window is reopened half-way, also by data of an abandoned stream."""
     connection = connected()
     stream, other = connection.open(CALL), connection.open(CALL)
     connection.receive(answer(stream) + answer(other))
@@ -162,7 +162,7 @@ def test_connection_takes_more_than_its_window() -> None:
 
 
 def test_bytes_may_come_one_by_one() -> None:
-    """Headers in pieces, data with padding, and the end."""
+    """Headers in pieces, data with padding, and the end are read."""
     connection = connected()
     stream = connection.open(CALL)
     block = encode_headers(START)
@@ -179,7 +179,7 @@ def test_bytes_may_come_one_by_one() -> None:
 
 
 def test_server_that_leaves_says_which_calls_it_has_not_seen() -> None:
-    """Those may be made again elsewhere; the others go on."""
+    """The user may repeat those calls elsewhere. The other calls continue."""
     connection = connected()
     first, second = connection.open(CALL), connection.open(CALL)
     connection.receive(answer(first))
@@ -190,7 +190,7 @@ def test_server_that_leaves_says_which_calls_it_has_not_seen() -> None:
 
 
 def test_no_more_streams_than_the_server_takes() -> None:
-    """One that ends makes room."""
+    """A stream that ends makes room for another."""
     connection = connected(streams=1)
     stream = connection.open(CALL)
     assert not connection.can_open()
@@ -199,7 +199,7 @@ def test_no_more_streams_than_the_server_takes() -> None:
 
 
 def test_what_comes_for_a_stream_that_was_given_up_is_passed_over() -> None:
-    """Its headers are read all the same: others may refer to them."""
+    """Its headers are still decoded, because later headers may refer to them."""
     connection = connected()
     stream = connection.open(CALL)
     connection.reset(stream, ErrorCodes.CANCEL)
@@ -211,7 +211,7 @@ def test_what_comes_for_a_stream_that_was_given_up_is_passed_over() -> None:
 
 
 def test_farewell_takes_nothing_from_what_goes_on() -> None:
-    """What was written before it is sent, and what comes behind it in one piece is read and answered."""
+    """Data written before GOAWAY is sent. Data that follows it in the same bytes is read and answered."""
     connection = connected()
     stream = connection.open(CALL)
     farewell = frame(GOAWAY, 0, 0, struct.pack(">II", (1 << 31) - 1, 0))
@@ -223,7 +223,7 @@ def test_farewell_takes_nothing_from_what_goes_on() -> None:
 
 
 def test_server_may_end_a_stream_twice() -> None:
-    """By trailers and by a reset in one piece, as gRPC's do when the client has not ended."""
+    """Servers of gRPC send trailers and a reset together when the client has not ended its side."""
     connection = connected()
     stream = connection.open(CALL)
     events = connection.receive(answer(stream) + end(stream) + frame(RST_STREAM, 0, stream, bytes(4)))
@@ -233,7 +233,7 @@ def test_server_may_end_a_stream_twice() -> None:
 
 
 def test_window_that_grows_too_far_costs_the_stream() -> None:
-    """The others go on."""
+    """The other streams continue."""
     connection = connected()
     first, second = connection.open(CALL), connection.open(CALL)
     assert connection.receive(update(first, (1 << 31) - 1)) == [
@@ -243,7 +243,7 @@ def test_window_that_grows_too_far_costs_the_stream() -> None:
 
 
 def test_server_chooses_no_memory_of_headers() -> None:
-    """Calls begin with the same bytes, however large a table it offers: none enters it."""
+    """Each call begins with the same bytes, for any table size that the server offers: nothing enters the table."""
     connection = connected(table=1 << 30)
     blocks = set[bytes]()
     connection.open(CALL)
@@ -279,7 +279,7 @@ def test_server_chooses_no_memory_of_headers() -> None:
     ],
 )
 def test_broken_protocol_ends_the_connection_with_a_word(data: bytes) -> None:
-    """Of whatever kind: nothing is held for long, and the server hears why."""
+    """For every kind of violation, little is held, and the server learns the reason."""
     connection = connected()
     stream = connection.open(CALL)
     connection.send(stream, (b"x" * 100_000,))
@@ -302,7 +302,7 @@ FRAMES = st.builds(frame, st.integers(0, 11), st.integers(0, 63), st.integers(0,
 
 @given(st.lists(FRAMES, max_size=8))
 def test_whatever_comes_is_taken_or_refused(pieces: list[bytes]) -> None:
-    """No other error leaves the core, and what the user does meanwhile or afterwards is none."""
+    """No other error leaves the core, and calls of the user during and after it raise none."""
     connection = connected()
     streams = [connection.open(CALL), connection.open(CALL)]
     connection.send(streams[0], (b"x" * 100_000,), is_end=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A new leader is heard of while the old one says nothing: frozen, cut off, or not reached yet."""
+"""A client learns of a new leader while the old one is silent: frozen, cut off, or not reached yet."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COUNT = 20
 
 
 def numbers_in(log: Log) -> list[int]:
-    """Numbers that the log holds, in order."""
+    """Return the numbers in the log, in order."""
     return [int(value or b"") for batch in log.batches for value in RecordBatch(batch).values()]
 
 
@@ -30,7 +30,7 @@ def send_numbers(producer: Producer, numbers: range) -> None:
 
 
 def test_producer_leaves_a_leader_that_froze() -> None:
-    """What it had sent there is sent again to the next leader, once, in order; nobody waits for the frozen one's silence."""
+    """The producer resends its batches to the next leader, once and in order, without waiting for the frozen one's silence."""
     leaders = Leaders()
     frozen = threading.Event()
     with ScriptedBroker(leaders, 2) as new, ScriptedBroker(leaders, 1, new.logs) as old:
@@ -56,7 +56,7 @@ def test_producer_leaves_a_leader_that_froze() -> None:
 def test_producer_does_not_wait_for_an_old_leader_that_is_not_reached(
     acks: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The connection to the old leader is never answered; the news of the next one is enough."""
+    """The connection to the old leader never opens. The news of the next leader is enough."""
     monkeypatch.setattr(produce_stream, "CONNECT_TIMEOUT_MS", 10 * int(WAIT_S * 1000))
     leaders = Leaders()
     with socket.create_server(("127.0.0.1", 0)) as mute, ScriptedBroker(leaders, 2) as new:
@@ -72,7 +72,7 @@ def test_producer_does_not_wait_for_an_old_leader_that_is_not_reached(
 
 
 def test_consumer_leaves_a_leader_that_froze() -> None:
-    """It reads on at the next leader where it had stopped."""
+    """The consumer continues at the next leader from its position."""
     leaders = Leaders()
     frozen = threading.Event()
     with ScriptedBroker(leaders, 2) as new, ScriptedBroker(leaders, 1, new.logs) as old:
@@ -92,7 +92,7 @@ def test_consumer_leaves_a_leader_that_froze() -> None:
 
 
 def test_producer_asks_others_when_a_leader_stalls_and_its_watch_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The frozen broker is also the one that it watches and would ask first; another one knows who leads."""
+    """The frozen broker also carries the watch and would be asked first. Another broker knows the leader."""
     monkeypatch.setattr(produce_stream, "STALLED_MS", 50)
     leaders, later = Leaders(), Leaders()
     later.leader_id, later.leader_epoch = 2, 2
@@ -111,7 +111,7 @@ def test_producer_asks_others_when_a_leader_stalls_and_its_watch_with_it(monkeyp
 
 
 def test_consumer_asks_others_when_a_leader_stalls_and_its_watch_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The frozen broker is also the one that it watches and would ask first; another one knows who leads."""
+    """The frozen broker also carries the watch and would be asked first. Another broker knows the leader."""
     monkeypatch.setattr(fetch_stream, "FETCH_STALLED_MS", 50)
     leaders, later = Leaders(), Leaders()
     later.leader_id, later.leader_epoch = 2, 2

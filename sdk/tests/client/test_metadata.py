@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a client knows of the cluster, merged from states of any age."""
+"""What a client knows about the cluster, merged from states of any age."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from lograft._client.metadata import BrokerNode, ClusterState, ClusterView, Lead
 
 
 def broker(broker_id: int, port: int = 1) -> BrokerNode:
-    """A broker on the loopback address."""
+    """Return a broker on the loopback address."""
     return BrokerNode(broker_id=broker_id, host="127.0.0.1", port=port)
 
 
 def topic(*leaders: tuple[int | None, int], topic_id: bytes = b"a") -> TopicState:
-    """Topic "t" with (leader, leader epoch) of each partition."""
+    """Return topic "t" with (leader, leader epoch) of each partition."""
     return TopicState(
         topic="t",
         topic_id=topic_id,
@@ -34,7 +34,7 @@ def state(
     removed_brokers: tuple[int, ...] = (),
     has_all_brokers: bool = False,
 ) -> ClusterState:
-    """A state with a metadata offset."""
+    """Return a state with a metadata offset."""
     return ClusterState(
         metadata_offset=offset,
         cluster_id="c",
@@ -49,7 +49,7 @@ def state(
 
 
 def test_leader_needs_a_leader_and_its_address() -> None:
-    """Without a topic, a partition, a leader or its broker there is no leader to ask."""
+    """Without a topic, a partition, a leader or its broker, no leader is known."""
     view = ClusterView()
     assert view.leader("t", 0) is None
     view.apply(state(1, topic((1, 4), (None, 5)), brokers=(broker(2),)))
@@ -61,7 +61,7 @@ def test_leader_needs_a_leader_and_its_address() -> None:
 
 
 def test_lower_leader_epoch_is_ignored_even_in_a_newer_state() -> None:
-    """A leader with a lower epoch than the known one is never believed; others of the same state are."""
+    """A leader with a lower epoch than the known one is ignored. Other leaders of the same state are taken."""
     view = ClusterView()
     view.apply(state(5, topic((1, 7), (1, 7)), brokers=(broker(1), broker(2))))
     view.apply(state(9, topic((2, 6), (2, 8))))
@@ -81,7 +81,7 @@ def test_partitions_are_not_taken_away_by_an_older_state() -> None:
 
 
 def test_topic_made_anew_replaces_the_old_one_only_in_a_newer_state() -> None:
-    """Another id is another topic: leader epochs start over, but an old state does not bring the old topic back."""
+    """Another id means another topic: leader epochs start again, but an old state does not bring the old topic back."""
     view = ClusterView()
     view.apply(state(5, topic((1, 7), topic_id=b"old")))
     view.apply(state(6, topic((2, 0), topic_id=b"new")))
@@ -91,7 +91,7 @@ def test_topic_made_anew_replaces_the_old_one_only_in_a_newer_state() -> None:
 
 
 def test_topics_go_when_a_state_that_is_not_older_says_so() -> None:
-    """A topic is forgotten when it is removed or missing where it was asked for; an older state cannot do that."""
+    """A topic is forgotten when it is removed or missing in an answer. An older state cannot do that."""
     view = ClusterView()
     view.apply(state(5, topic((1, 1))))
     view.apply(state(4, covered=("t",)))
@@ -106,7 +106,7 @@ def test_topics_go_when_a_state_that_is_not_older_says_so() -> None:
 
 
 def test_brokers_go_and_move_only_by_newer_states() -> None:
-    """An older state adds brokers that are not known but neither moves nor removes any."""
+    """An older state adds unknown brokers but neither moves nor removes a broker."""
     view = ClusterView()
     view.apply(state(5, brokers=(broker(1, 10), broker(2, 20)), has_all_brokers=True))
     view.apply(state(4, brokers=(broker(1, 11), broker(3, 30)), removed_brokers=(2,), has_all_brokers=True))
@@ -118,7 +118,7 @@ def test_brokers_go_and_move_only_by_newer_states() -> None:
 
 
 def test_hint_counts_only_when_it_is_newer() -> None:
-    """A leader hint is taken with a higher epoch, or where no leader was known; it brings the address along."""
+    """A leader hint counts with a higher epoch, or when no leader is known. It brings the address."""
     view = ClusterView()
     hint = {"leader_id": 2, "leader_epoch": 5, "host": "::1", "port": 77}
     assert not view.take_hint("t", 0, **hint)
@@ -139,7 +139,7 @@ def test_hint_counts_only_when_it_is_newer() -> None:
     )
 )
 def test_leader_epochs_never_go_back(states: list[tuple[int, list[tuple[int, int]]]]) -> None:
-    """Whatever the order of states of one topic, the known epoch of a partition only grows."""
+    """For any order of a topic's states, the known epoch of a partition only grows."""
     view = ClusterView()
     best: dict[int, int] = {}
     for offset, leaders in states:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker that comes back under another address, with gRPC's own resolver and a name server of the test."""
+"""A broker that comes back with another address, with gRPC's own resolver and a name server of the test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEADER, TYPE_A = struct.Struct(">6H"), 1
 
 
 class NameServer(asyncio.DatagramProtocol):
-    """Answers every question for an IPv4 address with one address, and any other with nothing."""
+    """Answers every question for an IPv4 address with one address, and every other question with nothing."""
 
     def __init__(self) -> None:
         self.address = GONE
@@ -28,11 +28,11 @@ class NameServer(asyncio.DatagramProtocol):
         self._transport: asyncio.DatagramTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Remember where to answer."""
+        """Keep the transport for the answers."""
         self._transport = cast("asyncio.DatagramTransport", transport)
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
-        """Answer."""
+        """Answer a question."""
         assert self._transport is not None
         self.questions += 1
         number = HEADER.unpack_from(data)[0]
@@ -48,7 +48,7 @@ class NameServer(asyncio.DatagramProtocol):
 
 @pytest.fixture
 async def names() -> AsyncIterator[tuple[NameServer, str]]:
-    """A name server, and the target of a server that listens at `THERE` alone."""
+    """A name server, and the target of a server that listens only at `THERE`."""
     loop = asyncio.get_running_loop()
     transport, server = await loop.create_datagram_endpoint(NameServer, local_addr=("127.0.0.1", 0))
     name_port = transport.get_extra_info("sockname")[1]
@@ -61,7 +61,7 @@ async def names() -> AsyncIterator[tuple[NameServer, str]]:
 
 
 async def test_clients_look_names_up_again_soon(names: tuple[NameServer, str]) -> None:
-    """A broker whose old address refuses is found at the new one; gRPC alone would wait for thirty seconds."""
+    """A broker whose old address refuses is found at the new one. By default, gRPC would wait for thirty seconds."""
     server, target = names
     async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
         state = channel.get_state(try_to_connect=True)

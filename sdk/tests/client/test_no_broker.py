@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses at which something else than a broker is, or nothing: the error says what was seen, and what to do."""
+"""Addresses without a broker: the error says what is there instead, and what to do."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class QuietHandler(http.server.SimpleHTTPRequestHandler):
     """Python's own HTTP server, without its log."""
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @contextmanager
@@ -43,7 +43,7 @@ def http_port() -> Iterator[int]:
 
 @contextmanager
 def talking_port(talk: Callable[[socket.socket], None]) -> Iterator[int]:
-    """A server that has `talk` with each connection, then closes it."""
+    """A server that runs `talk` for each connection and then closes it."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -64,7 +64,7 @@ def talking_port(talk: Callable[[socket.socket], None]) -> Iterator[int]:
 
 @contextmanager
 def tls_port(directory: Path, *, is_mute: bool) -> Iterator[int]:
-    """A server that speaks TLS with a certificate of its own; a mute one closes what is no TLS without an alert."""
+    """A server that speaks TLS with its own certificate. A mute one closes other connections without an alert."""
     key, certificate = directory / "key.pem", directory / "certificate.pem"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
     subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True)
@@ -82,14 +82,14 @@ def tls_port(directory: Path, *, is_mute: bool) -> Iterator[int]:
 
 @contextmanager
 def silent_port() -> Iterator[int]:
-    """A port that accepts connections and says nothing."""
+    """A port that accepts connections and sends nothing."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener.getsockname()[1]
 
 
 @contextmanager
 def refused_port() -> Iterator[int]:
-    """A port that stays free."""
+    """A port without a listener."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield taken.getsockname()[1]
@@ -109,7 +109,7 @@ KINDS = {
 
 @pytest.fixture(params=KINDS)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, str]]:
-    """(address, what is to be said of it)."""
+    """Yield (address, the text expected for it)."""
     kind = str(request.param)
     ports = {
         "http": http_port,
@@ -128,7 +128,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str,
 
 
 def test_blocking_clients_say_what_was_seen(place: tuple[str, str]) -> None:
-    """Each of them, in its first call."""
+    """Each client says so in its first call."""
     address, said = place
     with (
         Admin(address, request_timeout_ms=TIMEOUT_MS) as admin,
@@ -148,7 +148,7 @@ def test_blocking_clients_say_what_was_seen(place: tuple[str, str]) -> None:
 
 
 def test_asyncio_clients_say_the_same(place: tuple[str, str]) -> None:
-    """They share the way."""
+    """Both kinds of clients share this code."""
     address, said = place
 
     async def list_topics() -> None:
@@ -161,7 +161,7 @@ def test_asyncio_clients_say_the_same(place: tuple[str, str]) -> None:
 
 
 def test_command_says_the_same(place: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    """In one line, with exit code 1."""
+    """The command prints one line and exits with code 1."""
     address, said = place
     assert run(["topics", "list", "--bootstrap", address, "--timeout-ms", str(TIMEOUT_MS)]) == 1
     (line,) = capsys.readouterr().err.splitlines()
@@ -170,7 +170,7 @@ def test_command_says_the_same(place: tuple[str, str], capsys: pytest.CaptureFix
 
 
 def test_each_of_several_addresses_is_told_of() -> None:
-    """In the order in which they were asked."""
+    """The error names the addresses in the order in which they were asked."""
     with ExitStack() as stack:
         silent, refused = (f"127.0.0.1:{stack.enter_context(port())}" for port in (silent_port, refused_port))
         with Admin([silent, refused], request_timeout_ms=5_000) as admin, pytest.raises(NoBrokerError) as caught:

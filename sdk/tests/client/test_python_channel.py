@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The channel of forked processes, against servers that are no brokers; what it shares with gRPC's is in `test_virtual_grpc`."""
+"""The channel of forked processes, against servers that are not brokers. `test_virtual_grpc` compares it with gRPC's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Greet, and answer nothing."""
+    """Send settings, and answer no call."""
     writer.write(frame(SETTINGS, 0, 0))
     with suppress(ConnectionError):
         await reader.read()
@@ -37,12 +37,12 @@ async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 
 async def mute(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
-    """Say nothing at all."""
+    """Send nothing at all."""
     await reader.read()
 
 
 def answering(*frames: bytes) -> Serve:
-    """Greet, and answer the first call."""
+    """Send settings, and answer the first call."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(frame(SETTINGS, 0, 0))
@@ -79,13 +79,13 @@ async def status_of(serve: Serve, *, liveness_ms: int = 12_000, timeout_s: float
 
 
 async def test_silent_connection_is_given_up() -> None:
-    """A ping without an answer fails the calls, and one that nobody greets is no connection: the call waits for its deadline."""
+    """An unanswered ping fails the calls. Without settings no connection exists, and the call waits for its deadline."""
     assert await status_of(silent, liveness_ms=100, timeout_s=None) is grpc.StatusCode.UNAVAILABLE
     assert await status_of(mute, timeout_s=0.2) is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 async def test_server_that_breaks_the_protocol_costs_the_call_alone() -> None:
-    """HTTP/1, frames that are too large, statuses that are none: each call has an end."""
+    """HTTP/1, frames that are too large, invalid statuses: each call ends."""
 
     async def http1(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
@@ -106,7 +106,7 @@ async def test_server_that_breaks_the_protocol_costs_the_call_alone() -> None:
 
 
 async def test_channel_finds_a_server_that_comes_later() -> None:
-    """It fails calls meanwhile, and goes on trying."""
+    """The channel fails calls in the meantime, and keeps trying."""
     ended = asyncio.Event()
 
     async def served(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

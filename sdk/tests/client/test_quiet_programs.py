@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ordinary programs as real processes, however they use clients and however they end: nothing is printed that is not theirs.
+"""Ordinary programs in real processes: for every use of the clients and every end, they print only their own output.
 
-gRPC hands the events of all event loops of a process out through one queue. An event that is owed to a loop which was closed
-shows as "Event loop is closed" in another one, a task that is left as "Task was destroyed but it is pending!".
+gRPC delivers the events of all event loops of a process through one queue. An event for a closed loop shows as "Event loop is
+closed" in another loop. A task that is left shows as "Task was destroyed but it is pending!".
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.client.processes import free_port
 MakeTopic = Callable[..., str]
 
 RUNS = 3
-"""Each program is a race between threads: this many times it must be quiet."""
+"""Runs of each program, all of which must be quiet, because each run is a race between threads."""
 
 HEAD = """
 import asyncio, gc, os, signal, sys, threading, time
@@ -283,7 +283,7 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.process
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_print_nothing(bootstrap: str, make_topic: MakeTopic, name: str) -> None:
-    """However often they run."""
+    """Every run is quiet."""
     topic, dead = make_topic(), f"127.0.0.1:{free_port()}"
     for _ in range(RUNS):
         done = run(PROGRAMS[name], bootstrap, dead, topic)
@@ -301,7 +301,7 @@ def test_programs_print_nothing(bootstrap: str, make_topic: MakeTopic, name: str
     ],
 )
 def test_exception_of_a_program_is_all_that_is_printed(bootstrap: str, make_topic: MakeTopic, program: str) -> None:
-    """One traceback, and it ends with what the program raised."""
+    """The output is one traceback, and it ends with the program's exception."""
     topic = make_topic()
     for _ in range(RUNS):
         done = run(program, bootstrap, bootstrap, topic)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brokers that die and come back under clients."""
+"""Brokers that die and come back while clients use them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PARTITIONS = 3
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
 def test_nothing_is_lost_or_doubled_when_the_broker_restarts_under_a_producer(tmp_path: Path, how: str) -> None:
-    """Everything sent over two kills (or stops) of the broker is there once, in order, where the receipts say."""
+    """Two kills (or stops) of the broker lose nothing: each record is there once, in order, at the offset of its receipt."""
     receipts: list[BatchReceipt] = []
     acknowledged = threading.Semaphore(0)
 
@@ -38,7 +38,7 @@ def test_nothing_is_lost_or_doubled_when_the_broker_restarts_under_a_producer(tm
                         producer.send("topic", b"%d" % number, key=b"k%d" % (number % 10))
                         number += 1
                     assert acknowledged.acquire(timeout=DEADLINE_MS / 1000)
-                # Batches are under way now; some are in the log without their receipt having come back.
+                # Batches are under way now. Some are in the log, but their receipts have not arrived.
                 getattr(broker, how)()
                 for _ in range(2_000):
                     producer.send("topic", b"%d" % number, key=b"k%d" % (number % 10))
@@ -60,7 +60,7 @@ def test_nothing_is_lost_or_doubled_when_the_broker_restarts_under_a_producer(tm
 
 
 def test_consumer_goes_on_where_it_was_when_the_broker_restarts(tmp_path: Path) -> None:
-    """A consumer gets every record once over two restarts of the broker, without a call of its own."""
+    """A consumer gets every record once over two restarts of the broker, without any extra call."""
     tp = TopicPartition("topic", 0)
     with DevProcess(tmp_path / "data") as broker:
         with Admin(broker.bootstrap) as admin:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is produced comes out as it went in, against a real broker."""
+"""Records come out as they went in, against a real broker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MakeTopic = Callable[..., str]
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
 def test_records_come_out_as_they_went_in(bootstrap: str, make_topic: MakeTopic, codec: str) -> None:
-    """Values, nulls, empty values, keys, headers and timestamps survive the way through a broker."""
+    """A broker preserves values, nulls, empty values, keys, headers and timestamps."""
     topic = make_topic()
     before_ms = time.time_ns() // 1_000_000
     with Producer(bootstrap, codec=codec) as producer:
@@ -46,7 +46,7 @@ def test_records_come_out_as_they_went_in(bootstrap: str, make_topic: MakeTopic,
 
 
 def test_keys_choose_partitions_and_keep_order(bootstrap: str, make_topic: MakeTopic) -> None:
-    """Records with the same key are in the partition of its checksum, in the order in which they were sent."""
+    """Records with the same key are in the partition of its checksum, in the order of sending."""
     topic = make_topic(4)
     rows = [(b"key-%d" % (number % 17), b"%d" % number) for number in range(20_000)]
     with Producer(bootstrap, batch_bytes=4_096) as producer:
@@ -61,7 +61,7 @@ def test_keys_choose_partitions_and_keep_order(bootstrap: str, make_topic: MakeT
 
 
 def test_send_many_equals_send(bootstrap: str, make_topic: MakeTopic) -> None:
-    """Sending many at once puts the same records in the same partitions in the same order as one by one."""
+    """`send_many` puts the same records into the same partitions in the same order as single sends."""
     one_by_one, at_once = make_topic(3), make_topic(3)
     values = [b"%d" % number * (number % 50) for number in range(5_000)]
     keys = [None if number % 10 == 0 else b"k%d" % (number % 7) for number in range(5_000)]
@@ -80,7 +80,7 @@ def test_send_many_equals_send(bootstrap: str, make_topic: MakeTopic) -> None:
 
 
 def test_records_without_key_are_spread_batch_by_batch(bootstrap: str, make_topic: MakeTopic) -> None:
-    """Without keys every partition gets its share, in whole batches."""
+    """Without keys, every partition gets its share in whole batches."""
     topic = make_topic(3)
     receipts: list[BatchReceipt] = []
     with Producer(bootstrap, batch_bytes=1_024, on_batch=receipts.append) as producer:
@@ -93,7 +93,7 @@ def test_records_without_key_are_spread_batch_by_batch(bootstrap: str, make_topi
 
 
 def test_arrow_goes_in_and_comes_out(bootstrap: str, make_topic: MakeTopic) -> None:
-    """A table's columns are the records' fields, by key to the same partitions as `send`, in row order."""
+    """The columns of a table become the fields of records, with the partitions of `send`, in row order."""
     topic = make_topic(3)
     count = 10_000
     keys = [b"k%d" % (number % 11) if number % 5 else None for number in range(count)]
@@ -125,7 +125,7 @@ def test_arrow_goes_in_and_comes_out(bootstrap: str, make_topic: MakeTopic) -> N
 
 
 def test_arrow_that_does_not_fit_is_refused_or_cut(bootstrap: str, make_topic: MakeTopic) -> None:
-    """Rows of very different sizes are cut until they fit; one that never fits, and odd columns, are usage errors."""
+    """Rows of very different sizes are cut until they fit. A row that never fits and unknown columns are usage errors."""
     topic = make_topic()
     values = [b"x" * 60_000 if number == 5 else b"%d" % number for number in range(1_000)]
     with Producer(bootstrap, batch_bytes=65_536) as producer:
@@ -142,7 +142,7 @@ def test_arrow_that_does_not_fit_is_refused_or_cut(bootstrap: str, make_topic: M
 
 
 def test_encoded_batch_is_sent_as_it_is(bootstrap: str, make_topic: MakeTopic) -> None:
-    """A batch that the caller encoded keeps its place among the records of its partition."""
+    """A batch that the caller encoded keeps its position among the records of its partition."""
     topic = make_topic()
     with Producer(bootstrap) as producer:
         producer.send(topic, b"before", partition=0)
@@ -154,7 +154,7 @@ def test_encoded_batch_is_sent_as_it_is(bootstrap: str, make_topic: MakeTopic) -
 
 
 def test_receipts_tell_offsets_and_durability(bootstrap: str, make_topic: MakeTopic) -> None:
-    """Every batch is reported once, with the offsets in the log and the level that it reached."""
+    """Every batch is reported once, with its offsets in the log and its durability."""
     topic = make_topic()
     receipts: list[BatchReceipt] = []
     with Producer(bootstrap, batch_bytes=1_024, on_batch=receipts.append) as producer:
@@ -172,7 +172,7 @@ def test_receipts_tell_offsets_and_durability(bootstrap: str, make_topic: MakeTo
 
 @pytest.mark.parametrize(("acks", "idempotent"), [("leader", True), ("none", True), ("all", False)])
 def test_other_acks_deliver_too(bootstrap: str, make_topic: MakeTopic, acks: str, idempotent: bool) -> None:
-    """With every level of acknowledgement, and without idempotence, records arrive in order."""
+    """With every value of acks, and without idempotence, records arrive in order."""
     topic = make_topic()
     receipts: list[BatchReceipt] = []
     with Producer(bootstrap, acks=acks, idempotent=idempotent, batch_bytes=1_024, on_batch=receipts.append) as producer:
@@ -182,7 +182,8 @@ def test_other_acks_deliver_too(bootstrap: str, make_topic: MakeTopic, acks: str
         if acks == "none":
             assert all(receipt.base_offset is None for receipt in receipts)
         if acks != "all":
-            # Nothing tells when they are committed, which readers wait for: wait until the last one is readable.
+            # No receipt tells when the records are committed, and readers wait for that. So wait until the last one is
+            # readable.
             with Consumer(bootstrap) as consumer:
                 consumer.assign([TopicPartition(topic, 0)])
                 seen = 0
@@ -194,7 +195,7 @@ def test_other_acks_deliver_too(bootstrap: str, make_topic: MakeTopic, acks: str
 
 
 def test_record_is_sent_without_flush_when_it_has_lingered(bootstrap: str, make_topic: MakeTopic) -> None:
-    """Nobody needs to flush: a consumer that waits gets the record."""
+    """No flush is needed: a waiting consumer gets the record."""
     topic = make_topic()
     with Producer(bootstrap, linger_ms=0) as producer, Consumer(bootstrap) as consumer:
         consumer.assign([TopicPartition(topic, 0)])

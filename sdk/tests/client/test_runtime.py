@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The background thread of the blocking clients: there while it is needed, and only then."""
+"""The background thread of the blocking clients exists only while it is needed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lograft.errors import NoBrokerError
 
 
 def is_running() -> bool:
-    """True while the background thread is there."""
+    """True while the background thread runs."""
     return any(thread.name == "lograft" for thread in threading.enumerate())
 
 
@@ -34,7 +34,7 @@ def test_thread_lives_from_the_first_call_to_the_last_close() -> None:
 
 
 def test_runtime_is_given_back_when_a_client_cannot_start() -> None:
-    """What cannot be made on the loop leaves no thread behind."""
+    """A constructor that fails on the loop leaves no thread behind."""
     before = is_running()
 
     def fail() -> None:
@@ -46,7 +46,7 @@ def test_runtime_is_given_back_when_a_client_cannot_start() -> None:
 
 
 def test_blocking_wait_is_bounded_and_passes_errors_on() -> None:
-    """A coroutine that takes too long is cancelled; its own timeout error is not mistaken for that."""
+    """A coroutine that takes too long is cancelled. Its own TimeoutError is passed on as it is."""
     _, runtime = open_on_runtime(dict[str, int])
     try:
         cancelled = threading.Event()

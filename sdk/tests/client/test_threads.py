@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The blocking producer's lean path under many threads: nothing lost, nothing doubled, order per thread."""
+"""The fast path of the blocking producer with many threads: nothing lost, nothing doubled, order in each thread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RECORDS = 10_000
 
 @pytest.fixture
 def nervous() -> Iterator[None]:
-    """Threads are switched as often as the interpreter can."""
+    """The interpreter switches threads as often as it can."""
     interval_s = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -28,7 +28,7 @@ def nervous() -> Iterator[None]:
 
 @pytest.mark.usefixtures("nervous")
 def test_threads_lose_and_double_nothing_while_batches_are_sealed_under_them() -> None:
-    """While one thread seals all the time, every record of the others is in exactly one batch, in the order sent."""
+    """While one thread seals all the time, every record of the others is in exactly one batch, in the order of sending."""
     producer = Producer("127.0.0.1:1", batch_bytes=4_096)
     producer._deliveries.open_topic("t", 2)  # pyright: ignore[reportPrivateUsage]
     accumulator: Accumulator = producer._deliveries.accumulator  # pyright: ignore[reportPrivateUsage]
@@ -75,7 +75,7 @@ def test_threads_lose_and_double_nothing_while_batches_are_sealed_under_them() -
 
 
 class ClosingBatch(OpenBatch):
-    """Stands for another thread that seals the batch just before the fast path appends to it."""
+    """Simulates another thread that seals the batch just before the fast path appends to it."""
 
     def __init__(self, producer: Producer, batch: OpenBatch) -> None:
         super().__init__(batch.room)
@@ -91,7 +91,7 @@ class ClosingBatch(OpenBatch):
 
 @pytest.mark.parametrize("key", [b"k", None])
 def test_record_that_meets_a_seal_is_in_the_next_batch(key: bytes | None) -> None:
-    """When the open batch is sealed between the look at its room and the append, the record is not lost."""
+    """If the open batch is sealed between the check of its room and the append, the record is not lost."""
     producer = Producer("127.0.0.1:1")
     producer._deliveries.open_topic("t", 1)  # pyright: ignore[reportPrivateUsage]
     accumulator: Accumulator = producer._deliveries.accumulator  # pyright: ignore[reportPrivateUsage]

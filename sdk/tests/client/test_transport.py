@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What clients make of calls that fail without a word from a Lograft server, and of channels that owe an answer."""
+"""How clients treat calls that fail without an answer of a Lograft server, and channels that owe an answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lograft.errors import InvalidSettingError, LograftError, NoBrokerError, Pro
 
 
 def failed(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
-    """A failure that gRPC made itself: no details of Lograft."""
+    """Return a failure that gRPC made itself, without details of Lograft."""
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
 
 
@@ -26,7 +26,7 @@ def failed(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
         (grpc.StatusCode.CANCELLED, "CANCELLED"),
         (grpc.StatusCode.UNKNOWN, "Stream removed"),
         (grpc.StatusCode.INTERNAL, "Received RST_STREAM with error code 2"),
-        # Seen when a broker is killed while a message is being written.
+        # gRPC reports this when a broker is killed during a write.
         (grpc.StatusCode.INTERNAL, "Internal error from Core"),
     ],
 )
@@ -49,7 +49,7 @@ def test_a_connection_that_breaks_is_tried_again_whatever_grpc_calls_it(code: gr
 def test_what_would_fail_again_is_no_lost_connection(
     code: grpc.StatusCode, details: str, kind: type[LograftError]
 ) -> None:
-    """Another try would end in the same way, so the caller is told at once."""
+    """Another attempt would fail in the same way, so the caller gets the error at once."""
     error = failed(code, details)
     assert not is_connection_loss(error)
     assert isinstance(to_error(error, "127.0.0.1:1"), kind)
@@ -59,7 +59,7 @@ ADDRESS = "127.0.0.1:1"
 
 
 async def test_channel_that_is_given_up_gets_no_further_call_and_closes_when_nothing_uses_it() -> None:
-    """A call that is under way on it may still get its answer."""
+    """A call under way on the channel may still get its answer."""
     transport = Transport()
     try:
         old = transport.channel(ADDRESS, Purpose.BULK)
@@ -70,7 +70,7 @@ async def test_channel_that_is_given_up_gets_no_further_call_and_closes_when_not
             await asyncio.sleep(0)
             assert old.get_state() is grpc.ChannelConnectivity.IDLE
         await closed(old)
-        # Whoever hears of it later must not take the new one away.
+        # A later caller that gives up the old channel must not remove the new one.
         transport.give_up(old)
         assert transport.channel(ADDRESS, Purpose.BULK) is new
         transport.give_up(new)
@@ -80,7 +80,7 @@ async def test_channel_that_is_given_up_gets_no_further_call_and_closes_when_not
 
 
 async def test_channel_that_is_given_up_is_closed_with_the_client() -> None:
-    """Though something still uses it."""
+    """This holds even if a call still uses it."""
     transport = Transport()
     channel = transport.channel(ADDRESS, Purpose.CONTROL)
     with transport.using(channel):
@@ -90,7 +90,7 @@ async def test_channel_that_is_given_up_is_closed_with_the_client() -> None:
 
 
 async def closed(channel: grpc.aio.Channel) -> None:
-    """Give the loop some turns, in which a channel must have been closed."""
+    """Give the loop some turns, in which a channel must be closed."""
     for _ in range(10):
         await asyncio.sleep(0)
     assert channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN
@@ -99,6 +99,6 @@ async def closed(channel: grpc.aio.Channel) -> None:
 @pytest.mark.parametrize("value", [3_999, 60_001, True, "12000"])
 @pytest.mark.parametrize("client", [Producer, Consumer, Admin, aio.Producer, aio.Consumer, aio.Admin])
 def test_liveness_bound_out_of_range_is_refused(client: Callable[..., object], value: object) -> None:
-    """With the range in the message."""
+    """The message has the range."""
     with pytest.raises(InvalidSettingError, match="connection_liveness_ms"):
         client(ADDRESS, connection_liveness_ms=value)

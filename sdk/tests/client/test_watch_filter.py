@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client's watch covers every topic that was asked for, whenever it was asked for."""
+"""A client's watch covers every requested topic, regardless of the time of the request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WAIT_S = 20.0
 def test_a_topic_asked_for_while_the_watch_is_opened_is_watched_too(
     bootstrap: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The watch that was being opened does not have it, so another one is opened."""
+    """The watch that is being opened lacks the topic, so another one is opened."""
     with Admin(bootstrap) as admin:
         for topic in ("asked-first", "asked-meanwhile"):
             admin.create_topic(topic)

@@ -46,7 +46,7 @@ def poll_values(consumer: Consumer, count: int) -> list[bytes | None]:
 
 
 def test_position_moves_with_what_was_handed_out(bootstrap: str, filled: TopicPartition) -> None:
-    """The position is the offset of the next record, inside batches, too, and for both ways to read."""
+    """The position is the offset of the next record, also inside batches, and for both ways to read."""
     with Consumer(bootstrap) as consumer:
         consumer.assign([filled])
         assert consumer.position(filled) == 0
@@ -68,7 +68,7 @@ def test_position_moves_with_what_was_handed_out(bootstrap: str, filled: TopicPa
 
 
 def test_seek_goes_back_and_forth_and_drops_what_was_fetched(bootstrap: str, filled: TopicPartition) -> None:
-    """After a seek the next record is the one sought, whatever had been fetched ahead or half read."""
+    """After a seek the next record is the requested one, regardless of data fetched ahead or half read."""
     with Consumer(bootstrap) as consumer:
         consumer.assign([filled], offsets={filled: 500})
         assert poll_values(consumer, 1) == [b"500"]
@@ -85,7 +85,7 @@ def test_seek_goes_back_and_forth_and_drops_what_was_fetched(bootstrap: str, fil
 
 
 def test_seek_by_time_finds_the_first_record_not_older(bootstrap: str, filled: TopicPartition) -> None:
-    """A time between two records finds the later one; a time after all finds the end."""
+    """A time between two records finds the later one. A time after all records finds the end."""
     with Consumer(bootstrap) as consumer:
         consumer.assign([filled])
         assert consumer.offsets_for_times({filled: 499_500}) == {filled: 500}
@@ -100,7 +100,7 @@ def test_seek_by_time_finds_the_first_record_not_older(bootstrap: str, filled: T
 
 
 def test_out_of_range_is_raised_until_the_position_moves(bootstrap: str, filled: TopicPartition) -> None:
-    """With the policy "error" a position beyond the end is an error with the readable range, until a seek."""
+    """With the policy "error", a position beyond the end raises an error with the readable range until a seek."""
     with Consumer(bootstrap) as consumer:
         consumer.assign([filled], offsets={filled: 5_000})
         for _ in range(2):
@@ -116,7 +116,7 @@ def test_out_of_range_is_raised_until_the_position_moves(bootstrap: str, filled:
 def test_out_of_range_policy_resets_the_position(
     bootstrap: str, filled: TopicPartition, policy: str, position: int
 ) -> None:
-    """With a reset policy the consumer goes on from the first or the end offset by itself."""
+    """With a reset policy, the consumer itself continues from the first offset or the end."""
     with Consumer(bootstrap, on_out_of_range=policy) as consumer, Producer(bootstrap) as producer:
         consumer.assign([filled], offsets={filled: 5_000})
         assert policy == "earliest" or consumer.poll(timeout_ms=200) == []
@@ -126,7 +126,7 @@ def test_out_of_range_policy_resets_the_position(
 
 
 def test_new_records_reach_a_waiting_consumer_from_the_end(bootstrap: str, filled: TopicPartition) -> None:
-    """A consumer that starts at the end gets what comes later, and nothing else."""
+    """A consumer that starts at the end gets only later records."""
     with Consumer(bootstrap) as consumer, Producer(bootstrap, linger_ms=0) as producer:
         consumer.assign([filled], start="latest")
         producer.send(filled.topic, b"new")
@@ -134,7 +134,7 @@ def test_new_records_reach_a_waiting_consumer_from_the_end(bootstrap: str, fille
 
 
 def test_small_credit_and_chunks_still_bring_everything(bootstrap: str, make_topic: MakeTopic) -> None:
-    """With credit for less than one batch, everything comes, batch by batch."""
+    """With credit for less than one batch, all batches come one by one."""
     topic = make_topic(2)
     with Producer(bootstrap, batch_bytes=16_384) as producer:
         producer.send_many(topic, [b"x" * 100] * 5_000, partition=0)
@@ -146,7 +146,7 @@ def test_small_credit_and_chunks_still_bring_everything(bootstrap: str, make_top
 
 
 def test_iteration_gives_record_after_record(bootstrap: str, filled: TopicPartition) -> None:
-    """A consumer is iterable and ends when it is closed."""
+    """A consumer is iterable, and the iteration ends when it is closed."""
     consumer = Consumer(bootstrap)
     consumer.assign([filled], offsets={filled: 998})
     seen: list[bytes | None] = []
@@ -177,7 +177,7 @@ def test_reassignment_drops_the_old_partitions(bootstrap: str, make_topic: MakeT
 
 
 def test_deleted_topic_is_an_error_not_silence(bootstrap: str, admin: Admin, filled: TopicPartition) -> None:
-    """When the topic of an assigned partition is deleted, poll says so."""
+    """When the topic of an assigned partition is deleted, poll raises an error."""
     with Consumer(bootstrap) as consumer:
         consumer.assign([filled])
         poll_values(consumer, 1_000)

@@ -13,14 +13,14 @@ TP = TopicPartition("t", 0)
 
 
 def chunk(cursor: Cursor, generation: int, next_offset: int) -> Chunk:
-    """A chunk that ends before `next_offset`."""
+    """Return a chunk that ends before `next_offset`."""
     return Chunk(
         cursor=cursor, generation=generation, body=b"x", next_offset=next_offset, high_watermark=100, source=None
     )
 
 
 def test_position_only_advances_within_a_generation() -> None:
-    """What was handed out moves the position forward, never back; a seek may do both."""
+    """Consuming moves the position forward, never back. A seek may do both."""
     cursor = Cursor(TP, 10)
     cursor.advance(15)
     cursor.advance(12)
@@ -30,7 +30,7 @@ def test_position_only_advances_within_a_generation() -> None:
 
 
 def test_old_generations_are_dropped_in_passing() -> None:
-    """Chunks from before a seek are given back, in order, and do not count; resets and failures of old ones neither."""
+    """Chunks, resets and failures from before a seek do not count. The bytes of the chunks are given back, in order."""
     cursor = Cursor(TP, 0)
     queue = FetchBuffer()
     old = [chunk(cursor, 0, 5), chunk(cursor, 0, 9)]
@@ -54,7 +54,7 @@ def test_old_generations_are_dropped_in_passing() -> None:
 
 
 def test_reset_and_failure_take_effect_in_their_turn() -> None:
-    """A reset moves the position after what came before it; a failure stops the partition until the next seek."""
+    """A reset moves the position after the arrivals before it. A failure stops the partition until the next seek."""
     cursor = Cursor(TP, 20)
     queue = FetchBuffer()
     error = DataLossError("gone")
@@ -80,13 +80,13 @@ def test_reset_and_failure_take_effect_in_their_turn() -> None:
     steps=st.lists(st.tuples(st.booleans(), st.integers(1, 400)), max_size=60),
 )
 def test_credit_is_bounded_and_never_stalls(limit: int, steps: list[tuple[bool, int]]) -> None:
-    """Held plus open bytes stay within the limit but for one large batch, and an idle stream always has credit."""
+    """Held plus open bytes stay within the limit, except by one large batch. An idle stream always has credit."""
     ledger = CreditLedger(limit)
     server_credit = limit
     held: list[int] = []
     for is_chunk, size in steps:
         if is_chunk and server_credit > 0:
-            # As a broker: a chunk is cut to the credit, but a single larger batch is sent whole.
+            # Like a broker: it cuts a chunk to the credit, but sends a single larger batch whole.
             server_credit -= size
             ledger.receive(size)
             held.append(size)

@@ -38,7 +38,7 @@ def read(consumer: Consumer, count: int) -> list[int]:
 
 
 def first_route(request: log_pb2.FetchRequest) -> log_pb2.FetchRoute:
-    """The route that a request binds."""
+    """Return the route that a request binds."""
     return (request.open.routes if request.HasField("open") else request.bind.routes)[0]
 
 
@@ -56,7 +56,7 @@ def first_route(request: log_pb2.FetchRequest) -> log_pb2.FetchRoute:
 def test_ends_are_passed_over_without_loss_or_repeat(
     broker: ScriptedBroker, end: list[log_pb2.FetchResponse | grpc.StatusCode | None]
 ) -> None:
-    """After half of the records the stream or route ends; the next one goes on with the record that follows."""
+    """After half of the records the stream or route ends. The next one continues with the following record."""
     seen: list[int] = []
 
     def script(stream: int, request: log_pb2.FetchRequest) -> Answer:
@@ -92,7 +92,7 @@ def test_hint_leads_to_the_new_leader(broker: ScriptedBroker) -> None:
 
 
 def test_deposed_leader_is_not_believed(broker: ScriptedBroker) -> None:
-    """A broker that opens a route under a lower leader epoch than is known is let go, and its chunks are dropped."""
+    """The consumer leaves a broker that opens a route under a lower leader epoch than the known one, and drops its chunks."""
     broker.leaders.leader_epoch = 5
     epochs = [3, 5]
 
@@ -114,7 +114,7 @@ def test_deposed_leader_is_not_believed(broker: ScriptedBroker) -> None:
 
 
 def test_topic_made_anew_is_not_read_with_old_offsets(broker: ScriptedBroker) -> None:
-    """When the topic behind a name changes, the consumer says so instead of going on at a meaningless offset."""
+    """When another topic takes over the name, the consumer raises an error instead of using a meaningless offset."""
 
     def script(stream: int, request: log_pb2.FetchRequest) -> Answer:
         if stream == 0:
@@ -130,7 +130,7 @@ def test_topic_made_anew_is_not_read_with_old_offsets(broker: ScriptedBroker) ->
 
 
 def test_damaged_batch_is_an_error_until_a_seek(broker: ScriptedBroker) -> None:
-    """Records before the damage are given, the damage is a typed error again and again, and a seek goes past it."""
+    """The records before the damage come. Then every poll raises a typed error, until a seek moves past the damage."""
     batches = [bytearray(batch) for batch in broker.logs[0].batches]
     batches[4][-1] ^= 0xFF
     broker.logs[0].batches = [bytes(batch) for batch in batches]
@@ -149,7 +149,7 @@ def test_damaged_batch_is_an_error_until_a_seek(broker: ScriptedBroker) -> None:
 
 
 def test_torn_chunk_is_an_error(broker: ScriptedBroker) -> None:
-    """A chunk that ends within a batch is damage, not the end."""
+    """A chunk that ends inside a batch is damaged; it is not the end of the log."""
     broker.on_fetch = lambda stream, request: (
         [fetch_opened(request), chunk(0, broker.logs[0].batches[0][:-3], 1)] if request.HasField("open") else None
     )
@@ -160,7 +160,7 @@ def test_torn_chunk_is_an_error(broker: ScriptedBroker) -> None:
 
 
 def test_gaps_control_batches_and_marks_move_the_position(broker: ScriptedBroker) -> None:
-    """Control batches are not shown, compacted ones keep their offsets, a mark passes over what holds no record."""
+    """Control batches are hidden, compacted batches keep their offsets, and a mark skips offsets without records."""
     first = encode_batch([b"1", b"2", b"3"], offset_deltas=[0, 4, 9], base_offset=0)
     control = encode_batch([b"marker"], control=True, base_offset=10)
     last = encode_batch([b"4"], base_offset=20)
@@ -186,7 +186,7 @@ def test_gaps_control_batches_and_marks_move_the_position(broker: ScriptedBroker
 
 
 def test_silent_broker_is_asked_anew(broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker that sends not even marks loses its stream; the next one delivers."""
+    """A broker that sends not even marks loses its stream. The next stream delivers."""
     monkeypatch.setattr(fetch_stream, "STREAM_SILENCE_MS", 200)
     broker.on_fetch = lambda stream, request: [fetch_opened(request)] if stream == 0 else None
     with Consumer(broker.bootstrap) as consumer:
@@ -207,7 +207,7 @@ def test_silent_broker_is_asked_anew(broker: ScriptedBroker, monkeypatch: pytest
 def test_broken_handshake_is_an_error(
     broker: ScriptedBroker, answer: list[log_pb2.FetchResponse | None], kind: type[Exception]
 ) -> None:
-    """A server that does not speak the protocol is a typed error of poll."""
+    """`poll` raises a typed error for a server that does not speak the protocol."""
     broker.on_fetch = lambda stream, request: answer
     with Consumer(broker.bootstrap) as consumer:
         consumer.assign([TP])
@@ -227,7 +227,7 @@ def test_lost_data_is_an_error(broker: ScriptedBroker) -> None:
 
 @pytest.mark.parametrize(("policy", "start"), [("earliest", 0), ("latest", 10)])
 def test_reset_without_a_range_looks_the_offset_up(broker: ScriptedBroker, policy: str, start: int) -> None:
-    """When the broker does not tell the readable range, a reset policy asks for it."""
+    """When the broker does not report the readable range, a reset policy looks it up."""
     error = errors_pb2.PartitionError(code=errors_pb2.ERROR_CODE_OFFSET_OUT_OF_RANGE, message="out of range")
 
     def script(stream: int, request: log_pb2.FetchRequest) -> Answer:
@@ -251,7 +251,7 @@ def test_reset_without_a_range_looks_the_offset_up(broker: ScriptedBroker, polic
 
 
 def test_broker_that_moved_is_found_at_its_new_address(broker: ScriptedBroker) -> None:
-    """When a broker comes back at another address, its partitions are read there from where they stood."""
+    """When a broker comes back at another address, the consumer reads its partitions there from the same positions."""
     with ScriptedBroker(broker.leaders, 2, broker.logs) as moved:
         broker.leaders.brokers.pop(2)
         error = errors_pb2.PartitionError(code=errors_pb2.ERROR_CODE_NOT_LEADER, message="moved")
@@ -273,7 +273,7 @@ def test_broker_that_moved_is_found_at_its_new_address(broker: ScriptedBroker) -
 
 
 def test_partition_without_a_leader_waits_for_one(broker: ScriptedBroker) -> None:
-    """While nobody leads, poll gives nothing; it goes on when the metadata names a leader."""
+    """Without a leader, poll returns nothing. It continues when the metadata names a leader."""
     broker.leaders.leader_id = 9
     with Consumer(broker.bootstrap) as consumer:
         consumer.assign([TP])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A consumer with a rack reads from a follower there; whatever that one does, every record comes once and in order."""
+"""A consumer with a rack reads from a follower there. For any behaviour of the follower, records come once and in order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Answer = list[log_pb2.FetchResponse | grpc.StatusCode | None]
 
 
 def racks() -> Leaders:
-    """Broker 1 leads in rack a, broker 2 follows in sync in rack b."""
+    """Broker 1 leads in rack a; broker 2 is an in-sync follower in rack b."""
     leaders = Leaders()
     leaders.racks = {1: "a", 2: "b"}
     leaders.isr = (1, 2)
@@ -46,17 +46,17 @@ def read(consumer: Consumer, count: int) -> list[int]:
 
 
 def routes_of(request: log_pb2.FetchRequest) -> list[log_pb2.FetchRoute]:
-    """The routes that a request binds."""
+    """Return the routes that a request binds."""
     return list(request.open.routes if request.HasField("open") else request.bind.routes)
 
 
 def refusal(code: errors_pb2.ErrorCode) -> Answer:
-    """The end of route 0."""
+    """Return the end of route 0."""
     return [fetch_end(0, errors_pb2.PartitionError(code=code, message="scripted"))]
 
 
 def test_a_follower_is_read_while_the_leader_is_not_reached() -> None:
-    """With a rack the leader is not needed; the route says that a follower may serve it."""
+    """With a rack the leader is not needed. The route allows a follower."""
     leaders = racks()
     asked: list[log_pb2.FetchRoute] = []
     with socket.create_server(("127.0.0.1", 0)) as mute, ScriptedBroker(leaders, 2) as follower:
@@ -90,7 +90,7 @@ def test_a_follower_is_read_while_the_leader_is_not_reached() -> None:
 )
 @pytest.mark.parametrize("given", [0, 4])
 def test_the_leader_is_asked_whatever_the_follower_answers(end: Answer, given: int) -> None:
-    """Before the first record or behind some, the consumer goes on at the leader with the next record."""
+    """Before the first record or after some, the consumer continues at the leader with the next record."""
     leaders = racks()
     asked: list[log_pb2.FetchRoute] = []
     with ScriptedBroker(leaders, 1) as leader, ScriptedBroker(leaders, 2) as follower:
@@ -115,7 +115,7 @@ def test_the_leader_is_asked_whatever_the_follower_answers(end: Answer, given: i
     ("topic_id", "leader_epoch"), [(b"another topic id", 2), (bytes(16), 1)], ids=["topic id", "leader epoch"]
 )
 def test_a_follower_that_is_behind_is_left(topic_id: bytes, leader_epoch: int) -> None:
-    """One that has an older topic of the name, or follows an older leader epoch, proves nothing about the topic."""
+    """A follower with an older topic of the same name, or with an older leader epoch, proves nothing about the topic."""
     leaders = racks()
     with ScriptedBroker(leaders, 1) as leader, ScriptedBroker(leaders, 2) as follower:
         filled(leader.logs[0])
@@ -133,7 +133,7 @@ def test_a_follower_that_is_behind_is_left(topic_id: bytes, leader_epoch: int) -
 
 
 def test_an_offset_is_out_of_range_only_by_the_leader() -> None:
-    """The follower says it too soon; at the leader it is the truth."""
+    """The follower may be wrong; only the leader's answer counts."""
     leaders = racks()
     with ScriptedBroker(leaders, 1) as leader, ScriptedBroker(leaders, 2) as follower:
         for broker in (leader, follower):
@@ -150,7 +150,7 @@ def test_an_offset_is_out_of_range_only_by_the_leader() -> None:
 
 
 def test_a_follower_is_tried_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the named time the consumer comes back from the leader, from its position on."""
+    """After `FOLLOWER_RETRY_MS`, the consumer returns from the leader, and continues from its position."""
     monkeypatch.setattr(fetch_engine, "FOLLOWER_RETRY_MS", 100)
     monkeypatch.setattr(fetch_engine, "TICK_S", 0.02)
     leaders = racks()
@@ -176,7 +176,7 @@ def test_a_follower_is_tried_again_later(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_metadata_sends_the_consumer_away_from_a_follower_that_says_nothing() -> None:
-    """It is frozen; the metadata has it out of sync."""
+    """The follower is frozen, and the metadata shows it out of sync."""
     leaders = racks()
     frozen = threading.Event()
     with ScriptedBroker(leaders, 1) as leader, ScriptedBroker(leaders, 2) as follower:
@@ -197,6 +197,6 @@ def test_metadata_sends_the_consumer_away_from_a_follower_that_says_nothing() ->
 
 @pytest.mark.parametrize("rack", ["", "x" * 250])
 def test_a_rack_has_1_to_249_characters(rack: str) -> None:
-    """An empty one is no rack: it is left out."""
+    """An empty string is not a rack; the setting must be left out."""
     with pytest.raises(InvalidSettingError, match="client_rack"):
         Consumer("localhost", client_rack=rack)

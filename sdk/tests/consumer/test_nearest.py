@@ -30,20 +30,20 @@ def seen(
 
 
 def chosen(view: ClusterView, rack: str | None, partition: int = 0) -> tuple[int, bool] | None:
-    """The broker, and whether it is asked as the leader."""
+    """Return the broker, and whether it is read as the leader."""
     place = read_place(view, "t", partition, rack=rack)
     return None if place is None else (place.broker_id, place.is_leader)
 
 
 def test_a_place_says_where_and_as_what_the_broker_is_asked() -> None:
-    """Address and epoch are those of the broker and the partition."""
+    """Address and epoch belong to the broker and the partition."""
     view = seen(isr=(1, 2))
     assert read_place(view, "t", 0, rack="a") == ReadPlace(broker_id=1, address="h:1", leader_epoch=7, is_leader=True)
     assert read_place(view, "t", 0, rack="b") == ReadPlace(broker_id=2, address="h:2", leader_epoch=7, is_leader=False)
 
 
 def test_the_leader_is_read_without_a_rack_or_where_it_is_as_near() -> None:
-    """It has everything first; so has it for a consumer in a rack of nobody, or of brokers without a rack."""
+    """The leader has everything first. It serves consumers without a rack, in its own rack, or in a rack without a follower."""
     view = seen(isr=(1, 2, 3, 5))
     assert chosen(view, None) == (1, True)
     assert chosen(view, "a") == (1, True)
@@ -55,7 +55,7 @@ def test_the_leader_is_read_without_a_rack_or_where_it_is_as_near() -> None:
 
 
 def test_only_followers_in_sync_known_and_unfenced_are_asked() -> None:
-    """Everybody else falls behind, or serves nobody."""
+    """All other brokers lag behind or serve no reads."""
     assert chosen(seen(isr=(1, 3)), "b") == (3, False)
     assert chosen(seen(isr=(1, 2, 3), fenced=(2,)), "b") == (3, False)
     assert chosen(seen(isr=(1, 2), fenced=(2,)), "b") == (1, True)
@@ -64,7 +64,7 @@ def test_only_followers_in_sync_known_and_unfenced_are_asked() -> None:
 
 
 def test_without_a_leader_there_is_no_place() -> None:
-    """Nor for partitions that are not known."""
+    """The same holds for unknown partitions."""
     assert chosen(seen(isr=(1, 2), leader_id=None), "b") is None
     assert chosen(seen(isr=(1, 2)), "b", partition=1) is None
     view = seen(isr=(1, 2))
@@ -74,7 +74,7 @@ def test_without_a_leader_there_is_no_place() -> None:
 
 
 def test_partitions_take_turns_among_several_followers() -> None:
-    """Each of three has a third, always the same."""
+    """Each of three followers has a third of the partitions, always the same."""
     view = seen(isr=(4, 1, 3, 2), count=30)
     found = [chosen(view, "b", number) for number in range(30)]
     assert Counter(found) == {(2, False): 10, (3, False): 10, (4, False): 10}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Look-ups of offsets against a broker that cannot answer for a while."""
+"""Lookups of offsets against a broker that cannot answer for a while."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LATEST = OffsetQuery(topic="t", partition=0, position=Position.LATEST)
 
 
 def test_latest_offset_that_is_not_available_yet_is_asked_for_again() -> None:
-    """A new leader that does not know its latest offset yet costs the caller some time, no error."""
+    """A new leader that does not know its latest offset yet costs the caller time, but no error."""
     with ScriptedBroker(Leaders()) as broker, Admin(broker.bootstrap) as admin:
         broker.offset_failures = [errors_pb2.ERROR_CODE_OFFSET_NOT_AVAILABLE] * 2
         (answer,) = admin.list_offsets([LATEST])
@@ -30,7 +30,7 @@ def test_latest_offset_that_is_not_available_yet_is_asked_for_again() -> None:
 
 
 def test_reasons_that_come_with_several_replicas_have_classes_of_their_own() -> None:
-    """Each can be told from the others, and none is a kind of another: what was appended differs."""
+    """No class is a subclass of another, because they differ in what was appended."""
     kinds: dict[ErrorCode, type[LograftError]] = {
         ErrorCode.NOT_ENOUGH_REPLICAS: NotEnoughReplicasError,
         ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: NotEnoughReplicasAfterAppendError,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Since when partitions give nothing, and when nothing at all comes."""
+"""Since when partitions give nothing, and when an outage of all of them begins."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
 def test_further_tries_do_not_begin_the_time_anew() -> None:
-    """The last failure is kept, and the first time."""
+    """The last failure is kept, and so is the first time."""
     troubles = Troubles()
     troubles.begin(A, 10)
     troubles.begin(A, 20, NoBrokerError("first"))
@@ -23,7 +23,7 @@ def test_further_tries_do_not_begin_the_time_anew() -> None:
 
 
 def test_nothing_comes_since_the_last_partition_fell_into_trouble() -> None:
-    """One that flows is enough for no outage; one that is let go is not waited for."""
+    """One flowing partition prevents an outage. A partition that is no longer fetched does not count."""
     troubles = Troubles()
     assert troubles.all_since_ms is None
     troubles.begin(A, 10)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Consumers whose brokers are gone: polls say so after the stated time, and go on when they are back."""
+"""Consumers whose brokers are down: polls raise an error after the stated time, and continue when the brokers are back."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ TP = TopicPartition("t", 0)
 
 @pytest.fixture
 def silent_port() -> Iterator[int]:
-    """A port that accepts connections and says nothing."""
+    """A port that accepts connections and sends nothing."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener.getsockname()[1]
 
 
 def poll_until_error(poll: Callable[[], object]) -> UnreachableError:
-    """Poll in steps, as programs do, until one says that nothing comes."""
+    """Poll in steps, as programs do, until a poll reports the outage."""
     deadline_s = time.monotonic() + DEADLINE_MS / 1000
     while time.monotonic() < deadline_s:
         try:
@@ -46,12 +46,12 @@ def poll_until_error(poll: Callable[[], object]) -> UnreachableError:
 
 
 def numbers(records: list[ConsumerRecord]) -> list[int]:
-    """The numbers that the records carry."""
+    """Return the numbers in the records."""
     return [int(record.value or b"") for record in records]
 
 
 def read_up_to(consumer: Consumer, end: int, seen: list[int]) -> None:
-    """Poll through whatever outage there is until the record `end - 1` has come."""
+    """Poll through any outage until record `end - 1` has come."""
     deadline_s = time.monotonic() + DEADLINE_MS / 1000
     while len(seen) < end and time.monotonic() < deadline_s:
         try:
@@ -62,7 +62,7 @@ def read_up_to(consumer: Consumer, end: int, seen: list[int]) -> None:
 
 @pytest.mark.process
 def test_killed_brokers_are_told_and_reading_goes_on_when_they_are_back(tmp_path: Path) -> None:
-    """Nothing is skipped or doubled over two outages; the error names partition, leader, address and the last failure."""
+    """Two outages skip and double nothing. The error names partition, leader, address and the last failure."""
     seen: list[int] = []
     tp = TopicPartition("topic", 0)
     with DevProcess(tmp_path / "data") as broker:
@@ -101,7 +101,7 @@ def test_killed_brokers_are_told_and_reading_goes_on_when_they_are_back(tmp_path
 
 @pytest.mark.process
 def test_asyncio_consumer_is_told_in_the_same_way(tmp_path: Path) -> None:
-    """By polls, batches and iteration; then it goes on."""
+    """Polls, batches and iteration raise the error; then reading continues."""
     tp = TopicPartition("topic", 0)
 
     async def read(broker: DevProcess) -> list[int]:
@@ -136,7 +136,7 @@ def test_asyncio_consumer_is_told_in_the_same_way(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_command_that_follows_tells_an_outage_and_goes_on(tmp_path: Path) -> None:
-    """A note on standard error while the broker is gone; then the records that are stored later."""
+    """The command prints a note on standard error while the broker is down, and then the later records."""
     with DevProcess(tmp_path / "data") as broker:
         with Admin(broker.bootstrap) as admin:
             admin.create_topic("topic")
@@ -181,7 +181,7 @@ def send_numbers(bootstrap: str, start: int, end: int) -> None:
 
 @pytest.mark.parametrize("kind", ["dead", "silent"])
 def test_leader_that_was_never_there_is_told(kind: str, silent_port: int) -> None:
-    """A broker names a leader at a port where nobody listens, or where nobody says a word."""
+    """A broker names a leader at a port without a listener, or at one that sends nothing."""
     leaders = Leaders()
     with ScriptedBroker(leaders) as broker:
         port = silent_port if kind == "silent" else free_port()
@@ -199,7 +199,7 @@ def test_leader_that_was_never_there_is_told(kind: str, silent_port: int) -> Non
 
 
 def test_partition_without_a_leader_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    """Brokers answer, but nobody leads. The log has one line for it, not one for each try."""
+    """Brokers answer, but no replica leads. The log has one line for it, not one for each attempt."""
     leaders = Leaders()
     leaders.leader_id = 9
     with ScriptedBroker(leaders) as broker, Consumer(broker.bootstrap, unreachable_timeout_ms=TIMEOUT_MS) as consumer:
@@ -219,7 +219,7 @@ def test_partition_without_a_leader_is_told(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_partition_in_trouble_does_not_stop_the_others(silent_port: int) -> None:
-    """What can be read comes, without an error; health says which partition waits, since when, and why."""
+    """The readable records come without an error. `health` says which partition waits, since when, and why."""
     leaders = Leaders(partition_count=2)
     with ScriptedBroker(leaders) as broker, ScriptedBroker(leaders, 2, {0: Log(), 1: Log()}):
         leaders.leaders = {0: 1, 1: 3}
@@ -241,13 +241,13 @@ def test_partition_in_trouble_does_not_stop_the_others(silent_port: int) -> None
             assert f"127.0.0.1:{silent_port}" in str(trouble)
             assert consumer.health().unreachable_ms is None
             assert consumer.health().partitions[TP].trouble is None
-            # Once the one that flows is given up, nothing is left.
+            # Without the flowing partition, all partitions are in trouble.
             consumer.assign([other], offsets={other: 0})
             poll_until_error(lambda: consumer.poll(timeout_ms=100))
 
 
 def test_frozen_leader_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker that opens the route, and then sends not even marks, counts as one that gives nothing."""
+    """A broker that opens the route and then sends not even marks counts as unreachable."""
     monkeypatch.setattr(fetch_engine, "TICK_S", 0.05)
     monkeypatch.setattr("lograft._consumer.stream.FETCH_STALLED_MS", 200)
     with ScriptedBroker(Leaders()) as broker:
@@ -262,7 +262,7 @@ def test_frozen_leader_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", ["dead", "silent"])
 def test_addresses_at_which_nobody_is_are_told_by_assign(kind: str, silent_port: int) -> None:
-    """Before anything is assigned there is nothing to wait for: the look-up itself fails within its time."""
+    """Before the first assignment, the lookup itself fails within its time."""
     port = silent_port if kind == "silent" else free_port()
     with Consumer(f"127.0.0.1:{port}", request_timeout_ms=300) as consumer:
         assert consumer.health().partitions == {}
@@ -273,7 +273,7 @@ def test_addresses_at_which_nobody_is_are_told_by_assign(kind: str, silent_port:
 
 @pytest.mark.parametrize("value", [99, 86_400_001, True, "1"])
 def test_setting_out_of_range_is_refused(value: object) -> None:
-    """With the range in the message."""
+    """The message has the range."""
     with pytest.raises(InvalidSettingError, match="unreachable_timeout_ms"):
         Consumer("127.0.0.1:1", unreachable_timeout_ms=value)  # pyright: ignore[reportArgumentType]
 

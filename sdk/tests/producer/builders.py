@@ -12,7 +12,7 @@ from lograft.wire.batch import EncodedBatch
 
 
 class Encoder:
-    """Stands for the encoder that cores get passed in: remembers what was sealed, gives a body of a fixed size."""
+    """Replaces the encoder: records what was sealed, and returns a body of a fixed size."""
 
     def __init__(self, body_bytes: int = 100) -> None:
         self.body_bytes = body_bytes
@@ -48,7 +48,7 @@ def make_accumulator(
     delivery_timeout_ms: int = 1_000,
     max_record_bytes: int = 50_000,
 ) -> Accumulator:
-    """An accumulator with small bounds."""
+    """Return an accumulator with small bounds."""
     return Accumulator(
         batch_bytes=batch_bytes,
         buffer_bytes=buffer_bytes,
@@ -61,7 +61,7 @@ def make_accumulator(
 
 
 def sealed(ordinal: int, *, record_count: int = 1, size_bytes: int = 100, deadline_ms: int = 1_000) -> SealedBatch:
-    """A sealed batch of partition 0 of topic "t"."""
+    """Return a sealed batch of partition 0 of topic "t"."""
     return SealedBatch(
         topic="t",
         partition=0,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gathering of records into batches."""
+"""Collecting records into batches."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def add(
     now_ms: int = 0,
     wall_ms: int = 1_000,
 ) -> AddResult:
-    """Add a record the slow way."""
+    """Add a record through `add`."""
     return accumulator.add(part, value, key, timestamp_ms, headers, now_ms=now_ms, wall_ms=wall_ms)
 
 
 def append_fast(part: PartitionBuffer, value: bytes, key: bytes | None) -> bool:
-    """Add a record as the producers' fast path does; False: it does not fit."""
+    """Add a record as the producers' fast path does. Return False if it does not fit."""
     batch = part.open
     room = batch.room - len(value) - len(key or b"") - RECORD_OVERHEAD_BYTES
     if room < 0:
@@ -44,7 +44,7 @@ def append_fast(part: PartitionBuffer, value: bytes, key: bytes | None) -> bool:
 
 
 def test_batch_is_sealed_when_the_next_record_would_pass_the_limit() -> None:
-    """A batch never takes a record that would bring it over its size; that record opens the next one."""
+    """A batch never takes a record that would exceed its size. That record opens the next batch."""
     encoder = Encoder()
     accumulator = make_accumulator(encoder, batch_bytes=1_000)
     part = accumulator.add_topic("t", 1, first_sticky=0).parts[0]
@@ -69,7 +69,7 @@ def test_record_over_the_batch_size_travels_alone_up_to_the_record_limit() -> No
 
 
 def test_learned_limit_bounds_batches_and_records() -> None:
-    """Once the topic's limit is known, batches and records keep to it; a higher limit does not make batches larger."""
+    """Once the topic's limit is known, batches and records stay within it. A higher limit does not make batches larger."""
     accumulator = make_accumulator(batch_bytes=1_000, max_record_bytes=5_000)
     part = accumulator.add_topic("t", 1, first_sticky=0).parts[0]
     accumulator.limit_batches(part, 700)
@@ -80,7 +80,7 @@ def test_learned_limit_bounds_batches_and_records() -> None:
 
 
 def test_full_buffer_refuses_and_changes_nothing() -> None:
-    """When the memory bound is reached, a record is refused and neither the open batch nor the count changes."""
+    """At the memory bound a record is refused, and neither the open batch nor the count changes."""
     accumulator = make_accumulator(batch_bytes=1_000, buffer_bytes=2_000)
     part = accumulator.add_topic("t", 1, first_sticky=0).parts[0]
     count = 0
@@ -93,14 +93,14 @@ def test_full_buffer_refuses_and_changes_nothing() -> None:
 
 
 def test_record_that_can_never_fit_the_buffer_is_too_large() -> None:
-    """A record over the whole buffer is refused for good: waiting would not help."""
+    """A record larger than the whole buffer is refused for good, because waiting would not help."""
     accumulator = make_accumulator(batch_bytes=1_000, buffer_bytes=2_000, max_record_bytes=5_000)
     part = accumulator.add_topic("t", 1, first_sticky=0).parts[0]
     assert add(accumulator, part, b"x" * 2_000) is AddResult.TOO_LARGE
 
 
 def test_relieve_seals_only_when_nothing_is_under_way() -> None:
-    """A full buffer makes open batches go out early, but not while a sealed one will free memory."""
+    """A full buffer seals open batches early, but not while a sealed one will free memory."""
     accumulator = make_accumulator()
     parts = accumulator.add_topic("t", 2, first_sticky=0).parts
     for part in parts:
@@ -149,7 +149,7 @@ def test_batch_lingers_on_with_time_marks_while_the_pipeline_is_full() -> None:
 
 
 def test_release_leaves_a_batch_that_has_not_lingered() -> None:
-    """Room in the pipeline does not cut the linger short."""
+    """Room in the pipeline does not shorten the linger."""
     accumulator = make_accumulator(linger_ms=50, max_in_flight=1)
     part = accumulator.add_topic("t", 1, first_sticky=0).parts[0]
     add(accumulator, part, b"a")
@@ -162,7 +162,7 @@ def test_release_leaves_a_batch_that_has_not_lingered() -> None:
 
 
 def test_own_timestamps_and_headers_fill_up_the_columns() -> None:
-    """Records before and after the one with its own timestamp or headers get the batch's time and no headers."""
+    """Records around one with its own timestamp or headers get the batch's time and no headers."""
     encoder = Encoder()
     accumulator = make_accumulator(encoder)
     part = accumulator.add_topic("t", 1, first_sticky=0).parts[0]
@@ -200,7 +200,7 @@ def test_keyless_batches_have_no_key_column() -> None:
 
 
 def test_extend_takes_columns_and_refuses_what_one_batch_cannot_hold() -> None:
-    """Many records go in at once with their keys and times; more than a batch holds are left to the caller."""
+    """Many records go in at once with their keys and times. The caller gets back more than one batch can hold."""
     encoder = Encoder()
     accumulator = make_accumulator(encoder, batch_bytes=1_000)
     part = accumulator.add_topic("t", 1, first_sticky=0).parts[0]
@@ -216,7 +216,7 @@ def test_extend_takes_columns_and_refuses_what_one_batch_cannot_hold() -> None:
 
 
 def test_batch_never_holds_more_records_than_the_format_allows() -> None:
-    """Even of empty records a batch takes at most the format's number, whichever way they come."""
+    """A batch takes at most the format's number of records, even of empty ones, on every path."""
     encoder = Encoder()
     accumulator = make_accumulator(encoder, batch_bytes=8 << 20, buffer_bytes=64 << 20)
     part = accumulator.add_topic("t", 1, first_sticky=0).parts[0]
@@ -233,7 +233,7 @@ def test_batch_never_holds_more_records_than_the_format_allows() -> None:
 
 
 def test_encoded_batch_seals_what_came_before_it() -> None:
-    """A batch that the caller encoded keeps its place behind the records sent before."""
+    """A batch that the caller encoded keeps its position after the records sent before."""
     accumulator = make_accumulator(buffer_bytes=20_000, max_record_bytes=15_000)
     part = accumulator.add_topic("t", 1, first_sticky=0).parts[0]
     add(accumulator, part, b"a")
@@ -246,7 +246,7 @@ def test_encoded_batch_seals_what_came_before_it() -> None:
 
 
 def test_encoded_batch_over_the_topics_limit_is_refused_unless_it_may_be_split() -> None:
-    """What the producer encoded itself it may cut again; a single record or a caller's own batch cannot be cut."""
+    """The producer may split batches that it encoded. A single record or a caller's batch cannot be split."""
     accumulator = make_accumulator(buffer_bytes=100_000, max_record_bytes=15_000)
     part = accumulator.add_topic("t", 1, first_sticky=0).parts[0]
     accumulator.limit_batches(part, 5_000)
@@ -266,7 +266,7 @@ def add_encoded(
 
 
 def test_those_who_wait_are_woken_when_there_is_something_for_them() -> None:
-    """Room is worth a wake once a quarter of the buffer is free, a flush once its mark is reached."""
+    """Callers wake for room when a quarter of the buffer is free, and for a flush when its mark is reached."""
     accumulator = make_accumulator(buffer_bytes=10_000)
     buffers = accumulator.add_topic("t", 1, first_sticky=0)
     part = buffers.parts[0]
@@ -287,7 +287,7 @@ def test_those_who_wait_are_woken_when_there_is_something_for_them() -> None:
 
 
 def test_sticky_partition_moves_when_its_batch_is_sealed() -> None:
-    """Records without a key fill one batch of one partition, then turn to the next; other partitions do not matter."""
+    """Records without a key fill one batch of one partition, then go to the next. Batches of other partitions do not matter."""
     accumulator = make_accumulator()
     buffers = accumulator.add_topic("t", 3, first_sticky=5)
     assert buffers.sticky == 2
@@ -303,7 +303,7 @@ def test_sticky_partition_moves_when_its_batch_is_sealed() -> None:
 
 
 def test_flush_mark_is_reached_when_everything_before_it_is_resolved() -> None:
-    """A flush waits for what was sent before it, in whatever order it is resolved, and for nothing later."""
+    """A flush waits for all records sent before it, in any order of their results, and for no later ones."""
     accumulator = make_accumulator(linger_ms=10)
     part = accumulator.add_topic("t", 1, first_sticky=0).parts[0]
     assert accumulator.has_reached(accumulator.flush_mark())
@@ -325,7 +325,7 @@ def test_flush_mark_is_reached_when_everything_before_it_is_resolved() -> None:
 
 
 def test_record_appended_to_a_closing_batch_is_taken_in_again() -> None:
-    """What the fast path appends after a batch was copied is not lost: it opens the next batch, in order."""
+    """A record that the fast path appends after the batch was copied is not lost: it opens the next batch, in order."""
     encoder = Encoder()
     accumulator = make_accumulator(encoder, buffer_bytes=10_000)
     part = accumulator.add_topic("t", 1, first_sticky=0).parts[0]
@@ -343,7 +343,7 @@ def test_record_appended_to_a_closing_batch_is_taken_in_again() -> None:
 
 
 def test_late_records_fit_even_into_a_full_buffer_and_a_rich_batch() -> None:
-    """A late record was accepted already: neither the memory bound nor other columns stand in its way."""
+    """A late record was already accepted, so it is added despite the memory bound and in a rich batch."""
     encoder = Encoder()
     accumulator = make_accumulator(encoder, batch_bytes=1_000, buffer_bytes=1_000)
     part = accumulator.add_topic("t", 1, first_sticky=0).parts[0]
@@ -372,7 +372,7 @@ def test_late_records_fit_even_into_a_full_buffer_and_a_rich_batch() -> None:
 
 
 def test_batch_behind_a_full_pipeline_is_no_reason_to_send() -> None:
-    """The sender is told of batches that their pipeline has room for, and of the next one once room is there again."""
+    """The sender learns of a batch when its pipeline has room, and of the next one when room is there again."""
     accumulator = make_accumulator(max_in_flight=2)
     part, other = accumulator.add_topic("t", 2, first_sticky=0).parts
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The accumulator against a plain model: every accepted record in exactly one batch, order per partition, bounds."""
+"""The accumulator against a plain model: every accepted record in exactly one batch, order in each partition, bounds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ partitions = st.integers(0, 2)
 
 
 class AccumulatorMachine(RuleBasedStateMachine):
-    """Sends, seals, resolves and lets time pass at random, and compares with lists."""
+    """Sends, seals, resolves and advances the time at random, and compares with lists."""
 
     @initialize(
         batch_bytes=st.integers(300, 2_000),
@@ -52,7 +52,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
 
     @rule(partition=partitions, value=values, key=keys, own_time=st.none() | st.integers(0, 9), tag=st.booleans())
     def send(self, partition: int, value: bytes | None, key: bytes | None, own_time: int | None, tag: bool) -> None:
-        """Send one record: the lean way when it may, else through `add`."""
+        """Send one record: on the fast path if possible, else through `add`."""
         part = self.parts[partition]
         headers: Headers | None = [("h", b"1")] if tag else None
         if value is not None and own_time is None and headers is None:
@@ -80,7 +80,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
 
     @rule(elapsed_ms=st.integers(0, 30))
     def pass_time(self, elapsed_ms: int) -> None:
-        """Let time pass and look at what lingers."""
+        """Advance the time and check lingering batches."""
         self.now_ms += elapsed_ms
         self.accumulator.expire(now_ms=self.now_ms, wall_ms=self.now_ms)
 
@@ -98,7 +98,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
             self.accumulator.release(batch, self.parts[batch.partition], now_ms=self.now_ms)
 
     def take(self) -> None:
-        """Take what is sealed, as the engine does, and put its records beside those accepted."""
+        """Take the sealed batches, as the engine does, and put their records beside the accepted ones."""
         for batch in self.accumulator.sealed:
             row_values, row_keys, _, _ = self.encoder.calls[self.taken]
             self.taken += 1
@@ -109,7 +109,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_lost_repeated_or_reordered(self) -> None:
-        """Batches so far and the open batch, put together, are what was accepted."""
+        """The batches so far and the open batch together hold the accepted records."""
         self.take()
         for partition, part in enumerate(self.parts):
             flat = part.open if part.rich is None else part.rich
@@ -118,7 +118,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
 
     @invariant()
     def memory_is_bounded_and_accounted_for(self) -> None:
-        """Reserved bytes are those of open and unresolved batches, and never over the bound."""
+        """Reserved bytes are those of open and unresolved batches, and never exceed the bound."""
         self.take()
         held = sum(batch.reserved_bytes for batch in self.under_way) + sum(part.granted for part in self.parts)
         assert self.accumulator.reserved_bytes == held
@@ -127,7 +127,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
 
     @invariant()
     def a_lone_open_batch_has_a_deadline(self) -> None:
-        """No open batch is forgotten: there is a time at which it will be looked at."""
+        """No open batch is forgotten: a time for its next check exists."""
         if any(part.is_open for part in self.parts):
             assert self.accumulator.deadline_ms() is not None
 

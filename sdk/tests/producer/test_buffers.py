@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which partition's buffer a key gets, and how many keys are kept."""
+"""The partition buffer of a key, and the number of cached keys."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _look_up(buffers: TopicBuffers, key: bytes) -> int:
 
 
 def test_a_key_gets_the_same_partition_as_in_bulk_whether_it_is_kept_or_not() -> None:
-    """One rule for keys, looked up or computed."""
+    """The rule for keys is the same, cached or computed."""
     buffers = _topic(7)
     keys = [b"%d" % index for index in range(500)] * 2
     assert [_look_up(buffers, key) for key in keys] == partition_by_keys(keys, 7, keyless=-1)
@@ -42,7 +42,7 @@ def test_a_key_gets_the_same_partition_as_in_bulk_whether_it_is_kept_or_not() ->
 
 
 def test_a_bounded_number_of_keys_is_kept_and_the_others_are_found_all_the_same() -> None:
-    """The first keys stay; a stream of ever new keys costs no more memory."""
+    """The first keys stay in the cache. A stream of new keys takes no more memory."""
     buffers = _topic(3)
     keys = [b"%d" % index for index in range(MAX_KEPT_KEYS + 100)]
     assert [_look_up(buffers, key) for key in keys] == partition_by_keys(keys, 3, keyless=-1)
@@ -51,7 +51,7 @@ def test_a_bounded_number_of_keys_is_kept_and_the_others_are_found_all_the_same(
 
 
 def test_long_keys_are_not_kept() -> None:
-    """The bytes of the kept keys are bounded too."""
+    """The bytes of the cached keys are bounded too."""
     buffers = _topic(3)
     keys = [bytes(MAX_KEPT_KEY_BYTES), bytes(MAX_KEPT_KEY_BYTES + 1)]
     assert [_look_up(buffers, key) for key in keys] == partition_by_keys(keys, 3, keyless=-1)
@@ -59,7 +59,7 @@ def test_long_keys_are_not_kept() -> None:
 
 
 def test_a_topic_most_of_whose_keys_are_not_kept_looks_them_up_without_an_exception() -> None:
-    """Keys kept, new and long all get their partition, before and after partitions were added."""
+    """Cached, new and long keys all get their partition, before and after partitions were added."""
     buffers = _topic(3)
     kept, long = b"kept", b"long" * MAX_KEPT_KEY_BYTES
     _look_up(buffers, kept)
@@ -84,7 +84,7 @@ def test_a_topic_most_of_whose_keys_are_not_kept_looks_them_up_without_an_except
 
 
 def test_keys_go_by_the_new_count_after_partitions_were_added() -> None:
-    """What was kept before does not count any more."""
+    """Cached entries from before do not count any more."""
     buffers = _topic(3)
     keys = [b"%d" % index for index in range(100)]
     for key in keys:

@@ -19,7 +19,7 @@ from lograft.wire.partitioner import partition_for_key
 
 @given(keys=st.lists(st.none() | st.binary(max_size=20)), count=st.integers(1, 50))
 def test_keys_go_where_the_brokers_append_puts_them(keys: list[bytes | None], count: int) -> None:
-    """A key has the same partition in the producer as in the shared rule; a missing key gets the given one."""
+    """A key has the same partition in the producer as in the shared rule. A missing key gets the given partition."""
     expected = [-1 if key is None else partition_for_key(key, count) for key in keys]
     assert partition_by_keys(keys, count, keyless=-1) == expected
 
@@ -52,7 +52,7 @@ def test_pieces_hold_every_record_once_in_order_and_within_size(
     batch_bytes: int,
     codec: Codec,
 ) -> None:
-    """Pieces of a partition, put together, are its records in order; only a single record may be over the size."""
+    """The pieces of a partition together are its records in order. Only a single record may exceed the size."""
     values = [(row[0] * 3 + bytes(8))[:8] if uniform else row[0] for row in rows]
     keys = [row[1] for row in rows] if with_keys else None
     times = [row[2] for row in rows] if with_times else None
@@ -100,7 +100,7 @@ BAD_COLUMNS: dict[str, tuple[list[Any], list[Any] | None]] = {
 @pytest.mark.parametrize("partition", [None, 0])
 @pytest.mark.parametrize("name", BAD_COLUMNS)
 def test_what_is_not_bytes_is_left_to_the_way_of_single_records(name: str, partition: int | None) -> None:
-    """Cutting refuses nothing: a record that is not bytes ends up in a loose piece, none is lost or encoded wrongly."""
+    """Cutting refuses nothing: a record that is not bytes ends up in a loose piece. No record is lost or wrongly encoded."""
     values, keys = BAD_COLUMNS[name]
     pieces = list(
         cut(
@@ -119,7 +119,7 @@ def test_what_is_not_bytes_is_left_to_the_way_of_single_records(name: str, parti
 
 
 def test_a_record_that_no_batch_can_hold_is_left_to_the_way_of_single_records() -> None:
-    """A value over the limit of the format does not stop those beside it."""
+    """A value over the limit of the format does not stop the other records."""
     values = [b"a", bytes(MAX_BATCH_BYTES), b"c"]
     pieces = list(
         cut(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The producer against a broker that misbehaves: nothing lost, nothing doubled, order kept, failures honest."""
+"""The producer against a broker that misbehaves: nothing lost, nothing doubled, order kept, failures reported correctly."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Answer = list[log_pb2.ProduceResponse | grpc.StatusCode | None] | None
 
 
 def send_numbers(producer: Producer, count: int, *, start: int = 0) -> None:
-    """Send each number as a batch of its own, in order, all in flight together as far as the window allows."""
+    """Send each number as its own batch, in order, with as many in flight as the window allows."""
     for number in range(start, start + count):
         producer.send("t", b"%d" % number, partition=0)
         with producer._lock:  # pyright: ignore[reportPrivateUsage]
@@ -33,13 +33,13 @@ def send_numbers(producer: Producer, count: int, *, start: int = 0) -> None:
 
 
 def numbers_in(log: Log) -> list[int]:
-    """Numbers that the log holds, in order."""
+    """Return the numbers in the log, in order."""
     return [int(value or b"") for batch in log.batches for value in RecordBatch(batch).values()]
 
 
 @pytest.mark.parametrize("broken_streams", [1, 3])
 def test_lost_receipts_cost_nothing(broken_streams: int) -> None:
-    """Streams that break after the append and before the receipt lead to resends that the broker recognises."""
+    """Streams break after the append and before the receipt. The broker recognises the resent batches."""
     receipts: list[BatchReceipt] = []
     with ScriptedBroker(Leaders()) as broker, Producer(broker.bootstrap, on_batch=receipts.append) as producer:
 
@@ -79,7 +79,7 @@ def test_moved_leader_is_followed_by_its_hint() -> None:
 
 
 def test_leader_without_hint_is_found_by_metadata() -> None:
-    """NOT_LEADER without a hint makes the client ask again who leads."""
+    """After NOT_LEADER without a hint, the client asks for the leader again."""
     leaders = Leaders()
     with ScriptedBroker(leaders) as old, ScriptedBroker(leaders, 2, old.logs):
 
@@ -97,7 +97,7 @@ def test_leader_without_hint_is_found_by_metadata() -> None:
 
 
 def test_refused_batch_is_found_among_unknown_ones() -> None:
-    """When the broker cannot say which batch it refused, only that one fails and the others are there once."""
+    """When the broker cannot say which batch it refused, only that batch fails, and the others are there once."""
     with ScriptedBroker(Leaders()) as broker, Producer(broker.bootstrap) as producer:
         ended: set[tuple[int, int]] = set()
 
@@ -112,7 +112,7 @@ def test_refused_batch_is_found_among_unknown_ones() -> None:
                 ended.add((stream, route))
                 return [produce_end(route, errors_pb2.ERROR_CODE_INVALID_BATCH, unknown=not is_alone)]
             if not ended and RecordBatch(request.batch.body).values() in ([b"5"], [b"6"]):
-                # In the log, but without a receipt when the route ends.
+                # The batch is in the log, but has no receipt when the route ends.
                 broker.logs[0].append(request.batch.body)
                 return []
             return None
@@ -127,7 +127,7 @@ def test_refused_batch_is_found_among_unknown_ones() -> None:
 
 
 def test_too_few_replicas_are_waited_for() -> None:
-    """NOT_ENOUGH_REPLICAS costs no batch and no identity: nothing was appended, the next tries deliver in order."""
+    """NOT_ENOUGH_REPLICAS costs no batch and no identity: nothing was appended, and later attempts deliver in order."""
     with ScriptedBroker(Leaders()) as broker, Producer(broker.bootstrap) as producer:
         ended: list[int] = []
 
@@ -149,7 +149,7 @@ def test_too_few_replicas_are_waited_for() -> None:
 
 @pytest.mark.parametrize("idempotent", [True, False])
 def test_batches_left_in_the_log_are_sent_again_only_where_they_are_recognised(idempotent: bool) -> None:
-    """After NOT_ENOUGH_REPLICAS_AFTER_APPEND an idempotent producer finds its batches; another reports them as unknown."""
+    """After NOT_ENOUGH_REPLICAS_AFTER_APPEND the broker recognises an idempotent producer's batches. Others fail as unknown."""
     receipts: list[BatchReceipt] = []
     with (
         ScriptedBroker(Leaders()) as broker,
@@ -180,7 +180,7 @@ def test_batches_left_in_the_log_are_sent_again_only_where_they_are_recognised(i
 
 
 def test_lost_identity_is_replaced() -> None:
-    """After OUT_OF_ORDER_SEQUENCE one batch fails, and the rest goes on under another identity, from sequence 0."""
+    """After OUT_OF_ORDER_SEQUENCE one batch fails, and the others continue under another identity, from sequence 0."""
     with ScriptedBroker(Leaders()) as broker, Producer(broker.bootstrap) as producer:
         ended: list[int] = []
 
@@ -206,7 +206,7 @@ def test_lost_identity_is_replaced() -> None:
 
 
 def test_expired_batches_are_reported_and_later_ones_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches without a receipt fail at the delivery timeout with an unknown outcome; later ones are delivered."""
+    """Batches without a receipt fail at the delivery timeout with an unknown outcome. Later batches are delivered."""
     with ScriptedBroker(Leaders()) as broker, Producer(broker.bootstrap, delivery_timeout_ms=500) as producer:
         broker.on_produce = lambda stream, request: [] if request.HasField("batch") and broker.identities == 1 else None
         send_numbers(producer, 3)
@@ -222,7 +222,7 @@ def test_expired_batches_are_reported_and_later_ones_go_on(monkeypatch: pytest.M
 
 
 def test_silent_broker_is_asked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker that owes receipts and sends nothing loses its stream; the next one delivers."""
+    """A broker that owes receipts and sends nothing loses its stream. The next stream delivers."""
     monkeypatch.setattr(produce_stream, "STREAM_SILENCE_MS", 200)
     with ScriptedBroker(Leaders()) as broker, Producer(broker.bootstrap) as producer:
         broker.on_produce = lambda stream, request: [] if stream == 0 and request.HasField("batch") else None
@@ -233,7 +233,7 @@ def test_silent_broker_is_asked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_broker_that_goes_away_is_left_after_its_receipts() -> None:
-    """After GoAway nothing more is sent on the stream; what is in flight is still acknowledged there."""
+    """After GoAway nothing more is sent on the stream, but batches in flight are still acknowledged on it."""
     with ScriptedBroker(Leaders()) as broker, Producer(broker.bootstrap) as producer:
         on_first: list[int] = []
 
@@ -282,7 +282,7 @@ def test_broker_that_goes_away_is_left_after_its_receipts() -> None:
 def test_odd_answers_end_the_stream_and_not_the_delivery(
     answer: list[log_pb2.ProduceResponse | grpc.StatusCode | None],
 ) -> None:
-    """Whatever a broker answers to a batch, the next try delivers it once."""
+    """For any answer of the broker to a batch, the next attempt delivers it once."""
     with ScriptedBroker(Leaders()) as broker, Producer(broker.bootstrap) as producer:
         answered: list[int] = []
 
@@ -310,7 +310,7 @@ def test_odd_answers_end_the_stream_and_not_the_delivery(
 def test_broken_handshake_fails_what_was_never_sent(
     answer: list[log_pb2.ProduceResponse | None], kind: type[LograftError]
 ) -> None:
-    """A server that does not speak the protocol is a fatal error of the records, not an endless wait."""
+    """For a server that does not speak the protocol, the records fail with a fatal error instead of waiting for ever."""
     with ScriptedBroker(Leaders()) as broker, Producer(broker.bootstrap) as producer:
         broker.on_produce = lambda stream, request: answer
         producer.send("t", b"1", partition=0)
@@ -320,7 +320,7 @@ def test_broken_handshake_fails_what_was_never_sent(
 
 
 def test_refused_binding_fails_its_partition_only() -> None:
-    """A route that is refused for good fails the records of its partition; others of the same stream are delivered."""
+    """A route that is refused for good fails the records of its partition. Others on the same stream are delivered."""
     with ScriptedBroker(Leaders(2)) as broker, Producer(broker.bootstrap) as producer:
 
         def script(stream: int, request: log_pb2.ProduceRequest) -> Answer:
@@ -345,7 +345,7 @@ def test_refused_binding_fails_its_partition_only() -> None:
 
 
 def test_bytes_in_flight_keep_to_the_brokers_limit() -> None:
-    """The stream never has more unacknowledged bytes than the broker allows, but for a single batch."""
+    """The stream never has more unacknowledged bytes than the broker allows, except by a single batch."""
     with ScriptedBroker(Leaders(4)) as broker, Producer(broker.bootstrap, linger_ms=0) as producer:
         broker.max_in_flight_bytes = 2_500
         held: list[log_pb2.ProduceRequest] = []
@@ -357,7 +357,7 @@ def test_bytes_in_flight_keep_to_the_brokers_limit() -> None:
                 return None
             held.append(request)
             most = max(most, sum(len(each.batch.body) for each in held))
-            # Answer late: only when two are here, or this is as much as may be.
+            # Answer late: only when two batches are here, or the limit of bytes is reached.
             if len(held) < 2:
                 return []
             answers: list[log_pb2.ProduceResponse | None] = []
@@ -378,7 +378,7 @@ def test_bytes_in_flight_keep_to_the_brokers_limit() -> None:
 
 
 def test_broker_that_moved_is_found_at_its_new_address() -> None:
-    """When a broker comes back at another address, its partitions follow it, those that were content included."""
+    """When a broker comes back at another address, all its partitions follow, including those without an error."""
     leaders = Leaders(2)
     with ScriptedBroker(leaders) as old, ScriptedBroker(leaders, 2, old.logs) as moved:
         leaders.brokers.pop(2)
@@ -388,7 +388,7 @@ def test_broker_that_moved_is_found_at_its_new_address() -> None:
             producer.flush(timeout_ms=20_000)
 
             def script(stream: int, request: log_pb2.ProduceRequest) -> Answer:
-                # Route 1 is partition 1's: that one is content where it is.
+                # Route 1 belongs to partition 1, which has no error at the old address.
                 if not request.HasField("batch") or request.batch.route == 1:
                     return None
                 leaders.brokers[1] = moved.port
@@ -405,7 +405,7 @@ def test_broker_that_moved_is_found_at_its_new_address() -> None:
 
 
 def test_partition_without_a_leader_waits_for_one() -> None:
-    """While nobody leads, records wait; they go out when the metadata names a leader."""
+    """Without a leader, records wait. They go out when the metadata names a leader."""
     leaders = Leaders()
     leaders.leader_id = 9
     with ScriptedBroker(leaders) as broker, Producer(broker.bootstrap) as producer:
@@ -419,7 +419,7 @@ def test_partition_without_a_leader_waits_for_one() -> None:
 
 
 def test_other_cluster_behind_the_address_is_not_believed() -> None:
-    """A client that has seen a cluster refuses another one that answers at the same address."""
+    """A client that has seen one cluster refuses another cluster at the same address."""
     leaders = Leaders()
     with ScriptedBroker(leaders) as broker, Producer(broker.bootstrap) as producer:
         producer.send("t", b"1", partition=0)

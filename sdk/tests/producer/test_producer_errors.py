@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a producer says when something is wrong, and what goes on all the same."""
+"""Errors of a producer, and what continues in spite of them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_bad_acks_are_refused_at_construction(acks: object) -> None:
     ids=str,
 )
 def test_settings_out_of_range_are_refused(settings: dict[str, object]) -> None:
-    """Every setting is checked when the producer is made, and the error names it."""
+    """The constructor checks every setting, and the error names it."""
     with pytest.raises(InvalidSettingError) as caught:
         Producer("127.0.0.1:1", **settings)  # pyright: ignore[reportArgumentType]
     assert next(iter(settings)) in str(caught.value)
@@ -71,13 +71,13 @@ def test_settings_out_of_range_are_refused(settings: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("bootstrap", ["", ",", [], "host:", "host:0", "host:99999", "host:x", ":9640", "::1", "a:b:1"])
 def test_bad_addresses_are_refused(bootstrap: str | list[str]) -> None:
-    """An address is host:port; the error shows the one that is not."""
+    """An address is host:port. The error shows a malformed one."""
     with pytest.raises(InvalidSettingError):
         Producer(bootstrap)
 
 
 def test_nobody_there_is_said_with_the_address() -> None:
-    """Without a broker the error names the addresses and asks whether it runs, within the delivery timeout."""
+    """Without a broker the error names the addresses, within the delivery timeout."""
     address = unused_address()
     with (
         Producer(address, delivery_timeout_ms=400) as producer,
@@ -88,7 +88,7 @@ def test_nobody_there_is_said_with_the_address() -> None:
 
 
 def test_unknown_topic_and_partition_are_said_at_send(bootstrap: str, make_topic: MakeTopic) -> None:
-    """A topic or partition that does not exist is an error of that call; other topics go on."""
+    """An unknown topic or partition is an error of that call. Other topics are not affected."""
     topic = make_topic(2)
     with Producer(bootstrap) as producer:
         with pytest.raises(UnknownTopicError, match="no-such-topic"):
@@ -100,13 +100,13 @@ def test_unknown_topic_and_partition_are_said_at_send(bootstrap: str, make_topic
 
 
 def test_wrong_cluster_is_refused(bootstrap: str) -> None:
-    """A producer that asks for another cluster sends nothing."""
+    """A producer that names another cluster sends nothing."""
     with Producer(bootstrap, cluster_id="another") as producer, pytest.raises(WrongClusterError):
         producer.send("topic", b"value")
 
 
 def test_fields_of_a_record_are_checked(bootstrap: str, make_topic: MakeTopic) -> None:
-    """Values, keys, timestamps and headers of another type are errors that say what is wanted; nothing is sent."""
+    """Values, keys, timestamps and headers of a wrong type raise errors that say what is expected. Nothing is sent."""
     topic = make_topic()
     bad: list[tuple[str, dict[str, object]]] = [
         ("encode it first", {"value": "text"}),
@@ -145,7 +145,7 @@ def test_fields_of_a_record_are_checked(bootstrap: str, make_topic: MakeTopic) -
 
 
 def test_record_over_the_topic_limit_fails_alone(bootstrap: str, make_topic: MakeTopic) -> None:
-    """A record over the topic's limit fails with a typed error; those before and after it arrive in order."""
+    """A record over the topic's limit fails with a typed error. Records before and after it arrive in order."""
     topic = make_topic(configs={"max.message.bytes": "4096"})
     with Producer(bootstrap) as producer:
         producer.send(topic, b"before")
@@ -156,7 +156,7 @@ def test_record_over_the_topic_limit_fails_alone(bootstrap: str, make_topic: Mak
         assert caught.value.failed_record_count == 1
         assert isinstance(caught.value.failures[0].error, RecordTooLargeError)
         assert caught.value.code is ErrorCode.MESSAGE_TOO_LARGE
-        # From now on the limit is known: the call itself says so.
+        # From now on the client knows the limit, so the call itself raises the error.
         with pytest.raises(RecordTooLargeError):
             producer.send(topic, b"x" * 5_000)
         producer.send_many(topic, [b"y" * 1_000] * 100)
@@ -165,7 +165,7 @@ def test_record_over_the_topic_limit_fails_alone(bootstrap: str, make_topic: Mak
 
 
 def test_batches_sealed_before_the_limit_is_known_are_split(bootstrap: str, make_topic: MakeTopic) -> None:
-    """A topic with a small limit gets everything, in order, with keys, headers and times."""
+    """A topic with a small limit gets all records in order, with keys, headers and times."""
     topic = make_topic(configs={"max.message.bytes": "2048"})
     receipts: list[BatchReceipt] = []
     with Producer(bootstrap, on_batch=receipts.append, linger_ms=1_000) as producer:
@@ -180,10 +180,10 @@ def test_batches_sealed_before_the_limit_is_known_are_split(bootstrap: str, make
 
 
 def test_batch_that_the_broker_refuses_fails_alone(bootstrap: str, make_topic: MakeTopic) -> None:
-    """A damaged batch of the caller's own encoding fails; its neighbours in flight are delivered once and in order."""
+    """A damaged batch that the caller encoded fails. The batches around it are delivered once and in order."""
     topic = make_topic()
     bad = encode_batch([b"bad"], timestamps_ms=1)
-    # A record count that the columns do not have; the CRC is made anew when the identity is written.
+    # The record count differs from the columns. The CRC is computed again when the identity is written.
     bad[57:61] = (7).to_bytes(4, "big")
     bad[23:27] = (6).to_bytes(4, "big")
     with Producer(bootstrap) as producer:
@@ -199,7 +199,7 @@ def test_batch_that_the_broker_refuses_fails_alone(bootstrap: str, make_topic: M
 
 
 def test_topic_deleted_under_a_producer_fails_its_records(bootstrap: str, admin: Admin, make_topic: MakeTopic) -> None:
-    """Records for a topic that is gone fail with its error; other topics go on."""
+    """Records for a deleted topic fail with its error. Other topics are not affected."""
     gone, alive = make_topic(), make_topic()
     with Producer(bootstrap, delivery_timeout_ms=20_000) as producer:
         producer.send(gone, b"1")
@@ -218,7 +218,7 @@ def test_topic_deleted_under_a_producer_fails_its_records(bootstrap: str, admin:
 def test_failures_of_callbacks_do_no_harm(
     bootstrap: str, make_topic: MakeTopic, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What on_batch raises is logged; delivery goes on."""
+    """Exceptions of on_batch are logged, and delivery continues."""
 
     def fail(receipt: BatchReceipt) -> None:
         raise RuntimeError(f"no thanks, {receipt.topic}")
@@ -231,7 +231,7 @@ def test_failures_of_callbacks_do_no_harm(
 
 
 def test_blocking_calls_in_a_callback_are_refused(bootstrap: str, make_topic: MakeTopic) -> None:
-    """A flush inside on_batch would wait for itself: it is an error instead."""
+    """A flush inside on_batch would wait for itself, so it raises an error."""
     topic = make_topic()
     caught: list[Exception] = []
 
@@ -252,7 +252,7 @@ def test_blocking_calls_in_a_callback_are_refused(bootstrap: str, make_topic: Ma
 
 
 def test_closed_producer_refuses_everything(bootstrap: str, make_topic: MakeTopic) -> None:
-    """After close, which may be called twice, every call says that the producer is closed."""
+    """After close, which may be called twice, every call raises the error of a closed producer."""
     topic = make_topic()
     producer = Producer(bootstrap)
     producer.send(topic, b"value", key=b"k")
@@ -270,7 +270,7 @@ def test_closed_producer_refuses_everything(bootstrap: str, make_topic: MakeTopi
 
 
 def test_full_buffer_makes_send_wait_and_not_fail(bootstrap: str, make_topic: MakeTopic) -> None:
-    """Far more than the buffer goes through a small buffer, from several threads, and nothing is lost."""
+    """Several threads send far more than the small buffer holds, and nothing is lost."""
     topic = make_topic(3)
     with Producer(bootstrap, batch_bytes=4_096, buffer_bytes=16_384) as producer:
 
@@ -296,7 +296,7 @@ def test_delivery_timeout_bounds_everything_while_nobody_answers() -> None:
     producer = Producer(
         address, delivery_timeout_ms=500, batch_bytes=1_024, buffer_bytes=2_048, on_batch=receipts.append
     )
-    # As if the topic had been known before its broker went away.
+    # Pretend that the topic was known before its broker went away.
     producer._start()  # pyright: ignore[reportPrivateUsage]
     producer._deliveries.open_topic("topic", 1)  # pyright: ignore[reportPrivateUsage]
     started = time.monotonic()
@@ -321,7 +321,7 @@ def test_delivery_timeout_bounds_everything_while_nobody_answers() -> None:
 
 
 def test_errors_survive_a_pickle() -> None:
-    """Errors cross process borders (PySpark) with their fields: a copy goes the way of a pickle."""
+    """Errors cross process borders (PySpark) with their fields. `copy` uses the pickle protocol."""
     twin = copy.copy(RecordTooLargeError("too large", retry_after_ms=5))
     assert isinstance(twin, RecordTooLargeError)
     assert (twin.message, twin.code, twin.retry_after_ms) == ("too large", ErrorCode.MESSAGE_TOO_LARGE, 5)
@@ -331,7 +331,7 @@ def test_errors_survive_a_pickle() -> None:
 
 
 def in_forked_child(work: Callable[[], None]) -> int:
-    """Run something in a forked child and return its exit code: 0 when it returned."""
+    """Run something in a forked child and return the child's exit code: 0 when it returned."""
     child = os.fork()
     if child == 0:
         try:
@@ -352,7 +352,7 @@ def in_forked_child(work: Callable[[], None]) -> int:
 
 
 def test_forked_child_is_told_instead_of_hanging(bootstrap: str, make_topic: MakeTopic) -> None:
-    """In a forked child the parent's clients refuse at once, new ones work, and the parent's go on there."""
+    """In a forked child the parent's clients refuse at once and new ones work. The parent's own clients continue there."""
     topic = make_topic()
     with Producer(bootstrap) as producer, Consumer(bootstrap) as consumer:
         producer.send(topic, b"1", key=b"k")
@@ -378,7 +378,7 @@ def test_forked_child_is_told_instead_of_hanging(bootstrap: str, make_topic: Mak
 
 
 def test_child_of_a_process_that_only_imported_may_use_clients(bootstrap: str, make_topic: MakeTopic) -> None:
-    """Importing the clients, and making one without using it, does not spoil a fork."""
+    """Importing the clients, or making one without using it, does not break a later fork."""
     program = f"""
 import os, sys
 from lograft import Admin, Consumer, Producer

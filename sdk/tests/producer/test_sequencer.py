@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Order, numbers and resends of one partition's batches."""
+"""Order, sequences and resends of one partition's batches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.producer.builders import sealed
 
 
 def bound(*record_counts: int, window: int = 3, is_numbered: bool = True) -> PartitionSequencer:
-    """A bound sequencer with waiting batches."""
+    """Return a bound sequencer with waiting batches."""
     sequencer = PartitionSequencer(is_numbered=is_numbered)
     for ordinal, record_count in enumerate(record_counts):
         sequencer.enqueue(sealed(ordinal, record_count=record_count))
@@ -20,7 +20,7 @@ def bound(*record_counts: int, window: int = 3, is_numbered: bool = True) -> Par
 
 
 def send_all(sequencer: PartitionSequencer) -> list[SealedBatch]:
-    """Take what the window allows."""
+    """Take as many batches as the window allows."""
     taken: list[SealedBatch] = []
     while sequencer.can_send():
         taken.append(sequencer.take())
@@ -28,7 +28,7 @@ def send_all(sequencer: PartitionSequencer) -> list[SealedBatch]:
 
 
 def test_sequences_count_records_and_batch_numbers_count_batches() -> None:
-    """Sequences go on by record counts, batch numbers by one, and no more than the window is in flight."""
+    """Sequences advance by record counts, batch numbers by one, and at most the window is in flight."""
     sequencer = bound(5, 7, 1, 2)
     batches = send_all(sequencer)
     assert [batch.base_sequence for batch in batches] == [0, 5, 12]
@@ -56,7 +56,7 @@ def test_sequence_wraps_to_zero() -> None:
     ids=["empty", "ahead", "behind", "more"],
 )
 def test_receipt_that_does_not_match_is_refused_and_changes_nothing(last: int, offsets: list[int]) -> None:
-    """A receipt must start with the first batch in flight and end within those that are."""
+    """A receipt must start with the first batch in flight and end within the batches in flight."""
     sequencer = bound(1, 1, 1)
     send_all(sequencer)
     with pytest.raises(ReceiptError):
@@ -65,13 +65,13 @@ def test_receipt_that_does_not_match_is_refused_and_changes_nothing(last: int, o
 
 
 def test_receipt_without_batches_in_flight_is_refused() -> None:
-    """Nothing can be acknowledged that was not sent."""
+    """A batch that was not sent cannot be acknowledged."""
     with pytest.raises(ReceiptError):
         bound(1).acknowledge(1, [0], [])
 
 
 def test_lost_connection_resends_in_order_with_the_same_sequences() -> None:
-    """What was in flight goes first again, numbered as before, with new batch numbers of the new route."""
+    """Batches that were in flight go first again, with the same sequences, and new batch numbers of the new route."""
     sequencer = bound(5, 7, 1, 2)
     first = send_all(sequencer)
     sequencer.unbind(Doubt.LOST)
@@ -95,7 +95,7 @@ def test_retriable_end_fails_nothing() -> None:
 
 @pytest.mark.parametrize("is_numbered", [True, False])
 def test_too_few_replicas_before_the_append_leave_no_doubt(is_numbered: bool) -> None:
-    """NOT_ENOUGH_REPLICAS says that nothing was appended: all is sent again, and can still be given up for sure."""
+    """NOT_ENOUGH_REPLICAS means that nothing was appended: all batches are resent, and can still fail with certainty."""
     sequencer = bound(5, 7, is_numbered=is_numbered)
     send_all(sequencer)
     assert sequencer.end_route(ErrorCode.NOT_ENOUGH_REPLICAS, outcome_unknown=False) is None
@@ -107,7 +107,7 @@ def test_too_few_replicas_before_the_append_leave_no_doubt(is_numbered: bool) ->
 
 @pytest.mark.parametrize("outcome_unknown", [True, False])
 def test_too_few_replicas_after_the_append_resend_the_same_sequences(outcome_unknown: bool) -> None:
-    """NOT_ENOUGH_REPLICAS_AFTER_APPEND is an unknown outcome whatever the flag says; the window is used again at once."""
+    """NOT_ENOUGH_REPLICAS_AFTER_APPEND is an unknown outcome for any value of the flag. The whole window is used at once."""
     sequencer = bound(5, 7, 1)
     first = send_all(sequencer)
     assert sequencer.end_route(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND, outcome_unknown=outcome_unknown) is None
@@ -120,7 +120,7 @@ def test_too_few_replicas_after_the_append_resend_the_same_sequences(outcome_unk
 
 
 def test_without_sequences_batches_left_in_the_log_are_not_sent_again() -> None:
-    """A resend would append them twice: what was in flight fails with an unknown outcome, what waits goes on."""
+    """A resend would append them twice: batches in flight fail with an unknown outcome, waiting ones continue."""
     sequencer = bound(1, 1, 1, window=2, is_numbered=False)
     send_all(sequencer)
     given_up = sequencer.end_route(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND, outcome_unknown=True)
@@ -133,7 +133,7 @@ def test_without_sequences_batches_left_in_the_log_are_not_sent_again() -> None:
 
 
 def test_refused_batch_fails_alone_and_frees_its_sequences() -> None:
-    """When the broker says which batch it refused, the later ones are numbered anew and go on."""
+    """When the broker names the refused batch, the later ones get new sequences and continue."""
     sequencer = bound(5, 7, 1)
     sequencer.acknowledge(send_all(sequencer)[0].batch_number or 0, [0], [])
     given_up = sequencer.end_route(ErrorCode.MESSAGE_TOO_LARGE, outcome_unknown=False)
@@ -165,7 +165,7 @@ def test_refusal_of_an_unknown_batch_probes_one_at_a_time() -> None:
     ("code", "outcome_unknown"), [(ErrorCode.MESSAGE_TOO_LARGE, False), (ErrorCode.INVALID_BATCH, True)]
 )
 def test_doubtful_refusal_fails_the_followers_that_may_be_in_the_log(code: ErrorCode, outcome_unknown: bool) -> None:
-    """When the batch may have been taken before a limit shrank, or the outcome is unknown, nobody can go on safely."""
+    """If the batch may be in the log from before a limit shrank, or the outcome is unknown, its followers cannot continue."""
     sequencer = bound(1, 1, 1)
     send_all(sequencer)
     sequencer.end_route(ErrorCode.INVALID_BATCH, outcome_unknown=True)
@@ -179,7 +179,7 @@ def test_doubtful_refusal_fails_the_followers_that_may_be_in_the_log(code: Error
 
 
 def test_probing_ends_with_the_last_ambiguous_batch() -> None:
-    """Once nothing that may be in the log is left, the window is used again."""
+    """When no batch is left that may be in the log, the whole window is used again."""
     sequencer = bound(1, 1, 1, 1, window=2)
     send_all(sequencer)
     sequencer.end_route(ErrorCode.INVALID_BATCH, outcome_unknown=True)
@@ -192,7 +192,7 @@ def test_probing_ends_with_the_last_ambiguous_batch() -> None:
 
 @pytest.mark.parametrize("code", [ErrorCode.OUT_OF_ORDER_SEQUENCE, ErrorCode.PRODUCER_FENCED])
 def test_lost_identity_asks_for_another_and_keeps_what_was_not_appended(code: ErrorCode) -> None:
-    """When the broker takes no further sequence, the refused batch fails and the rest goes on from 0 elsewhere."""
+    """When the broker accepts no further sequence, the refused batch fails and the rest continues from 0 elsewhere."""
     sequencer = bound(5, 7, 1)
     send_all(sequencer)
     given_up = sequencer.end_route(code, outcome_unknown=False)
@@ -205,7 +205,7 @@ def test_lost_identity_asks_for_another_and_keeps_what_was_not_appended(code: Er
 
 
 def test_giving_up_a_batch_that_may_be_in_the_log_fails_its_followers_that_may_be_too() -> None:
-    """Under another identity they could be there twice; those never sent go on."""
+    """Under another identity they could be in the log twice. Batches that were never sent continue."""
     sequencer = bound(1, 1, 1, 1, window=2)
     send_all(sequencer)
     sequencer.unbind(Doubt.LOST)
@@ -220,7 +220,7 @@ def test_giving_up_a_batch_that_may_be_in_the_log_fails_its_followers_that_may_b
 
 
 def test_batch_that_was_never_sent_can_be_given_up_alone() -> None:
-    """It leaves no gap, neither in front of the queue nor behind batches in flight."""
+    """It leaves no gap, at the front of the queue or behind batches in flight."""
     sequencer = bound(1, 2, 3, window=1)
     send_all(sequencer)
     assert sequencer.drop_unsent().refused.ordinal == 1
@@ -239,7 +239,7 @@ def test_pieces_take_the_place_of_a_split_batch() -> None:
 
 
 def test_unnumbered_batches_are_resent_without_sequences() -> None:
-    """Without idempotence nothing is numbered, and giving up concerns one batch only."""
+    """Without idempotence batches have no sequence, and a failure concerns one batch only."""
     sequencer = bound(1, 1, 1, is_numbered=False)
     assert [batch.base_sequence for batch in send_all(sequencer)] == [None, None, None]
     sequencer.unbind(Doubt.LOST)
@@ -250,7 +250,7 @@ def test_unnumbered_batches_are_resent_without_sequences() -> None:
 
 
 def test_without_acknowledgements_nothing_stays_in_flight() -> None:
-    """With acks="none" a batch is done once it is sent, whatever the window."""
+    """With acks="none" a batch is done when it is sent, for any window."""
     sequencer = bound(1, 1, 1, window=1, is_numbered=False)
     assert [sequencer.take_unacknowledged().batch_number for _ in range(3)] == [1, 2, 3]
     assert sequencer.is_empty
@@ -269,7 +269,7 @@ def test_overdue_looks_at_the_oldest_batch() -> None:
 
 
 def test_refused_binding_fails_nothing() -> None:
-    """An end of a route on which nothing was sent concerns no batch."""
+    """The end of a route on which nothing was sent concerns no batch."""
     sequencer = PartitionSequencer(is_numbered=True)
     sequencer.enqueue(sealed(0))
     assert sequencer.end_route(ErrorCode.INVALID_REQUEST, outcome_unknown=False) is None

@@ -15,7 +15,7 @@ from tests.producer.builders import sealed
 
 
 class Log:
-    """A leader's log with the idempotence window of one partition; counts what it appended."""
+    """A leader's log with the producer state of one partition. It counts what it appended."""
 
     def __init__(self) -> None:
         self.ordinals: list[int] = []
@@ -23,7 +23,7 @@ class Log:
         self.next_sequence: dict[int, int] = {}
 
     def append(self, identity: int, batch: SealedBatch) -> tuple[int, bool] | ErrorCode:
-        """Append a batch, or recognise it (offset, duplicate), or refuse it."""
+        """Append a batch, recognise it (offset, duplicate), or refuse it."""
         assert batch.base_sequence is not None
         for base_sequence, count, offset in self.window.get(identity, ()):
             if (base_sequence, count) == (batch.base_sequence, batch.record_count):
@@ -38,7 +38,7 @@ class Log:
 
 
 class SequencerMachine(RuleBasedStateMachine):
-    """Sends through a connection that breaks at any point; some batches are poison that the broker refuses."""
+    """Sends through a connection that breaks at any point. Some batches are poison that the broker refuses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class SequencerMachine(RuleBasedStateMachine):
         if not isinstance(outcome, ErrorCode):
             self.unanswered.append(outcome)
             return
-        # As a real broker: with batches before it unanswered, it cannot say which one it refused.
+        # Like a real broker: while earlier batches are unanswered, it cannot say which batch it refused.
         self.give_up(self.sequencer.end_route(outcome, outcome_unknown=bool(self.unanswered)))
 
     @rule(count=st.integers(1, 4))
@@ -107,13 +107,13 @@ class SequencerMachine(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: self.sequencer.is_bound)
     def break_connection(self) -> None:
-        """The connection breaks; what was on the wire may or may not have arrived."""
+        """The connection breaks. Batches on the wire may or may not have arrived."""
         self.sequencer.unbind(Doubt.LOST)
 
     @rule()
     @precondition(lambda self: self.sequencer.is_bound)
     def move_leader(self) -> None:
-        """The broker gives the partition away."""
+        """The broker loses its leadership of the partition."""
         self.give_up(self.sequencer.end_route(ErrorCode.NOT_LEADER, outcome_unknown=bool(self.unanswered)))
 
     @rule()
@@ -124,7 +124,7 @@ class SequencerMachine(RuleBasedStateMachine):
         self.give_up(self.sequencer.give_up())
 
     def give_up(self, given_up: object) -> None:
-        """Note what failed."""
+        """Note the failed batches."""
         from lograft._producer.sequencer import GivenUp
 
         if isinstance(given_up, GivenUp):
@@ -134,7 +134,7 @@ class SequencerMachine(RuleBasedStateMachine):
 
     @invariant()
     def log_holds_each_batch_at_most_once_and_in_order(self) -> None:
-        """Resends make no duplicates, and order is that of sealing."""
+        """Resends make no duplicates, and the order is that of sealing."""
         assert self.log.ordinals == sorted(set(self.log.ordinals))
 
     @invariant()
@@ -145,14 +145,14 @@ class SequencerMachine(RuleBasedStateMachine):
 
     @invariant()
     def failures_are_honest(self) -> None:
-        """A batch that failed for sure is not in the log; none has two fates."""
+        """A batch that failed with certainty is not in the log, and no batch has two results."""
         assert not self.failed_for_sure & set(self.log.ordinals)
         assert not (self.failed_for_sure | self.failed_unknown) & set(self.acknowledged)
         assert not self.failed_for_sure & self.failed_unknown
 
     @invariant()
     def every_batch_has_a_fate_or_is_still_here(self) -> None:
-        """Nothing is forgotten."""
+        """No batch is forgotten."""
         here = [batch.ordinal for batch in (*self.sequencer.in_flight, *self.sequencer.queue)]
         assert here == sorted(here)
         fates = set(self.acknowledged) | self.failed_for_sure | self.failed_unknown

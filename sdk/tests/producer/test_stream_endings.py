@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A produce stream that ends hands back what was bound to it, whatever happens meanwhile."""
+"""A produce stream that ends returns its partitions, whatever else happens at the same time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Ended = tuple[list[PartitionSender], LograftError]
 
 
 class Owner:
-    """Notes what comes back from a stream that never opens."""
+    """Notes what a stream that never opens returns."""
 
     def __init__(self) -> None:
         self.ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
@@ -40,7 +40,7 @@ class Owner:
 def test_a_reset_while_a_failed_opening_winds_up_loses_no_partition(
     bootstrap: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The clock of the broker's silence may run out just then: the partition comes back all the same."""
+    """The clock of the broker's silence may run out at the same moment. The partition is returned all the same."""
 
     async def lose() -> Ended:
         is_winding_up, go_on = asyncio.Event(), asyncio.Event()
@@ -85,7 +85,7 @@ class _Refusing(grpc.GenericRpcHandler):
 
 
 def test_a_call_that_ends_before_its_opening_is_written_tells_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It waits for the handshake of another stream meanwhile; what is bound is to be tried again, not to be given up."""
+    """The stream waits for the handshake of another one. Its partitions must be retried, not failed."""
 
     async def lose() -> Ended:
         server = grpc.aio.server()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One Spark session and one embedded cluster for all Spark tests; a topic of its own for each test."""
+"""One Spark session and one embedded cluster for all Spark tests; a separate topic for each test."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    # Small Arrow batches, so that a few thousand rows are many batches.
+    # Small Arrow batches, so that a few thousand rows make many batches.
     session = local_session(
         "lograft tests",
         directory=tmp_path_factory.mktemp("spark"),
@@ -52,7 +52,7 @@ def make_topic(admin: Admin) -> Callable[..., str]:
 
     def make(partition_count: int = 3, *, prefix: str = "topic") -> str:
         topic = f"{prefix}-{uuid.uuid4().hex}"
-        # The records say that they are years old: retention would take them once it looks.
+        # The records have timestamps that are years old. Retention would remove them at its next check.
         admin.create_topic(topic, partition_count=partition_count, configs={"retention.ms": "-1"})
         return topic
 

@@ -40,7 +40,7 @@ def values(piece: Piece) -> tuple[str, int | None, list[str]]:
 
 
 def test_one_topic_without_partitions_is_one_piece() -> None:
-    """The usual job hands its rows on as they are."""
+    """A usual job passes its rows on unchanged."""
     assert [values(piece) for piece in split({"value": ["a", "b"]}, topic="t")] == [("t", None, ["a", "b"])]
 
 
@@ -52,19 +52,19 @@ def test_rows_go_to_the_topic_of_their_column() -> None:
 
 
 def test_topic_option_wins_over_the_column() -> None:
-    """As in the Kafka connector; a null topic then does not matter."""
+    """The option overrides the column, as in the Kafka connector, so a null topic does not matter."""
     pieces = split({"value": ["a", "b"], "topic": ["u", None]}, topic="t")
     assert [values(piece) for piece in pieces] == [("t", None, ["a", "b"])]
 
 
 def test_row_without_topic_is_refused() -> None:
-    """No row is dropped in silence."""
+    """No row is silently dropped."""
     with pytest.raises(OptionError, match="1 rows have no topic"):
         split({"value": ["a", "b"], "topic": ["t", None]})
 
 
 def test_wanted_partitions_and_null_ones_are_apart() -> None:
-    """A null partition leaves the choice to the key; the others are kept."""
+    """For a null partition the key decides; other partitions are kept."""
     data = {"value": ["a", "b", "c", "d"], "partition": pa.array([1, None, 0, 1], pa.int32())}
     assert [values(piece) for piece in split(data, topic="t")] == [
         ("t", 1, ["a", "d"]),
@@ -80,7 +80,7 @@ def test_negative_partition_is_refused() -> None:
 
 
 def test_null_timestamps_become_the_time_of_sending() -> None:
-    """Given create times are kept."""
+    """Create times that the rows have are kept."""
     data = {"value": ["a", "b"], "timestamp": pa.array([5_000, None], pa.timestamp("us", "UTC"))}
     (piece,) = split(data, topic="t")
     assert piece.rows.column("timestamp").to_pylist() == [
@@ -90,7 +90,7 @@ def test_null_timestamps_become_the_time_of_sending() -> None:
 
 
 def test_other_columns_are_left_out_and_case_does_not_matter() -> None:
-    """The producer gets the columns that it knows, under their names."""
+    """The producer gets the columns that it knows, under its own names."""
     columns = SinkColumns(
         has_key=True, has_topic=False, has_partition=False, has_headers=False, has_timestamp=False, unused=("offset",)
     )
@@ -100,14 +100,14 @@ def test_other_columns_are_left_out_and_case_does_not_matter() -> None:
 
 
 def test_empty_batch_gives_nothing() -> None:
-    """Spark may hand out batches without rows."""
+    """Spark may pass batches without rows."""
     assert list(pieces_of(pa.record_batch({"value": pa.array([], pa.string())}), COLUMNS, topic="t", now_ms=0)) == []
 
 
 @settings(deadline=None)
 @given(sizes=st.lists(st.integers(0, 300), min_size=1, max_size=40))
 def test_pieces_are_bounded_and_lose_nothing(sizes: list[int]) -> None:
-    """However row sizes differ, pieces stay below the limit unless they are one row, and rows keep their order."""
+    """For any row sizes, pieces stay below the limit unless they are one row, and rows keep their order."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(arrow_routes, "MAX_PIECE_BYTES", 256)
         rows = [bytes([number % 256]) * size for number, size in enumerate(sizes)]
@@ -139,7 +139,7 @@ def test_every_row_is_in_exactly_one_piece_in_order(topics: list[str], seed: lis
 
 
 def test_small_batches_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches are joined until they are worth sending; the rest comes at the end."""
+    """Batches are joined until they are worth sending. The rest comes at the end."""
     monkeypatch.setattr(arrow_routes, "GATHER_BYTES", 16)
     batches = [pa.record_batch({"n": [number]}) for number in range(5)]
     assert [batch.to_pydict()["n"] for batch in gathered(iter(batches))] == [[0, 1], [2, 3], [4]]

@@ -40,7 +40,7 @@ def fetched(batch: bytearray, *, skip: int = 0, partition: TopicPartition = ZERO
 
 @pytest.mark.parametrize("include_headers", [False, True])
 def test_schema_is_the_one_that_spark_expects(include_headers: bool) -> None:
-    """Spark compares the first batch with its own form of the columns, and trusts the others."""
+    """Spark compares the first batch with its own schema, and trusts the others."""
     columns = row_schema(read_options(include_headers=include_headers))
     as_sent = StructType.fromJson(columns.jsonValue())
     assert arrow_schema(include_headers).equals(to_arrow_schema(as_sent, timezone="UTC"))
@@ -49,7 +49,7 @@ def test_schema_is_the_one_that_spark_expects(include_headers: bool) -> None:
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
 @pytest.mark.parametrize("include_headers", [False, True])
 def test_rows_carry_every_field(codec: Codec, include_headers: bool) -> None:
-    """Key, value, place, time and headers come out as they went in, nulls included."""
+    """Key, value, partition, offset, time and headers come out as they went in, including nulls."""
     batch = encode_batch(
         [b"a", None, b""],
         keys=[b"k", b"", None],
@@ -92,14 +92,14 @@ def test_batch_without_headers_still_has_the_column() -> None:
     ("skip", "end_offset", "offsets"), [(0, 99, [10, 11, 12]), (1, 99, [11, 12]), (1, 12, [11]), (0, 10, None)]
 )
 def test_range_cuts_batches(skip: int, end_offset: int, offsets: Sequence[int] | None) -> None:
-    """Records before the position and at or after the end are not given out; nothing left is None."""
+    """Records before the position, and at or after the end, are left out. The result is None if none remains."""
     batch = encode_batch([b"a", b"b", b"c"], base_offset=10)
     rows = rows_of(fetched(batch, skip=skip), ZERO, end_offset=end_offset, include_headers=False)
     assert (None if rows is None else rows.column("offset").to_pylist()) == offsets
 
 
 def test_small_batches_are_joined_and_long_ones_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the sizes, rows keep their order and no batch has too many."""
+    """For any sizes, rows keep their order and no batch has too many rows."""
     monkeypatch.setattr(arrow_rows, "MAX_ROWS", 4)
     batches = [pa.record_batch({"n": numbers}) for numbers in ([1], [2, 3], [4, 5, 6, 7, 8, 9], [10])]
     sizes = [batch.to_pydict()["n"] for batch in joined(iter(batches))]
@@ -108,7 +108,7 @@ def test_small_batches_are_joined_and_long_ones_cut(monkeypatch: pytest.MonkeyPa
 
 
 def test_join_stops_at_the_target_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches that are large enough are passed on alone."""
+    """A batch that is large enough is passed on alone."""
     monkeypatch.setattr(arrow_rows, "TARGET_BYTES", 16)
     batches = [pa.record_batch({"n": [1, 2]}), pa.record_batch({"n": [3]}), pa.record_batch({"n": [4]})]
     assert [batch.num_rows for batch in joined(iter(batches))] == [2, 2]

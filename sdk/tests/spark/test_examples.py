@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spark's examples of README and docs run as they stand there, and nothing of Lograft's or gRPC's is printed."""
+"""Spark's examples of README and docs run unchanged, and neither Lograft nor gRPC prints anything."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAGE = SESSION + ORDERS + examples("docs/spark.md", "from lograft.spark import l
 @pytest.mark.spark
 @pytest.mark.parametrize("program", [README, PAGE], ids=["README.md", "docs/spark.md"])
 def test_examples_print_nothing_of_ours(bootstrap: str, admin: Admin, program: str) -> None:
-    """The JVM says what it wants."""
+    """The output of the JVM does not count."""
     topics = [each.topic for each in admin.list_topics()]
     for topic in ("events", "orders"):
         if topic not in topics:

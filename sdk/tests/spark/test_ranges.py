@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From bounds and brokers' answers to the ranges that tasks read."""
+"""The ranges that tasks read, from bounds and the answers of brokers."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_offsets_are_taken_as_given() -> None:
 
 
 def test_positions_inside_offsets_are_resolved() -> None:
-    """-2 and -1 inside JSON offsets are the ends of what is readable."""
+    """-2 and -1 in JSON offsets are the ends of the readable range."""
     options = reading(
         AtOffsets(option="startingOffsets", offsets={ZERO: Position.EARLIEST}),
         AtOffsets(option="endingOffsets", offsets={ZERO: Position.LATEST}),
@@ -96,7 +96,7 @@ def test_positions_inside_offsets_are_resolved() -> None:
 
 
 def test_time_range_is_half_open() -> None:
-    """It starts at the first record at or after the start and ends before the first one at or after the end."""
+    """It starts at the first record at or after the start, and ends before the first one at or after the end."""
     options = reading(
         AtTimestamp(option="startingTimestamp", timestamp_ms=100), AtTimestamps(option="e", timestamps_ms={ZERO: 200})
     )
@@ -114,7 +114,7 @@ def test_no_record_after_the_ending_timestamp_means_to_the_end() -> None:
 
 
 def test_records_that_arrive_while_planning_are_not_read() -> None:
-    """A lookup that answers beyond the high watermark read before is cut to it."""
+    """A lookup result beyond the earlier high watermark is cut to it."""
     by_time = AtTimestamp(option="startingTimestamp", timestamp_ms=100)
     assert one(reading(end=by_time), end_found=25).ranges == (piece(10, 20),)
     with pytest.raises(OffsetOutOfRangeError):
@@ -123,7 +123,7 @@ def test_records_that_arrive_while_planning_are_not_read() -> None:
 
 
 def test_no_record_after_the_starting_timestamp_is_an_error_unless_told() -> None:
-    """The strategy decides, as in the Kafka connector: error by default, or nothing from this partition."""
+    """The strategy decides, as in the Kafka connector: an error by default, or no records from this partition."""
     options = reading(AtTimestamp(option="startingTimestamp", timestamp_ms=100))
     with pytest.raises(OptionError, match=r"startingTimestamp.*t-0 has no record at or after it"):
         one(options)
@@ -140,7 +140,7 @@ def test_no_record_after_the_starting_timestamp_is_an_error_unless_told() -> Non
     ],
 )
 def test_lost_offsets_fail_or_are_passed_over(start: int, end: int, left: tuple[int, int] | None, message: str) -> None:
-    """failOnDataLoss=true refuses a range that is not readable as a whole; false reads what is left and reports."""
+    """failOnDataLoss=true refuses a range that is not completely readable. false reads the rest and reports the loss."""
     options = reading(
         AtOffsets(option="startingOffsets", offsets={ZERO: start}),
         AtOffsets(option="endingOffsets", offsets={ZERO: end}),
@@ -154,7 +154,7 @@ def test_lost_offsets_fail_or_are_passed_over(start: int, end: int, left: tuple[
 
 
 def test_start_after_end_is_refused_when_both_were_written() -> None:
-    """Crossed offsets are a mistake; a crossed time range or position is just empty."""
+    """Crossed offsets are an error. A crossed time range or position is empty."""
     crossed = AtOffsets(option="endingOffsets", offsets={ZERO: 12})
     with pytest.raises(OptionError, match="endingOffsets: t-0 ends at 12, before its start 15"):
         one(reading(AtOffsets(option="startingOffsets", offsets={ZERO: 15}), crossed))
@@ -163,7 +163,7 @@ def test_start_after_end_is_refused_when_both_were_written() -> None:
 
 @pytest.mark.parametrize("kind", ["offsets", "timestamps"])
 def test_bounds_by_partition_name_exactly_what_is_read(kind: str) -> None:
-    """A forgotten or foreign partition in the JSON is an error that names it."""
+    """A missing or foreign partition in the JSON is an error that names it."""
 
     def bound(*partitions: TopicPartition) -> Bound:
         if kind == "offsets":
@@ -180,19 +180,19 @@ def test_bounds_by_partition_name_exactly_what_is_read(kind: str) -> None:
 
 
 def test_min_partitions_splits_the_larger_ranges() -> None:
-    """Parts go to ranges by their size."""
+    """Larger ranges get more parts."""
     pieces = split_ranges([piece(0, 90), piece(0, 10, ONE)], 5, None)
     assert [each.size for each in pieces if each.partition == ONE] == [10]
     assert [each.size for each in pieces if each.partition == ZERO] == [22, 23, 22, 23]
 
 
 def test_max_records_bounds_every_piece() -> None:
-    """No piece is larger than asked for."""
+    """No part exceeds the limit."""
     assert [each.size for each in split_ranges([piece(5, 15)], None, 4)] == [3, 3, 4]
 
 
 def test_too_many_pieces_are_refused() -> None:
-    """A limit that would make millions of tasks is an error, not a driver out of memory."""
+    """A limit that would make millions of tasks is an error, and does not exhaust the driver's memory."""
     with pytest.raises(OptionError, match="maxRecordsPerPartition"):
         split_ranges([piece(0, MAX_READ_TASKS + 1)], None, 1)
 
@@ -206,7 +206,7 @@ def test_too_many_pieces_are_refused() -> None:
 def test_split_ranges_cover_exactly_what_was_there(
     sizes: list[int], min_partitions: int | None, max_records: int | None
 ) -> None:
-    """Pieces are disjoint, not empty, cover the whole, keep the maximum and reach the minimum where offsets allow."""
+    """Parts are disjoint, not empty, cover the whole, keep the maximum, and reach the minimum if offsets allow."""
     whole = [piece(100, 100 + size, TopicPartition("t", number)) for number, size in enumerate(sizes)]
     pieces = split_ranges(whole, min_partitions, max_records)
     offsets = [(each.partition, offset) for each in pieces for offset in range(each.start_offset, each.end_offset)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Columns of a write, and what is said of wrong ones. No Spark session is needed."""
+"""Columns of a write, and the errors for wrong ones. No Spark session is needed."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def schema(**columns: DataType) -> StructType:
 
 
 def test_value_alone_is_enough() -> None:
-    """Everything but the value is optional when the topic is given."""
+    """With the option topic, everything but the value is optional."""
     assert check_sink_columns(schema(value=StringType()), TO_TOPIC) == SinkColumns(
         has_key=False, has_topic=False, has_partition=False, has_headers=False, has_timestamp=False, unused=()
     )
 
 
 def test_all_columns_are_found_without_regard_to_case() -> None:
-    """Spark's names are not case-sensitive; what is not written is listed."""
+    """Spark's names are case-insensitive. Columns that are not written are listed."""
     given = schema(
         KEY=BinaryType(),
         Value=BinaryType(),
@@ -91,13 +91,13 @@ def test_wrong_columns_are_named(columns: dict[str, DataType], problem: str) -> 
 
 
 def test_topic_is_needed_somewhere() -> None:
-    """Neither the option nor the column: an error before any task runs."""
+    """Without the option and the column, an error is raised before any task runs."""
     with pytest.raises(OptionError, match="option topic: is required when there is no column topic"):
         check_sink_columns(schema(value=StringType()), BY_COLUMN)
 
 
 def test_schema_of_a_read_is_fixed() -> None:
-    """A schema from the user must be the source's own."""
+    """A schema of the user must equal the source's own."""
     check_row_schema(row_schema(READ), READ)
     with pytest.raises(OptionError, match="the columns are fixed"):
         check_row_schema(schema(value=StringType()), READ)

@@ -28,7 +28,7 @@ def receipt(partition: int, record_count: int, *, error: LograftError | None = N
 
 
 def test_message_counts_acknowledged_records() -> None:
-    """Batches that failed do not count; the message survives the way to the driver."""
+    """Failed batches do not count. The message can be pickled to the driver."""
     receipts = _Receipts()
     receipts.add(receipt(0, 3))
     receipts.add(receipt(0, 2))
@@ -48,7 +48,7 @@ def test_task_whose_counts_do_not_add_up_fails() -> None:
 
 
 def test_totals_pass_over_failed_tasks() -> None:
-    """Spark gives None for a task that failed."""
+    """Spark passes None for a failed task."""
     one = TaskWritten(record_count=5, batch_count=1, records={ZERO: 5})
     two = TaskWritten(record_count=3, batch_count=2, records={ZERO: 1, ONE: 2})
     assert total_written([one, None, two]) == TaskWritten(record_count=8, batch_count=3, records={ZERO: 6, ONE: 2})

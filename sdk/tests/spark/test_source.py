@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reader's talk with a real broker, without Spark: what may happen between planning and reading."""
+"""The reader against a real broker, without Spark: events between planning and reading."""
 
 from __future__ import annotations
 
@@ -50,19 +50,19 @@ def test_records_that_arrive_after_planning_are_not_read(options: ReadOptions, t
 
 
 def test_range_is_read_exactly(options: ReadOptions) -> None:
-    """Start inclusive, end exclusive, also inside a batch."""
+    """The start is inclusive and the end exclusive, also inside a batch."""
     assert offsets(options, 10, 90) == list(range(10, 90))
 
 
 def test_partition_without_range_gives_nothing(options: ReadOptions) -> None:
-    """Spark makes one when there are no ranges."""
+    """Spark makes such a partition when there are no ranges."""
     from pyspark.sql.datasource import InputPartition
 
     assert list(BatchReader(options).read(InputPartition(None))) == []
 
 
 def test_log_that_ends_before_the_range_is_data_loss(options: ReadOptions, caplog: pytest.LogCaptureFixture) -> None:
-    """A read does not wait for records that will not come."""
+    """A read does not wait for records that cannot come."""
     with pytest.raises(OffsetOutOfRangeError, match="ends at offset 100 by now; the range needs 120"):
         offsets(options, 90, 120)
     with caplog.at_level(logging.WARNING, logger="lograft.spark.source"):
@@ -71,7 +71,7 @@ def test_log_that_ends_before_the_range_is_data_loss(options: ReadOptions, caplo
 
 
 def test_range_beyond_the_log_is_data_loss(options: ReadOptions, caplog: pytest.LogCaptureFixture) -> None:
-    """A start that the broker refuses ends the task, with an error or with a warning."""
+    """A start that the broker refuses ends the task with an error or a warning."""
     with pytest.raises(OffsetOutOfRangeError):
         offsets(options, 150, 160)
     with caplog.at_level(logging.WARNING, logger="lograft.spark.source"):
@@ -82,7 +82,7 @@ def test_range_beyond_the_log_is_data_loss(options: ReadOptions, caplog: pytest.
 def test_deleted_topic_is_data_loss(
     options: ReadOptions, topic: str, admin: Admin, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A topic that goes away between planning and reading follows failOnDataLoss."""
+    """A topic that is deleted between planning and reading follows failOnDataLoss."""
     (chosen,) = plan_read(options).ranges
     admin.delete_topic(topic)
     with pytest.raises(UnknownTopicError):
@@ -93,7 +93,7 @@ def test_deleted_topic_is_data_loss(
 
 
 def test_silence_within_the_log_is_a_timeout(options: ReadOptions, topic: str, bootstrap: str) -> None:
-    """A broker that holds the records and does not send them is not taken for data loss."""
+    """A broker that has the records and does not send them causes a timeout, not data loss."""
     chosen = OffsetRange(partition=TopicPartition(topic, 0), start_offset=0, end_offset=50)
     with Consumer(bootstrap) as consumer, pytest.raises(RequestTimeoutError, match=r"pollTimeoutMs"):
         _check_still_readable(consumer, options, chosen, 0)

@@ -72,7 +72,7 @@ def test_round_trip_keeps_keys_values_times_and_places(
     make_topic: MakeTopic,
     bootstrap: str,
 ) -> None:
-    """What is written is read back once each, in the partition of its key, with contiguous offsets."""
+    """Each written record is read back once, in the partition of its key, with contiguous offsets."""
     topic = make_topic(3)
     source = spark.range(ROWS, numPartitions=4).selectExpr(
         "CASE WHEN id % 10 > 0 THEN encode(concat('key ', id % 97), 'utf-8') END AS key",
@@ -123,7 +123,7 @@ def test_string_columns_are_written_as_utf8(
 def test_headers_make_the_round_trip(
     spark: SparkSession, load: Callable[..., DataFrame], save: Callable[..., None], make_topic: MakeTopic
 ) -> None:
-    """IncludeHeaders adds a column; a record without headers has null there."""
+    """`includeHeaders` adds a column, which is null for a record without headers."""
     topic = make_topic(1)
     schema = "value string, headers array<struct<key: string, value: binary>>"
     headers = [{"key": "a", "value": bytearray(b"1")}, {"key": "a", "value": None}]
@@ -141,7 +141,7 @@ def test_headers_make_the_round_trip(
 def test_topic_and_partition_columns_choose_the_place(
     spark: SparkSession, load: Callable[..., DataFrame], save: Callable[..., None], make_topic: MakeTopic
 ) -> None:
-    """Rows go to the topic and partition that they name; both topics are read back by a pattern."""
+    """Rows go to the topic and partition in their columns. A pattern reads both topics back."""
     one, two = make_topic(3, prefix="pattern"), make_topic(3, prefix="pattern")
     source = spark.range(600, numPartitions=2).selectExpr(
         "CAST(id AS STRING) AS value",
@@ -157,7 +157,7 @@ def test_topic_and_partition_columns_choose_the_place(
 def test_min_partitions_splits_without_loss(
     load: Callable[..., DataFrame], make_topic: MakeTopic, bootstrap: str
 ) -> None:
-    """More read tasks than partitions read the same records; an empty partition needs no task."""
+    """More read tasks than partitions read the same records. An empty partition needs no task."""
     topic = make_topic(3)
     produce(bootstrap, topic, 0, 1_000)
     produce(bootstrap, topic, 2, 10)
@@ -169,7 +169,7 @@ def test_min_partitions_splits_without_loss(
 
 
 def test_time_range_is_half_open(load: Callable[..., DataFrame], make_topic: MakeTopic, bootstrap: str) -> None:
-    """From the first record at the start to the last one before the end, in every partition."""
+    """The range goes from the first record at the start to the last one before the end, in every partition."""
     topic = make_topic(2)
     produce(bootstrap, topic, 0, 1_000, start_ms=1_000)
     produce(bootstrap, topic, 1, 1_000, start_ms=1_900)
@@ -185,7 +185,7 @@ def test_time_range_is_half_open(load: Callable[..., DataFrame], make_topic: Mak
 def test_assign_reads_given_offsets_of_given_partitions(
     load: Callable[..., DataFrame], make_topic: MakeTopic, bootstrap: str
 ) -> None:
-    """Assign with startingOffsets and endingOffsets reads exactly that."""
+    """`assign` with startingOffsets and endingOffsets reads exactly that range."""
     topic = make_topic(3)
     for partition in range(3):
         produce(bootstrap, topic, partition, 100)
@@ -202,7 +202,7 @@ def test_assign_reads_given_offsets_of_given_partitions(
 
 
 def test_empty_topic_gives_no_rows(load: Callable[..., DataFrame], make_topic: MakeTopic) -> None:
-    """Spark then hands the reader a partition without a range."""
+    """Spark then passes the reader a partition without a range."""
     assert load(subscribe=make_topic(2)).collect() == []
     assert load(subscribePattern="no-such-topic-.*").collect() == []
 
@@ -219,7 +219,7 @@ def test_no_rows_are_written_well(
 def test_copy_of_a_topic_keeps_create_times(
     load: Callable[..., DataFrame], save: Callable[..., None], make_topic: MakeTopic, bootstrap: str
 ) -> None:
-    """The rows of a read can be written as they are."""
+    """The rows of a read can be written unchanged."""
     one, two = make_topic(2), make_topic(2)
     produce(bootstrap, one, 1, 500)
     save(load(subscribe=one), topic=two)
@@ -230,7 +230,7 @@ def test_copy_of_a_topic_keeps_create_times(
 def test_offsets_that_are_not_there_follow_fail_on_data_loss(
     load: Callable[..., DataFrame], make_topic: MakeTopic, bootstrap: str
 ) -> None:
-    """An end beyond the log is an error, or what there is."""
+    """An end beyond the log is an error, or the read returns the existing records."""
     topic = make_topic(1)
     produce(bootstrap, topic, 0, 10)
     beyond = {"subscribe": topic, "endingOffsets": json.dumps({topic: {"0": 99}})}
@@ -274,21 +274,21 @@ def test_bad_write_is_a_clear_error(
 
 
 def test_overwrite_is_refused(spark: SparkSession, bootstrap: str) -> None:
-    """Nothing in a log is replaced."""
+    """A write never replaces records of a log."""
     writer = spark.range(1).selectExpr("'a' AS value").write.format("lograft").mode("overwrite")
     with pytest.raises(PySparkException, match="a log is only appended to"):
         writer.option("kafka.bootstrap.servers", bootstrap).option("topic", "t").save()
 
 
 def test_given_schema_is_refused(spark: SparkSession, bootstrap: str) -> None:
-    """The columns are fixed, as those of the Kafka connector."""
+    """The columns are fixed, like those of the Kafka connector."""
     reader = spark.read.format("lograft").schema("value string").option("kafka.bootstrap.servers", bootstrap)
     with pytest.raises(PySparkException, match="the columns are fixed"):
         reader.option("subscribe", "t").load().count()
 
 
 def test_streaming_says_that_lograft_is_batch_only(spark: SparkSession, bootstrap: str, tmp_path: Path) -> None:
-    """One sentence, with what to use; it was an error about a method of the data source."""
+    """The error is one sentence with an alternative. It was once about a missing method of the data source."""
     stream = spark.readStream.format("lograft").option("kafka.bootstrap.servers", bootstrap).option("subscribe", "t")
     sink = {"checkpointLocation": str(tmp_path / "read")}
     with pytest.raises(PySparkException, match=r"batch only for now, without Structured Streaming: use spark\.read"):
@@ -302,7 +302,7 @@ def test_streaming_says_that_lograft_is_batch_only(spark: SparkSession, bootstra
 def test_record_over_the_limit_fails_the_job(
     spark: SparkSession, save: Callable[..., None], make_topic: MakeTopic
 ) -> None:
-    """A row that the topic does not take is an error, not a gap."""
+    """A row that the topic refuses is an error, not a gap."""
     with pytest.raises(PySparkException, match="takes at most 1048576"):
         save(spark.range(1).selectExpr("repeat('x', 3000000) AS value"), topic=make_topic(1))
 
@@ -310,7 +310,7 @@ def test_record_over_the_limit_fails_the_job(
 def test_failed_job_leaves_whole_tasks_and_a_rerun_repeats_them(
     spark: SparkSession, load: Callable[..., DataFrame], save: Callable[..., None], make_topic: MakeTopic
 ) -> None:
-    """At least once: after a failure and a rerun every row is there, some of them twice."""
+    """At least once: after a failure and a second run every row is there, some of them twice."""
     topic = make_topic(1)
     source = spark.range(2_000, numPartitions=2).selectExpr("CAST(id AS STRING) AS value")
     with pytest.raises(PySparkException, match="broken on purpose"):

@@ -15,17 +15,17 @@ from lograft.wire.checksum import crc32c
 from lograft.wire.limits import HEADER_BYTES, MAX_TIMESTAMP_MS
 
 FACTOR = int(os.environ.get("LOGRAFT_FUZZ_FACTOR", "1"))
-"""Multiplies the number of examples; set it for a long run."""
+"""Factor for the number of examples. Set it for a long run."""
 
 
 def examples(count: int) -> settings:
-    """Give settings for a property: repeatable, no deadline on a shared machine."""
+    """Return settings for a property: repeatable, and without a deadline on a shared machine."""
     return settings(max_examples=count * FACTOR, deadline=None, derandomize=FACTOR == 1, database=None)
 
 
 @dataclass
 class Rows:
-    """Records as rows, the clever-vs-dumb counterpart of the columns."""
+    """Records as rows: the simple model to compare columns with."""
 
     values: list[bytes | None]
     keys: list[bytes | None] | None = None
@@ -35,7 +35,7 @@ class Rows:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def arguments(self) -> dict[str, Any]:
-        """Give the arguments of `encode_batch` after the values."""
+        """Return the arguments of `encode_batch` after the values."""
         return {
             "keys": self.keys,
             "timestamps_ms": self.timestamps_ms,
@@ -45,7 +45,7 @@ class Rows:
         }
 
     def expected_timestamps(self) -> list[int]:
-        """Give the timestamp of each record."""
+        """Return the timestamp of each record."""
         if self.timestamps_ms is None:
             return [0] * len(self.values)
         if isinstance(self.timestamps_ms, int):
@@ -53,7 +53,7 @@ class Rows:
         return list(self.timestamps_ms)
 
     def expected_headers(self) -> list[tuple[tuple[str, bytes | None], ...]]:
-        """Give the headers of each record."""
+        """Return the headers of each record."""
         return [()] * len(self.values) if self.headers is None else [tuple(pairs) for pairs in self.headers]
 
 
@@ -82,7 +82,7 @@ def rows(draw: st.DrawFn, max_records: int = 12) -> Rows:
 
 
 def read_everything(batch: bytes | bytearray) -> None:
-    """Use every accessor of a batch and assert that each has n entries; whatever it raises is a failure."""
+    """Use every accessor of a batch and assert that each returns n entries. Any exception is a failure."""
     reader = RecordBatch(batch)
     count = reader.record_count
     assert len(reader.values()) == count
@@ -111,7 +111,7 @@ def put(batch: bytes | bytearray, layout: str, position: int, *numbers: int) -> 
 
 
 def repair(batch: bytes | bytearray) -> bytearray:
-    """Make length and CRC fit the bytes again."""
+    """Correct length and CRC for the current bytes."""
     changed = bytearray(batch)
     struct.pack_into(">i", changed, 8, len(changed) - 12)
     struct.pack_into(">I", changed, 17, crc32c(memoryview(changed)[21:]))
@@ -119,7 +119,7 @@ def repair(batch: bytes | bytearray) -> bytearray:
 
 
 def with_payload(batch: bytes | bytearray, payload: bytes) -> bytearray:
-    """Put another payload behind the header."""
+    """Replace the payload behind the header."""
     return repair(bytes(batch[:HEADER_BYTES]) + payload)
 
 

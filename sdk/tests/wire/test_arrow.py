@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrow columns: the same records either way, for every kind of array."""
+"""Arrow columns give the same records both ways, for every kind of array."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def encoded(**columns: Any) -> RecordBatch:
 @examples(150)
 @given(rows(), st.integers(0, 3), st.integers(0, 3))
 def test_arrow_and_lists_encode_to_the_same_bytes(given_rows: Rows, before: int, after: int) -> None:
-    """A slice of an Arrow batch gives byte for byte what the lists give, and comes back the same."""
+    """A slice of an Arrow batch encodes to the same bytes as the lists, and decodes to the same records."""
     batch = encode_batch(given_rows.values, **given_rows.arguments())
     table = RecordBatch(batch).to_arrow(include_headers=True)
     assert table.schema == arrow_schema(include_headers=True)
@@ -47,7 +47,7 @@ def test_arrow_and_lists_encode_to_the_same_bytes(given_rows: Rows, before: int,
 
 
 def test_to_arrow_without_headers_has_one_schema() -> None:
-    """Whether a batch has keys, headers or neither, its columns and types are the same."""
+    """Columns and types are the same for batches with keys, with headers or with neither."""
     with_all = RecordBatch(encode_batch([b"a"], keys=[b"k"], headers=[[("h", b"v")]], timestamps_ms=3)).to_arrow()
     with_none = RecordBatch(encode_batch([None], base_offset=7)).to_arrow()
     assert with_all.schema == with_none.schema == arrow_schema()
@@ -65,7 +65,7 @@ def test_to_arrow_wraps_the_value_blob() -> None:
 
 
 def test_to_arrow_of_compacted_and_timestamped_batches() -> None:
-    """Gaps in the offsets and different timestamps are computed right."""
+    """Gaps in the offsets and different timestamps give the right columns."""
     batch = encode_batch([b"a", b"b"], offset_deltas=[2, 5], base_offset=10, timestamps_ms=[50, 40])
     table = RecordBatch(batch).to_arrow()
     assert table.column("offset").to_pylist() == [12, 15]
@@ -91,7 +91,7 @@ def test_every_kind_of_byte_string_column_is_taken(kind: Any) -> None:
 
 
 def test_fixed_size_and_null_columns_are_taken() -> None:
-    """Fixed-size binary becomes a uniform length; a column of type null is all null."""
+    """Fixed-size binary becomes a uniform length. A column of type null is all null."""
     batch = encoded(value=pa.array([b"ab", b"cd", None], pa.binary(2)).slice(1), key=pa.nulls(2))
     assert batch.values() == [b"cd", None]
     assert batch.payload.keys is None
@@ -99,7 +99,7 @@ def test_fixed_size_and_null_columns_are_taken() -> None:
 
 
 def test_bytes_under_null_slots_are_left_out() -> None:
-    """Arrow allows bytes under a null; they do not become part of a record or of its neighbours."""
+    """Arrow allows bytes under a null. They become part of no record."""
     full = pa.array([b"aa", b"secret", b"cc"])
     _, offsets, data = full.buffers()
     hidden = pa.Array.from_buffers(pa.binary(), 3, [pa.py_buffer(b"\x05"), offsets, data])
@@ -107,7 +107,7 @@ def test_bytes_under_null_slots_are_left_out() -> None:
 
 
 def test_empty_columns_are_taken() -> None:
-    """Empty values have no blob, whether they stand alone or are a slice behind others."""
+    """Empty values have no blob, alone or as a slice behind others."""
     for column in (pa.array([b"", b""]), pa.array([b"abc", b"", b""]).slice(1)):
         assert encoded(value=column).values() == [b"", b""]
 
@@ -128,12 +128,12 @@ def test_empty_columns_are_taken() -> None:
 )
 @pytest.mark.parametrize("name", ["timestamp", "timestamp_ms"])
 def test_every_kind_of_timestamp_is_taken(name: str, column: Any, expected: list[int]) -> None:
-    """Integers are milliseconds; Arrow timestamps of any unit are cut to milliseconds."""
+    """Integers are milliseconds. Arrow timestamps of any unit are cut to milliseconds."""
     assert encoded(value=[b"a", b"b"], **{name: column}).timestamps_ms() == expected
 
 
 def test_one_timestamp_for_all() -> None:
-    """Without a column, one timestamp is given for the batch, or none."""
+    """Without a column, the caller gives one timestamp for the batch, or none."""
     table = pa.RecordBatch.from_pydict({"value": [b"a", b"b"]})
     assert RecordBatch(encode_arrow(table, timestamp_ms=77)).timestamps_ms() == [77, 77]
     assert RecordBatch(encode_arrow(table)).timestamps_ms() == [0, 0]
@@ -155,7 +155,7 @@ def test_identity_offset_and_codec_reach_the_header() -> None:
 
 
 def test_headers_with_null_lists_and_text_values() -> None:
-    """A null list of headers is an empty one; values may be text; order of the struct fields does not matter."""
+    """A null list of headers counts as empty, values may be text, and the order of the struct fields does not matter."""
     kind = pa.list_(pa.struct([("value", pa.string()), ("key", pa.large_string())]))
     rows_given = [
         [{"key": "skipped", "value": "x"}],
@@ -204,14 +204,14 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_batches_that_do_not_fit_are_refused(name: str) -> None:
-    """Every misfit is a typed error that names the column."""
+    """Every mismatch is a typed error that names the column."""
     columns, message = BAD[name]
     with pytest.raises(InvalidBatchError, match=message):
         encode_arrow(pa.RecordBatch.from_pydict(columns))
 
 
 def test_duplicate_columns_and_two_sources_of_timestamps_are_refused() -> None:
-    """One thing is said once."""
+    """Each field may come from one column only."""
     array = pa.array([b"a"])
     with pytest.raises(InvalidBatchError, match="there twice"):
         encode_arrow(pa.RecordBatch.from_arrays([array, array], names=["value", "value"]))
@@ -222,7 +222,7 @@ def test_duplicate_columns_and_two_sources_of_timestamps_are_refused() -> None:
 
 
 def test_columns_over_the_limit_are_refused_before_a_copy() -> None:
-    """A column of more than 64 MiB is too large, whatever the codec."""
+    """A column of more than 64 MiB is too large, for any codec."""
     offsets = pa.py_buffer(memoryview(bytes(4)).cast("i").tobytes() + (65 << 20).to_bytes(4, "little"))
     column = pa.Array.from_buffers(pa.binary(), 1, [None, offsets, pa.py_buffer(bytes(65 << 20))])
     with pytest.raises(BatchTooLargeError, match="the limit is 67108864"):
@@ -237,7 +237,7 @@ def test_damaged_batches_do_not_become_columns() -> None:
 
 
 def test_missing_pyarrow_is_said_clearly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the extra, the error says what to install; everything else works."""
+    """Without the extra, the error says what to install. Everything else works."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     batch = RecordBatch(encode_batch([b"a"]))
     assert batch.values() == [b"a"]

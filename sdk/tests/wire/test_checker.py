@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The broker's check: one typed error and one clear message for every way a batch can be wrong."""
+"""The broker's check: one typed error and one clear message for every kind of bad batch."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ PAIR = Records(value_length=0)
 
 
 def length(batch: bytes, claim: int) -> bytes:
-    """Change the length field alone."""
+    """Change only the length field."""
     changed = bytearray(batch)
     struct.pack_into(">i", changed, 8, claim)
     return bytes(changed)
 
 
 def payload(**fields: Any) -> bytearray:
-    """Put the payload of two empty values, with more fields, behind a fitting header."""
+    """Put the payload of two empty values, with additional fields, behind a matching header."""
     return with_payload(encode_batch([b"", b""]), Records(value_length=0, **fields).SerializeToString())
 
 
@@ -125,7 +125,7 @@ def test_header_keys_that_are_not_utf8_are_refused() -> None:
 
 @pytest.mark.parametrize("batch", [BATCH, ZSTD], ids=["plain", "zstd"])
 def test_every_single_flipped_bit_is_refused(batch: bytes) -> None:
-    """No bit of a batch can change unnoticed, but for base offset and leader epoch, which the CRC leaves out on purpose."""
+    """Every flipped bit is noticed, except in base offset and leader epoch, which the CRC leaves out on purpose."""
     for position in [*range(8, 12), *range(16, len(batch))]:
         for bit in range(8):
             changed = bytearray(batch)
@@ -135,7 +135,7 @@ def test_every_single_flipped_bit_is_refused(batch: bytes) -> None:
 
 
 def test_limits_are_inclusive() -> None:
-    """A batch of exactly the limit passes, as does a payload of exactly the inflated limit."""
+    """A batch of exactly the limit passes, and so does a payload of exactly the decompressed limit."""
     assert check_batch(BATCH, max_bytes=len(BATCH)) == read_header(BATCH)
     with pytest.raises(BatchTooLargeError):
         check_batch(BATCH, max_bytes=len(BATCH) - 1)
@@ -163,7 +163,7 @@ def test_control_and_compacted_batches_pass_when_allowed() -> None:
 
 
 def test_producer_fields_at_their_bounds_pass() -> None:
-    """Identity fields are all 0 or more, or all -1."""
+    """The three producer fields are all at least 0, or all -1."""
     for identity in ((0, 0, 0), (2**63 - 1, 2**15 - 1, 2**31 - 1), (-1, -1, -1)):
         check_batch(put(BATCH, ">qhi", 43, *identity), max_bytes=1000)
 
@@ -176,7 +176,7 @@ def test_timestamps_and_offsets_at_their_bounds_pass() -> None:
 
 
 def test_check_accepts_every_kind_of_buffer() -> None:
-    """bytes, bytearray and memoryview are judged alike."""
+    """bytes, bytearray and memoryview give the same result."""
     for kind in (bytes, bytearray, memoryview):
         assert check_batch(kind(BATCH), max_bytes=1000).record_count == 2
 
@@ -188,7 +188,7 @@ def test_check_crc_judges_the_batch_at_the_start_of_a_longer_buffer() -> None:
 
 @pytest.mark.parametrize("batch", [BATCH, bytes(encode_batch([b"a" * 99, b"b"], keys=[b"k", None], codec=Codec.ZSTD))])
 def test_the_keys_of_a_batch_are_opened_alone(batch: bytes) -> None:
-    """Keys alone are those of the batch, compressed or not; what is no payload is refused."""
+    """The keys alone equal those of the batch, compressed or not. Invalid payloads are refused."""
     keys = open_keys(batch, read_header(batch))
     assert keys is not None
     assert keys.to_list() == [b"k", None]

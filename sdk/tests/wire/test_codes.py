@@ -22,13 +22,13 @@ from lograft.wire.status import STATUS_CODES
 
 
 def test_codes_equal_the_generated_enum() -> None:
-    """Names without the prefix and numbers are those of errors.proto, no more and no fewer."""
+    """Names without the prefix and numbers are exactly those of errors.proto."""
     generated = {name.removeprefix("ERROR_CODE_"): number for name, number in errors_pb2.ErrorCode.items()}
     assert {code.name: code.value for code in ErrorCode} == generated
 
 
 def test_every_code_has_one_grpc_status() -> None:
-    """The table to gRPC status codes is complete and never says OK."""
+    """The table to gRPC status codes is complete and never gives OK."""
     assert set(STATUS_CODES) == set(ErrorCode)
     assert grpc.StatusCode.OK not in STATUS_CODES.values()
 
@@ -47,12 +47,12 @@ def test_every_code_has_one_grpc_status() -> None:
     ],
 )
 def test_advice_of_a_code(code: ErrorCode, retriable: bool, refresh: bool) -> None:
-    """The table says for each code whether to retry and whether to refresh; fatal is neither."""
+    """The table says for each code whether to retry and whether to refresh. A fatal code has neither."""
     assert (code.retriable, code.refresh_metadata, code.fatal) == (retriable, refresh, not retriable and not refresh)
 
 
 def test_retriable_codes_reach_clients_that_know_nothing_as_retriable() -> None:
-    """A gRPC status that generic clients retry (UNAVAILABLE) is only given to retriable codes."""
+    """Only retriable codes have a gRPC status that generic clients retry (UNAVAILABLE)."""
     assert all(code.retriable for code, status in STATUS_CODES.items() if status is grpc.StatusCode.UNAVAILABLE)
 
 
@@ -74,7 +74,7 @@ def test_unknown_numbers_and_reasons_become_internal() -> None:
     ],
 )
 def test_batch_errors_carry_their_code(error_type: type[BatchError], code: ErrorCode) -> None:
-    """Each batch error has one code and its text, and belongs to one tree."""
+    """Each batch error has one code and a text, and belongs to one tree."""
     error = error_type("what is wrong")
     assert (error.code, error.message, str(error)) == (code, "what is wrong", "what is wrong")
     assert isinstance(error, WireError)
@@ -85,6 +85,6 @@ def test_batch_errors_carry_their_code(error_type: type[BatchError], code: Error
     [("lograft.wire.codes", "google.protobuf"), ("lograft.wire.batch", "grpc"), ("lograft.wire.arrow", "pyarrow")],
 )
 def test_imports_stay_light(module: str, absent: str) -> None:
-    """Codes need no protobuf, batches no gRPC, and pyarrow is imported at its first use only."""
+    """Codes need no protobuf, batches no gRPC, and pyarrow is imported only at its first use."""
     program = f"import sys, {module}; sys.exit({absent!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Payload parsing: the walk and the generated parser agree; the rules of the columns hold."""
+"""Payload parsing: the walk and the generated parser agree, and the rules of the columns hold."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.wire.batches import Rows, edits, examples, mutate, rows
 
 
 def plain(payload: Payload) -> tuple[Any, ...]:
-    """Give everything that a reader can see of a payload."""
+    """Return everything that a reader can see of a payload."""
 
     def column(found: BytesColumn | None) -> list[bytes | None] | None:
         return None if found is None else found.to_list()
@@ -36,7 +36,7 @@ def plain(payload: Payload) -> tuple[Any, ...]:
 
 
 def outcome(parse: Any, data: bytes, count: int) -> tuple[Any, ...]:
-    """Give what a parser makes of the bytes: the columns, or that it refused."""
+    """Return a parser's result for the bytes: the columns, or the refusal."""
     try:
         return plain(parse(memoryview(data), count))
     except BatchError:
@@ -48,7 +48,7 @@ def outcome(parse: Any, data: bytes, count: int) -> tuple[Any, ...]:
 def test_the_walk_agrees_with_the_generated_parser(
     given_rows: Rows, changes: list[tuple[int, int, bytes]], count: int
 ) -> None:
-    """For mutated payloads, both ways of parsing refuse, or give the same columns."""
+    """For mutated payloads, both parsers refuse, or return the same columns."""
     arguments = {**given_rows.arguments(), "codec": 0}
     data = mutate(bytes(encode_batch(given_rows.values, **arguments)[HEADER_BYTES:]), changes)
     assert outcome(parse_payload, data, count) == outcome(columns._parse_generic, data, count)
@@ -59,7 +59,7 @@ def test_the_walk_agrees_with_the_generated_parser(
 def test_the_keys_alone_are_those_of_the_whole_payload(
     given_rows: Rows, changes: list[tuple[int, int, bytes]], count: int
 ) -> None:
-    """Whatever can be parsed as a whole has the same keys when they are parsed alone."""
+    """Every payload that can be parsed completely has the same keys when only they are parsed."""
     arguments = {**given_rows.arguments(), "codec": 0}
     data = mutate(bytes(encode_batch(given_rows.values, **arguments)[HEADER_BYTES:]), changes)
     try:
@@ -72,7 +72,7 @@ def test_the_keys_alone_are_those_of_the_whole_payload(
 
 @pytest.mark.parametrize("with_headers", [False, True])
 def test_keys_alone_of_either_layout(with_headers: bool) -> None:
-    """Keys with a null are found in the layout that is walked, and in the one that takes the generated parser."""
+    """Keys with a null are found in the usual layout and in one for the generated parser."""
     headers = [[("h", b"1")], [], []] if with_headers else None
     data = encode_batch([b"a", b"bc", None], keys=[b"k", None, b"kk"], headers=headers)[HEADER_BYTES:]
     keys = parse_keys(data, 3)
@@ -129,13 +129,13 @@ def test_the_walk_agrees_with_the_generated_parser_on_odd_layouts(fields: list[b
 
 @pytest.fixture(params=[1, 5, 100])
 def sliced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All payloads in an unusual layout are parsed in slices of about that many bytes."""
+    """Makes the parser slice every payload in an unusual layout, at about this size."""
     monkeypatch.setattr(columns, "SLICED_FROM_BYTES", 0)
     monkeypatch.setattr(columns, "_SLICE_BYTES", request.param)
 
 
 def whole(view: memoryview, count: int) -> Payload:
-    """Parse in one piece, whatever the size."""
+    """Parse in one piece, for any size."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(columns, "SLICED_FROM_BYTES", sys.maxsize)
         return columns._parse_generic(view, count)
@@ -145,7 +145,7 @@ def whole(view: memoryview, count: int) -> Payload:
 @examples(200)
 @given(st.lists(FIELD, max_size=8), st.integers(1, 2))
 def test_slices_agree_with_the_whole_on_odd_layouts(fields: list[bytes], count: int) -> None:
-    """Whatever stands between record headers, torn or unknown: slices give what the whole gives."""
+    """For any fields between record headers, torn or unknown, slices give the result of the whole."""
     data = b"".join(fields)
     assert outcome(columns._parse_generic, data, count) == outcome(whole, data, count)
 
@@ -154,7 +154,7 @@ def test_slices_agree_with_the_whole_on_odd_layouts(fields: list[bytes], count: 
 @examples(200)
 @given(rows(max_records=4), edits, st.integers(1, 5))
 def test_slices_agree_with_the_whole(given_rows: Rows, changes: list[tuple[int, int, bytes]], count: int) -> None:
-    """The same for what an encoder writes, and for mutations of it."""
+    """The same holds for the output of an encoder and for mutations of it."""
     arguments = {**given_rows.arguments(), "codec": 0}
     data = mutate(bytes(encode_batch(given_rows.values, **arguments)[HEADER_BYTES:]), changes)
     assert outcome(columns._parse_generic, data, count) == outcome(whole, data, count)
@@ -162,7 +162,7 @@ def test_slices_agree_with_the_whole(given_rows: Rows, changes: list[tuple[int, 
 
 @pytest.mark.parametrize("length", [0, 1, 127, 128, 300])
 def test_record_headers_of_a_large_payload_are_parsed_in_slices(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The generated parser holds the interpreter to its end, so it never gets many record headers at once."""
+    """The generated parser holds the interpreter lock to its end, so it never gets many record headers at once."""
     pair_count = 2 * columns.SLICED_FROM_BYTES // (2 * length + 4)
     records = Records(
         values=b"v",
@@ -185,12 +185,12 @@ def test_record_headers_of_a_large_payload_are_parsed_in_slices(length: int, mon
     assert payload.headers is not None
     assert payload.headers.keys == list(records.header_keys)
     assert payload.headers.values == list(records.header_values)
-    # One match of short fields may go beyond a slice.
+    # One match of short fields may exceed a slice.
     assert max(sizes) <= columns.SLICED_FROM_BYTES
 
 
 def test_more_fields_than_records_can_need_are_refused_early() -> None:
-    """Millions of fields of a few bytes are not walked to their end."""
+    """Millions of fields of a few bytes are not read to the end."""
     data = Records(value_length=0, header_counts=[0]).SerializeToString() + b"\x0a\x00" * columns.SLICED_FROM_BYTES
     with pytest.raises(InvalidBatchError, match="far more fields than 1 records need"):
         parse_payload(data, 1)
@@ -199,7 +199,7 @@ def test_more_fields_than_records_can_need_are_refused_early() -> None:
 @examples(300)
 @given(rows(max_records=6), st.integers(0, 6), st.integers(0, 6))
 def test_a_piece_has_the_records_of_the_whole(given_rows: Rows, first: int, count: int) -> None:
-    """Values, keys, headers and nulls of some records are those that the whole batch has there."""
+    """Values, keys, headers and nulls of some records equal those of the whole batch at the same indexes."""
     data = bytes(encode_batch(given_rows.values, **{**given_rows.arguments(), "codec": 0})[HEADER_BYTES:])
     record_count = len(given_rows.values)
     payload = parse_payload(data, record_count)
@@ -213,7 +213,7 @@ def test_a_piece_has_the_records_of_the_whole(given_rows: Rows, first: int, coun
 
 
 def test_usual_payloads_are_walked() -> None:
-    """What our encoder writes without record headers takes the fast way; headers take the generated parser."""
+    """The encoder's output without record headers takes the fast path. Headers take the generated parser."""
     usual = bytes(
         encode_batch([b"a", None], keys=[None, b"kk"], timestamps_ms=[1, 2], offset_deltas=[0, 5])[HEADER_BYTES:]
     )
@@ -270,7 +270,7 @@ BAD_PAYLOADS: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", BAD_PAYLOADS)
 def test_payloads_that_contradict_themselves_are_refused(name: str) -> None:
-    """Each rule of the columns has its own message, whichever parser meets it."""
+    """Each rule of the columns has its own message, in both parsers."""
     fields, message = BAD_PAYLOADS[name]
     data = Records(**fields).SerializeToString()
     for parse in (parse_payload, columns._parse_generic):
@@ -291,7 +291,7 @@ def test_payloads_that_contradict_themselves_are_refused(name: str) -> None:
     ],
 )
 def test_unusual_but_right_payloads_pass(fields: dict[str, Any], values: list[Any], keys: list[Any] | None) -> None:
-    """Forms that our encoder does not write but the format allows mean what the format says."""
+    """Forms that the encoder does not write but the format allows have the meaning of the format."""
     payload = parse_payload(Records(**fields).SerializeToString(), 2)
     assert payload.values.to_list() == values
     assert (payload.keys and payload.keys.to_list()) == keys
@@ -318,7 +318,7 @@ def test_bytes_that_are_no_message_are_refused(data: bytes) -> None:
 
 
 def test_a_torn_varint_column_in_the_usual_layout_is_refused() -> None:
-    """The walk takes the layout, the varints inside are still parsed with care."""
+    """The fast path accepts the layout, but checks the varints inside."""
     with pytest.raises(InvalidBatchError, match=r"not a lograft\.v1\.Records"):
         parse_payload(Records(value_length=0).SerializeToString() + b"\x4a\x01\x80", 1)
 
@@ -331,7 +331,7 @@ def test_lists_of_too_many_varints_are_refused_before_they_are_expanded() -> Non
 
 
 def test_large_payloads_never_reach_the_generated_parser() -> None:
-    """A bomb of empty record headers, many times as large once parsed, stops at its size."""
+    """A bomb of empty record headers, many times larger once parsed, is refused by its size."""
     data = Records(value_length=0).SerializeToString() + b"\x62\x00" * (MAX_GENERIC_PAYLOAD_BYTES // 2)
     with pytest.raises(BatchTooLargeError, match="with record headers"):
         parse_payload(data, 1)
@@ -341,7 +341,7 @@ def test_large_payloads_never_reach_the_generated_parser() -> None:
 
 @pytest.mark.parametrize("piece", ["b'\\x62\\x00'", "b'\\x78\\x01'", "b'\\x7b\\x7c'", "b'\\x48\\x00'"])
 def test_hostile_payloads_take_bounded_memory(piece: str) -> None:
-    """Millions of empty headers, unknown fields, groups or loose deltas take at most twenty times their size."""
+    """Millions of empty headers, unknown fields, groups or unpacked deltas take at most twenty times their size."""
     program = (
         "import resource\n"
         "from lograft.wire.columns import parse_payload\n"

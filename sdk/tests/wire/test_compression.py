@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Zstd frames: exactly one, whole, capped."""
+"""zstd frames: exactly one, complete, within the limit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BOTH = pytest.mark.parametrize("encode", [KNOWN, UNKNOWN], ids=["size stated", "
 
 @BOTH
 def test_inflate_gives_the_content_up_to_the_cap(encode: Callable[[bytes], bytes]) -> None:
-    """Content of exactly the cap passes; one byte more is too large."""
+    """Content of exactly the limit passes. One byte more is too large."""
     data = bytes(range(256)) * 40
     assert inflate(encode(data), len(data)) == data
     assert inflate(memoryview(encode(data)), 1 << 30) == data
@@ -33,7 +33,7 @@ def test_inflate_gives_the_content_up_to_the_cap(encode: Callable[[bytes], bytes
 
 @BOTH
 def test_inflate_refuses_a_bomb(encode: Callable[[bytes], bytes]) -> None:
-    """A small frame that would inflate to 64 MiB stops at the cap."""
+    """A small frame that would decompress to 64 MiB stops at the limit."""
     with pytest.raises(BatchTooLargeError):
         inflate(encode(bytes(64 << 20)), 1 << 20)
 
@@ -41,7 +41,7 @@ def test_inflate_refuses_a_bomb(encode: Callable[[bytes], bytes]) -> None:
 @BOTH
 @pytest.mark.parametrize("tail", [b"x", b"x" * 1000, KNOWN(b"second"), UNKNOWN(b"second")])
 def test_inflate_refuses_what_follows_the_frame(encode: Callable[[bytes], bytes], tail: bytes) -> None:
-    """Garbage or a second frame after the first is refused, wherever the pieces of the stream end."""
+    """Garbage or a second frame after the first is refused, for every boundary of the slices."""
     for size in (1, 300, 100_000):
         data = bytes(range(250)) * (size // 250 + 1)
         with pytest.raises(InvalidBatchError, match=r"follow the zstd frame|unused data"):
@@ -49,7 +49,7 @@ def test_inflate_refuses_what_follows_the_frame(encode: Callable[[bytes], bytes]
 
 
 def test_inflate_refuses_a_tail_that_starts_a_new_slice() -> None:
-    """Bytes after a frame that ends exactly where a slice ends are seen."""
+    """Bytes after a frame that ends exactly at the end of a slice are noticed."""
     frame = b""
     for size in range(200, 300):
         frame = UNKNOWN(bytes(n * 7919 % 251 for n in range(size)))
@@ -89,7 +89,7 @@ def test_inflate_refuses_what_is_no_frame_with_content(frame: bytes) -> None:
 
 
 def test_inflate_refuses_a_false_content_size() -> None:
-    """A frame that states another size than it has is refused."""
+    """A frame that states a wrong content size is refused."""
     frame = bytearray(KNOWN(bytes(1000)))
     position = frame.index(struct.pack("<H", 1000 - 256))
     for claim in (900, 1100):
@@ -99,7 +99,7 @@ def test_inflate_refuses_a_false_content_size() -> None:
 
 
 def test_inflate_refuses_a_window_over_the_limit() -> None:
-    """A frame that wants a window of 128 MiB does not get it."""
+    """A frame that needs a window of 128 MiB is refused."""
     parameters = zstandard.ZstdCompressionParameters(window_log=27)
     stream = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
     frame = stream.compress(bytes(300_000)) + stream.flush()
@@ -109,7 +109,7 @@ def test_inflate_refuses_a_window_over_the_limit() -> None:
 
 
 def test_inflate_refuses_a_frame_with_a_dictionary() -> None:
-    """A frame that needs a dictionary cannot be read by anybody else."""
+    """A frame that needs a dictionary is refused, because other readers could not decode it."""
     samples = [b"sample %d of a text that repeats itself, line %d" % (n, n * 7) for n in range(500)]
     dictionary = zstandard.train_dictionary(2_000, samples)
     frame = zstandard.ZstdCompressor(dict_data=dictionary).compress(samples[0])
@@ -121,21 +121,21 @@ def test_inflate_refuses_a_frame_with_a_dictionary() -> None:
 @examples(300)
 @given(st.binary(max_size=600), st.booleans(), edits)
 def test_inflate_never_raises_anything_else(data: bytes, known: bool, changes: list[tuple[int, int, bytes]]) -> None:
-    """Whatever the bytes, the answer is at most the cap or a BatchError."""
+    """For any bytes, the result is at most the limit or a BatchError."""
     frame = mutate((KNOWN if known else UNKNOWN)(data), changes)
     with suppress(BatchError):
         assert len(inflate(frame, 500)) <= 500
 
 
 def test_compress_works_in_many_threads() -> None:
-    """Each thread has its own compressor; results are whole."""
+    """Each thread has its own compressor, and the results are complete."""
     data = [bytes([n]) * 50_000 for n in range(32)]
     with ThreadPoolExecutor(8) as pool:
         assert [inflate(frame, 50_000) for frame in pool.map(compress, data)] == data
 
 
 def test_codec_names() -> None:
-    """Codecs are named as users write them."""
+    """Codecs have the names that users write."""
     assert Codec.from_name("none") is Codec.NONE
     assert Codec.from_name("zstd") is Codec.ZSTD
     with pytest.raises(ValueError, match="use one of none, zstd"):

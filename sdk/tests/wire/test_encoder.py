@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Encoding: what goes in comes out, and the generated code reads the same bytes."""
+"""Encoding: decoding returns the same records, and the generated code reads the same bytes."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ LIMIT = MAX_BATCH_BYTES
 
 
 def generated_payload(batch: bytes | bytearray) -> Records:
-    """Parse the payload with nothing but zstd and the generated code, as any language does."""
+    """Parse the payload with only zstd and the generated code, as any language does."""
     header = read_header(batch)
     payload = bytes(batch[HEADER_BYTES:])
     return Records.FromString(inflate(payload, 1 << 26) if header.codec is Codec.ZSTD else payload)
 
 
 def split(blob: bytes, lengths: Any, uniform: int | None, nulls: Any, count: int) -> list[bytes | None]:
-    """Split a column the slow and obvious way."""
+    """Split a column in the slow, obvious way."""
     sizes = list(lengths) if uniform is None else [uniform] * count
     assert len(sizes) == count
     ends = list(accumulate(sizes))
@@ -108,7 +108,7 @@ def test_generated_code_reads_what_we_encode(given_rows: Rows) -> None:
 
 
 def split_headers(message: Records) -> list[bytes | None]:
-    """Give header values, None for a null."""
+    """Return header values; None is a null."""
     values: list[bytes | None] = list(message.header_values)
     for index in message.null_header_values:
         values[index] = None
@@ -118,7 +118,7 @@ def split_headers(message: Records) -> list[bytes | None]:
 @examples(200)
 @given(rows(), st.booleans())
 def test_what_generated_code_encodes_is_read_by_us(given_rows: Rows, uniform: bool) -> None:
-    """A batch whose payload the generated encoder wrote, with explicit or uniform lengths, means the same to us."""
+    """A batch whose payload the generated encoder wrote, with explicit or uniform lengths, is read with the same meaning."""
     ours = encode_batch(given_rows.values, **given_rows.arguments())
     message = generated_payload(ours)
     if not uniform:
@@ -137,7 +137,7 @@ def test_what_generated_code_encodes_is_read_by_us(given_rows: Rows, uniform: bo
 @examples(100)
 @given(rows())
 def test_encoding_is_the_generated_one_byte_for_byte(given_rows: Rows) -> None:
-    """Our payload is what the generated encoder writes for the same message, so one batch has one form."""
+    """The payload equals the generated encoder's output for the same message, so one batch has one form."""
     batch = encode_batch(given_rows.values, **{**given_rows.arguments(), "codec": Codec.NONE})
     assert generated_payload(batch).SerializeToString(deterministic=True) == batch[HEADER_BYTES:]
 
@@ -145,7 +145,7 @@ def test_encoding_is_the_generated_one_byte_for_byte(given_rows: Rows) -> None:
 @examples(100)
 @given(rows())
 def test_size_is_bounded_by_the_stated_overheads(given_rows: Rows) -> None:
-    """A client that adds up the overhead constants never seals a batch that is larger."""
+    """A client that adds up the overhead constants never seals a larger batch."""
     batch = encode_batch(given_rows.values, **{**given_rows.arguments(), "codec": Codec.NONE})
     content = sum(len(item or b"") for item in [*given_rows.values, *(given_rows.keys or [])])
     pairs = [pair for pairs in given_rows.expected_headers() for pair in pairs]
@@ -156,14 +156,14 @@ def test_size_is_bounded_by_the_stated_overheads(given_rows: Rows) -> None:
 @pytest.mark.parametrize("length", [0, 1, 100, 65_536, 65_537])
 @pytest.mark.parametrize("count", [1, 255, 256, 257, 600])
 def test_equal_lengths_of_any_size_are_split(length: int, count: int) -> None:
-    """Equal lengths are split right below, at and above the sizes at which the method changes."""
+    """Equal lengths are split just below, at and above the sizes at which the method changes."""
     count = min(count, 8_000_000 // max(length, 1))
     values = [bytes([n % 251]) * length for n in range(count)]
     assert RecordBatch(encode_batch(values)).values() == values
 
 
 def test_largest_record_count_passes() -> None:
-    """100,000 records are one batch; with timestamps, keys and offsets."""
+    """100,000 records are one batch, with timestamps, keys and offsets."""
     count = MAX_RECORDS_PER_BATCH
     batch = encode_batch([b"v"] * count, keys=[b"%d" % n for n in range(count)], timestamps_ms=range(count))
     assert check_batch(batch, max_bytes=LIMIT).record_count == count
@@ -195,7 +195,7 @@ def test_columns_of_another_length_are_refused(arguments: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize("timestamps_ms", [-1, MAX_TIMESTAMP_MS + 1, [0, -1], [5, MAX_TIMESTAMP_MS + 1]])
 def test_timestamps_out_of_range_are_refused(timestamps_ms: Any) -> None:
-    """Timestamps lie between 1970 and 9999, so that every reader can represent them."""
+    """Timestamps are between 1970 and 9999, so that every reader can represent them."""
     with pytest.raises(InvalidBatchError, match="timestamps"):
         encode_batch([b"a", b"b"], timestamps_ms=timestamps_ms)
 
@@ -220,7 +220,7 @@ def test_header_keys_that_are_not_unicode_are_refused() -> None:
 
 
 def test_batches_over_the_hard_limit_are_refused() -> None:
-    """No batch is larger than 8 MiB as it stands, or than 64 MiB before compression, or 8 MiB with headers."""
+    """No batch is larger than 8 MiB, or than 64 MiB before compression, or 8 MiB with headers."""
     with pytest.raises(BatchTooLargeError, match=str(MAX_BATCH_BYTES)):
         encode_batch([bytes(MAX_BATCH_BYTES)])
     piece = bytes(1 << 20)
@@ -260,7 +260,7 @@ def test_stamp_producer_keeps_the_batch_valid(codec: Codec, is_wrapped: bool) ->
 
 
 def test_known_lengths_save_a_look_and_wrong_ones_are_noticed() -> None:
-    """Lengths that the caller gives are used; those that are not the values' own would shift the records."""
+    """Lengths of the caller are used. Wrong lengths would shift the records, so they are refused."""
     values = [b"a", b"bcd", b""]
     assert compose_batch(values, value_lengths=[1, 3, 0]).join() == encode_batch(values)
     with pytest.raises(TypeError, match="another length"):
@@ -272,7 +272,7 @@ def test_known_lengths_save_a_look_and_wrong_ones_are_noticed() -> None:
 @examples(100)
 @given(rows())
 def test_the_same_records_give_the_same_bytes(given_rows: Rows) -> None:
-    """Encoding is a function: a retry after a lost buffer sends the same batch."""
+    """Encoding is deterministic: a retry after a lost buffer sends the same batch."""
     first = encode_batch(given_rows.values, **given_rows.arguments())
     assert first == encode_batch(tuple(given_rows.values), **given_rows.arguments())
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fillers: read as batches without records, refused from clients, passed over by consumers."""
+"""Fillers: read as batches without records, refused from clients, skipped by consumers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BAD = {
 
 
 def test_a_filler_reads_as_a_batch_without_records() -> None:
-    """Every accessor gives an empty result, and the offsets go on after the last one that it covers."""
+    """Every accessor returns an empty result, and the offsets continue after the last covered one."""
     batch = RecordBatch(FILLER)
     assert batch.header.is_filler
     assert (batch.record_count, batch.base_offset, batch.next_offset) == (0, 7, 17)
@@ -54,7 +54,7 @@ def test_a_filler_covers_at_most_its_limit() -> None:
 
 
 def test_a_filler_keeps_a_producer() -> None:
-    """Identity and sequences of the batch that stood there are kept."""
+    """Identity and sequences of the former batch are kept."""
     filler = encode_filler(
         base_offset=0, last_offset_delta=2, leader_epoch=0, producer_id=5, producer_epoch=1, base_sequence=2**31 - 1
     )
@@ -68,7 +68,7 @@ def test_a_filler_keeps_a_producer() -> None:
 
 
 def test_clients_may_not_send_a_filler_or_a_delete_horizon() -> None:
-    """What only compaction makes is refused unless it is asked for."""
+    """Batches that only compaction makes are refused unless the caller allows them."""
     with pytest.raises(InvalidBatchError, match="this one claims 0"):
         check_batch(FILLER, max_bytes=100)
     assert check_batch(FILLER, max_bytes=100, allow_compacted=True) == read_header(FILLER)
@@ -81,7 +81,7 @@ def test_clients_may_not_send_a_filler_or_a_delete_horizon() -> None:
 
 @pytest.mark.parametrize("name", BAD)
 def test_a_batch_without_records_that_is_no_filler_is_refused(name: str) -> None:
-    """A header that claims no records has nothing else either."""
+    """A header without records must have nothing else either."""
     batch, fault = BAD[name]
     with pytest.raises(InvalidBatchError, match=fault):
         check_batch(batch, max_bytes=100, allow_control=True, allow_compacted=True)
@@ -90,7 +90,7 @@ def test_a_batch_without_records_that_is_no_filler_is_refused(name: str) -> None
 
 
 def compacted_log() -> bytes:
-    """Offsets 0 to 39: two records, a filler, a batch that lost its middle and its end, another filler at the end."""
+    """Return offsets 0 to 39: two records, a filler, a batch without its middle and its end, a last filler."""
     parts = [
         encode_batch([b"0", b"1"]),
         encode_filler(base_offset=2, last_offset_delta=7, leader_epoch=0),
@@ -116,7 +116,7 @@ def consumer_at(position: int, body: bytes, *, next_offset: int) -> FetchCollect
 
 
 def test_batches_of_a_compacted_log_join() -> None:
-    """Walking over fillers leaves no offset out."""
+    """A walk over fillers skips no offset."""
     offset = 0
     for batch in read_batches(compacted_log()):
         assert batch.base_offset == offset
@@ -126,7 +126,7 @@ def test_batches_of_a_compacted_log_join() -> None:
 
 @pytest.mark.parametrize("position", [0, 1, 2, 5, 10, 11, 13, 14, 20, 33])
 def test_a_consumer_passes_over_fillers(position: int) -> None:
-    """It hands out the records from its position on, wherever that is, and ends after the last filler."""
+    """The consumer hands out the records from any position on, and ends after the last filler."""
     collector = consumer_at(position, compacted_log(), next_offset=40)
     expected = [(0, b"0"), (1, b"1"), (10, b"10"), (13, b"13")]
     records = collector.next_records(100)

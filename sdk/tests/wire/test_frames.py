@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bulk frames: byte for byte the generated messages, and the same meaning for every byte string."""
+"""Bulk frames: the same bytes as the generated messages, and the same meaning for every byte string."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ bodies = st.one_of(st.binary(max_size=20), st.binary(min_size=120, max_size=300)
 
 
 def contents(message: Any) -> Any:
-    """Give what a frame or a generated message says, in one form."""
+    """Return the contents of a frame or a generated message in one form."""
     if isinstance(message, (ProduceFrame, FetchFrame)):
         return (*message[:-1], bytes(message.body))
     kind = message.WhichOneof("message")
@@ -42,7 +42,7 @@ def contents(message: Any) -> Any:
 
 
 def assert_agrees(decode: Any, message_type: Any, data: bytes) -> None:
-    """Assert that the hand-written decoder gives what the generated one gives, errors included."""
+    """Assert that the hand-written decoder gives the generated one's result, including errors."""
     try:
         expected = message_type.FromString(data)
     except DecodeError:
@@ -55,7 +55,7 @@ def assert_agrees(decode: Any, message_type: Any, data: bytes) -> None:
 @examples(200)
 @given(routes, numbers, numbers, bodies)
 def test_frames_are_the_generated_messages(route: int, number: int, watermark: int, body: bytes) -> None:
-    """Encoding gives the bytes of the generated encoder, and decoding them gives the frame, sliced."""
+    """Encoding gives the bytes of the generated encoder. Decoding them gives the frame, sliced."""
     batch = log_pb2.ProduceRequest(batch=log_pb2.ProduceBatch(route=route, batch_number=number, body=body))
     data = encode_produce_frame(route, number, body)
     assert data == batch.SerializeToString() == serialize_produce_request(batch)
@@ -71,7 +71,7 @@ def test_frames_are_the_generated_messages(route: int, number: int, watermark: i
 
 
 def test_the_body_is_sliced_not_copied() -> None:
-    """The usual layout is taken apart by hand: the body refers to the message."""
+    """The usual layout is taken apart by hand, so the body refers to the message."""
     data = encode_produce_frame(1, 2, bytes(300_000))
     frame = decode_produce_request(data)
     assert isinstance(frame, ProduceFrame)
@@ -85,7 +85,7 @@ def test_the_body_is_sliced_not_copied() -> None:
 
 
 def test_other_messages_come_as_generated_ones() -> None:
-    """Whatever is no batch and no chunk is left to the generated code."""
+    """The generated code decodes everything that is no batch and no chunk."""
     requests = [
         log_pb2.ProduceRequest(),
         log_pb2.ProduceRequest(open=log_pb2.ProduceOpen(cluster_id="c", formats=[16])),
@@ -130,7 +130,7 @@ def test_other_messages_come_as_generated_ones() -> None:
     ids=bytes.hex,
 )
 def test_odd_layouts_mean_what_the_generated_parser_says(data: bytes) -> None:
-    """Layouts that are legal but unusual, or broken, are left to the generated parser."""
+    """The generated parser decodes layouts that are unusual or broken."""
     assert_agrees(decode_produce_request, log_pb2.ProduceRequest, data)
     assert_agrees(decode_fetch_response, log_pb2.FetchResponse, data.replace(b"\x1a", b"\x12", 1))
 
@@ -138,7 +138,7 @@ def test_odd_layouts_mean_what_the_generated_parser_says(data: bytes) -> None:
 @examples(400)
 @given(routes, numbers, bodies, edits)
 def test_mutated_frames_agree(route: int, number: int, body: bytes, changes: list[tuple[int, int, bytes]]) -> None:
-    """For every mutation of a frame, both decoders say the same."""
+    """For every mutation of a frame, both decoders agree."""
     front = [(position % 24, length, replacement) for position, length, replacement in changes]
     for where in (changes, front):
         data = mutate(encode_produce_frame(route, number, body), where)
@@ -175,7 +175,7 @@ PARTS = st.one_of(
     st.lists(PARTS, max_size=5), st.integers(0, 5), st.sampled_from([b"", b"\x1a\0", b"\x0a\0", b"\x12\0", b"\x08\1"])
 )
 def test_built_layouts_agree(parts: list[bytes], padding: int, tail: bytes) -> None:
-    """For fields in any order, number and encoding, both decoders say the same."""
+    """For fields in any order, number and encoding, both decoders agree."""
     inner = b"".join(parts)
     for tag, decode, message_type in (
         (b"\x1a", decode_produce_request, log_pb2.ProduceRequest),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No stored batch can poison a reader: what passes the check can be read through every accessor.
+"""No stored batch can break a reader: every accessor works on a batch that passes the check.
 
-Set LOGRAFT_FUZZ_FACTOR for a long run with fresh examples.
+Set LOGRAFT_FUZZ_FACTOR for a long run with new examples.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_INFLATED_BYTES = 1_000_000
 
 
 def judge(batch: bytes | bytearray) -> None:
-    """Assert the law for some bytes: refused with a BatchError, or readable."""
+    """Assert the law for some bytes: they are refused with a BatchError, or readable."""
     try:
         check_batch(
             batch, max_bytes=MAX_BYTES, max_inflated_bytes=MAX_INFLATED_BYTES, allow_control=True, allow_compacted=True
@@ -36,7 +36,7 @@ def judge(batch: bytes | bytearray) -> None:
 
 
 def read_or_refuse(batch: bytes | bytearray) -> None:
-    """Assert that a reader that meets a bad batch gets entries or a BatchError, never anything else."""
+    """Assert that a reader of a bad batch gets entries or a BatchError, and nothing else."""
     for accessor in (
         RecordBatch.values,
         RecordBatch.keys,
@@ -56,7 +56,7 @@ def read_or_refuse(batch: bytes | bytearray) -> None:
 @examples(300)
 @given(st.binary(max_size=200))
 def test_random_bytes(data: bytes) -> None:
-    """Bytes that are nothing at all."""
+    """Random bytes."""
     judge(data)
     judge(mutate(encode_batch([b"x"]), [(61, 1000, data)]))
 
@@ -64,7 +64,7 @@ def test_random_bytes(data: bytes) -> None:
 @examples(500)
 @given(rows(), edits)
 def test_mutated_batches(given_rows: Rows, changes: list[tuple[int, int, bytes]]) -> None:
-    """A damaged batch, as it stands."""
+    """A damaged batch."""
     judge(mutate(encode_batch(given_rows.values, **given_rows.arguments()), changes))
 
 
@@ -79,7 +79,7 @@ def test_mutated_batches_with_a_right_crc(given_rows: Rows, changes: list[tuple[
 @examples(200)
 @given(rows(), edits, st.booleans())
 def test_mutated_payloads(given_rows: Rows, changes: list[tuple[int, int, bytes]], zstd: bool) -> None:
-    """A forged payload behind a right header, plain or in a right zstd frame."""
+    """A forged payload behind a valid header, plain or in a valid zstd frame."""
     batch = encode_batch(given_rows.values, **{**given_rows.arguments(), "codec": Codec.NONE})
     forged = mutate(bytes(batch[HEADER_BYTES:]), changes)
     judge(with_payload(put(batch, ">h", 21, 4), compress(forged)) if zstd else with_payload(batch, forged))
@@ -114,7 +114,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     st.booleans(),
 )
 def test_forged_columns(count: int, fields: dict[str, Any], numbers: tuple[int, int, int], plausible: bool) -> None:
-    """A payload that the generated encoder wrote, of columns that may contradict each other and the header."""
+    """A payload from the generated encoder, with columns that may contradict each other and the header."""
     if plausible:
         fields = {"value_length": 0, **fields} if "value_lengths" not in fields else fields
     batch = with_payload(encode_batch([b""] * max(count, 1)), Records(**fields).SerializeToString())
@@ -145,7 +145,7 @@ BITS = {"q": 63, "i": 31, "h": 15, "b": 7}
     rows(max_records=3), st.sampled_from(HEADER_FIELDS), st.integers(0, 63), st.sampled_from([-1, 0, 1]), st.booleans()
 )
 def test_forged_headers(given_rows: Rows, where: tuple[str, int], power: int, off: int, negative: bool) -> None:
-    """A header field set to any number around a power of two, with a right CRC."""
+    """A header field with any number around a power of two, with a valid CRC."""
     layout, position = where
     bits = BITS[layout[1]]
     number = min(2 ** min(power, bits) + off, 2**bits - 1)

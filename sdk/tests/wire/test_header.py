@@ -30,7 +30,7 @@ I8, I16, I32, I64 = (st.integers(-(2**bits), 2**bits - 1) for bits in (7, 15, 31
 @examples(100)
 @given(st.tuples(I64, I32, I32, I8, st.integers(0, 2**32 - 1), I16, I32, I64, I64, I64, I16, I32, I32))
 def test_header_round_trips(fields: tuple[int, ...]) -> None:
-    """Whatever the integers, the header read is the header written, at any position."""
+    """For any integers and any position, the header read is the header written."""
     header = BatchHeader._make(fields)
     buffer = bytearray(HEADER_BYTES)
     write_header(buffer, header)
@@ -38,7 +38,7 @@ def test_header_round_trips(fields: tuple[int, ...]) -> None:
 
 
 def test_header_layout_is_that_of_kafka() -> None:
-    """Every field stands at its documented byte, big-endian."""
+    """Every field is at its documented byte, big-endian."""
     batch = encode_batch(
         [b"a", b"b"],
         timestamps_ms=[7, 9],
@@ -72,19 +72,19 @@ def test_header_properties() -> None:
 
 
 def test_header_without_producer() -> None:
-    """A batch without identity says so."""
+    """A batch without a producer reports none."""
     assert not read_header(encode_batch([b"a"])).has_producer
 
 
 def test_unknown_codec_is_unsupported() -> None:
-    """A codec number that is not ours is a typed error, not a ValueError."""
+    """An unknown codec number is a typed error, not a ValueError."""
     header = read_header(put(encode_batch([b"a"]), ">h", 21, 3))
     with pytest.raises(UnsupportedBatchError, match="codec 3"):
         _ = header.codec
 
 
 def test_stamp_changes_offset_and_epoch_and_not_the_crc() -> None:
-    """The leader stamps in place, or writes a prefix; both give the same bytes and keep the CRC valid."""
+    """The leader stamps in place or writes a prefix. Both give the same bytes and keep the CRC valid."""
     batch = encode_batch([b"a", b"b"])
     before = read_header(batch)
     prefix = stamped_prefix(77, before.batch_length, 8) + batch[16:]
@@ -116,7 +116,7 @@ def test_iter_batches_refuses_a_torn_batch(left: int) -> None:
 
 
 def test_iter_batches_refuses_an_impossible_size() -> None:
-    """A size below the header would never end."""
+    """With a size below the header, the walk would never end."""
     batch = encode_batch([b"a"])
     struct.pack_into(">i", batch, 8, 0)
     with pytest.raises(CorruptBatchError, match="claims 12 bytes"):

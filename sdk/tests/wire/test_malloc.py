@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocator tuning: works where there is glibc, and never fails."""
+"""Allocator tuning: works with glibc, and never fails."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lograft.wire import malloc
 
 
 def test_tuning_succeeds_in_a_fresh_process() -> None:
-    """With glibc the parameters are set, once; a large block then comes from the heap."""
+    """With glibc the parameters are set once. A large block then comes from the heap."""
     program = (
         "import ctypes\n"
         "from lograft.wire.malloc import tune_allocator\n"
@@ -26,13 +26,13 @@ def test_tuning_succeeds_in_a_fresh_process() -> None:
 
 
 def test_tuning_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The outcome of the first call is kept."""
+    """The result of the first call is kept."""
     monkeypatch.setattr(malloc, "_outcome", [False])
     assert malloc.tune_allocator() is False
 
 
 def test_a_refusal_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What glibc refuses (here M_MXFAST, parameter 1, over its limit) is a False, not an error."""
+    """A parameter that glibc refuses (here M_MXFAST, parameter 1, over its limit) gives False, not an error."""
     monkeypatch.setattr(malloc, "_outcome", [])
     monkeypatch.setattr(malloc, "_M_MMAP_THRESHOLD", 1)
     assert malloc.tune_allocator() is False
@@ -40,7 +40,7 @@ def test_a_refusal_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("error", [OSError, TypeError, AttributeError])
 def test_other_platforms_are_left_alone(monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
-    """Where there is no libc to ask, nothing happens."""
+    """Without a libc, nothing happens."""
 
     def refuse(name: object) -> object:
         raise error(name)

@@ -19,7 +19,7 @@ BATCH = bytes(
 
 
 def test_reader_finds_a_batch_inside_a_buffer() -> None:
-    """A batch is read where it stands, whatever is before and after it."""
+    """A batch is read at its position, with any bytes before and after it."""
     reader = RecordBatch(b"before" + BATCH + b"after", 6)
     assert (reader.record_count, reader.base_offset, reader.next_offset) == (2, 5, 7)
     assert reader.offsets() == range(5, 7)
@@ -48,7 +48,7 @@ def test_records_are_named_tuples() -> None:
 
 
 def test_reader_checks_the_crc_unless_told_not_to() -> None:
-    """Damage is found at once; who has checked already can skip it."""
+    """Damage is found at once. A caller that has already checked can skip this."""
     damaged = BATCH[:17] + bytes(4) + BATCH[21:]
     with pytest.raises(CorruptBatchError, match="CRC"):
         RecordBatch(damaged)
@@ -75,7 +75,7 @@ def test_reader_refuses_an_impossible_length(batch_length: int) -> None:
 
 
 def test_reader_refuses_another_magic() -> None:
-    """Kafka's format shares the header, not the payload."""
+    """Kafka's format shares the header, but not the payload."""
     with pytest.raises(UnsupportedBatchError, match="magic 2"):
         RecordBatch(put(BATCH, ">b", 16, 2))
 
@@ -108,7 +108,7 @@ def test_reader_checks_what_the_check_would() -> None:
 
 
 def test_values_do_not_depend_on_the_buffer_afterwards() -> None:
-    """Values are copies: the chunk they came in can be dropped or reused."""
+    """Values are copies: the chunk that they came in can be dropped or reused."""
     for values in ([b"a", b"bb"], [b"aa", b"bb"] * 200):
         buffer = bytearray(encode_batch(values))
         found = RecordBatch(buffer).values()
@@ -117,7 +117,7 @@ def test_values_do_not_depend_on_the_buffer_afterwards() -> None:
 
 
 def test_reader_reads_control_batches() -> None:
-    """Whoever replays a log sees control batches and skips them."""
+    """A reader that replays a log sees control batches and skips them."""
     batch = encode_batch([b"x"], control=True)
     assert RecordBatch(batch).header.is_control
     read_everything(batch)
@@ -126,7 +126,7 @@ def test_reader_reads_control_batches() -> None:
 @examples(200)
 @given(rows(max_records=6), st.integers(0, 6), st.integers(0, 6))
 def test_a_piece_is_a_slice_of_all_records(given_rows: Rows, first: int, count: int) -> None:
-    """Some records of a batch are those that all records have there, without making the others."""
+    """Some records of a batch equal those of the whole batch, without decoding the others."""
     reader = RecordBatch(bytes(encode_batch(given_rows.values, **given_rows.arguments())))
     first = min(first, reader.record_count)
     count = min(count, reader.record_count - first)
@@ -139,6 +139,6 @@ def test_a_piece_is_a_slice_of_all_records(given_rows: Rows, first: int, count: 
 
 @pytest.mark.parametrize(("max_records", "max_bytes", "count"), [(9, 9, 3), (2, 9, 2), (9, 6, 2), (9, 5, 1), (9, 2, 0)])
 def test_records_within_limits_are_counted_by_their_lengths(max_records: int, max_bytes: int, count: int) -> None:
-    """Keys and values count, both limits are inclusive, and 0 says that the first record alone is too large."""
+    """Keys and values count, both limits are inclusive, and 0 means that the first record alone is too large."""
     reader = RecordBatch(encode_batch([b"0", b"11", b"222", b""], keys=[None, b"k", None, b"k"]))
     assert reader.count_within(1, max_records=max_records, max_bytes=max_bytes) == count

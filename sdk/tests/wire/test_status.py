@@ -94,7 +94,7 @@ def assert_full(remote: RemoteStatus) -> None:
 
 
 async def test_status_arrives_whole_on_both_stacks() -> None:
-    """Code, text and every detail go through a real server and client."""
+    """Code, text and every detail pass a real server and client."""
     assert_full(call_sync(FULL))
     assert_full(await call_aio(FULL))
 
@@ -108,7 +108,7 @@ async def test_status_without_details_arrives() -> None:
 
 
 async def test_a_huge_status_still_arrives() -> None:
-    """Details that no peer would take are left out by name, the text is cut, and the call fails as meant."""
+    """Details that no peer would accept are left out by name, the text is cut, and the call fails with its code."""
     huge = AppendResponse(ranges=[AppendedRange(record_indexes=range(50_000))])
     status = abort_status(
         ErrorCode.STORAGE_FAILED,
@@ -131,7 +131,7 @@ async def test_a_huge_status_still_arrives() -> None:
 
 @pytest.mark.parametrize("code", ErrorCode)
 def test_every_code_makes_a_status_and_comes_back(code: ErrorCode) -> None:
-    """The packed google.rpc.Status agrees with the call's status and names the reason, as the official classes see it."""
+    """The packed google.rpc.Status agrees with the call's status, and has the reason, as the official classes see it."""
     status = abort_status(code, "text")
     packed = status_pb2.Status.FromString(packed_of(status))
     assert (packed.code, packed.message) == (STATUS_CODES[code].value[0], "text")
@@ -142,7 +142,7 @@ def test_every_code_makes_a_status_and_comes_back(code: ErrorCode) -> None:
 
 
 def test_official_classes_read_our_details() -> None:
-    """A client in any language unpacks our details with the published messages."""
+    """A client in any language unpacks the details with the published messages."""
     packed = status_pb2.Status.FromString(packed_of(FULL))
     info, retry, leader = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo(), LeaderHint()
     assert packed.details[0].Unpack(info)
@@ -154,7 +154,7 @@ def test_official_classes_read_our_details() -> None:
 
 
 def packed_of(status: RichStatus) -> bytes:
-    """Give the packed status from the trailers."""
+    """Return the packed status from the trailers."""
     ((key, value),) = status.trailing_metadata
     assert key == DETAILS_KEY
     assert isinstance(value, bytes)
@@ -162,7 +162,7 @@ def packed_of(status: RichStatus) -> bytes:
 
 
 def failed(code: grpc.StatusCode, details: str | None, packed: bytes | None) -> grpc.RpcError:
-    """Make the error that a client would raise."""
+    """Return the error that a client would raise."""
     trailers = grpc.aio.Metadata(("x-other", "text"))
     if packed is not None:
         trailers.add(DETAILS_KEY, packed)
@@ -180,7 +180,7 @@ def packed_status(*details: Any) -> bytes:
 
 
 def test_failures_of_transport_have_no_code() -> None:
-    """What no Lograft server said is not taken for one of its reasons."""
+    """A failure without an answer of a Lograft server has none of Lograft's reasons."""
     foreign = packed_status(error_details_pb2.ErrorInfo(reason="NOT_LEADER", domain="example.org", metadata={"a": "b"}))
     for error in (
         failed(grpc.StatusCode.UNAVAILABLE, None, None),
@@ -193,7 +193,7 @@ def test_failures_of_transport_have_no_code() -> None:
 
 
 def test_details_of_others_are_read() -> None:
-    """Details that the official classes packed, among unknown ones, are found."""
+    """Details that the official classes packed are found among unknown ones."""
     packed = packed_status(
         error_details_pb2.DebugInfo(detail="d"),
         error_details_pb2.RetryInfo(),
@@ -209,7 +209,7 @@ def test_details_of_others_are_read() -> None:
     "type_name", [rpc_details.ERROR_INFO_TYPE, rpc_details.RETRY_INFO_TYPE, "lograft.v1.LeaderHint"]
 )
 def test_broken_details_count_as_absent(type_name: str) -> None:
-    """A detail that cannot be read does not hide the failure itself."""
+    """A detail that cannot be read does not hide the failure."""
     packed = rpc_details.encode_status(14, "m", [Detail(type_name, b"\x0a\x7f")])
     remote = parse_rpc_error(failed(grpc.StatusCode.UNAVAILABLE, "m", packed))
     assert (remote.code, remote.leader, remote.retry_after_ms) == (None, None, None)
@@ -226,7 +226,7 @@ def test_broken_details_count_as_absent(type_name: str) -> None:
 def test_messages_round_trip_with_the_official_classes(
     code: int, text: str, metadata: dict[str, str], retry_after_ms: int, value: bytes
 ) -> None:
-    """Both ways, the hand-written messages and the published classes mean the same."""
+    """Both ways, the hand-written messages and the published classes have the same meaning."""
     status = rpc_details.encode_status(code, text, [Detail("a.B", value), Detail("c.D", b"")])
     official = status_pb2.Status.FromString(status)
     assert (official.code, official.message) == (code, text)
@@ -247,7 +247,7 @@ def test_messages_round_trip_with_the_official_classes(
 @examples(500)
 @given(st.binary(max_size=60))
 def test_decoding_never_raises_anything_else(data: bytes) -> None:
-    """Whatever a peer sends, the details are read or a ValueError is raised; and parse_rpc_error never fails."""
+    """For any bytes of a peer, the details are read or a ValueError is raised. parse_rpc_error never fails."""
     for decode in (rpc_details.decode_status, rpc_details.decode_error_info, rpc_details.decode_retry_info):
         with suppress(ValueError):
             decode(data)
@@ -259,7 +259,7 @@ def test_decoding_never_raises_anything_else(data: bytes) -> None:
 
 
 def test_fields_of_unexpected_kinds_are_skipped() -> None:
-    """Unknown fields, fixed-size fields and known numbers with another wire type do no harm."""
+    """Unknown fields, fixed-size fields and known numbers with another wire type cause no error."""
     odd = bytes.fromhex("0a00 1007 1805 2d01020304 310102030405060708 08057a0161")
     assert rpc_details.decode_status(odd) == (5, "", [])
     assert rpc_details.decode_error_info(bytes.fromhex("0805 1805")) == ("", "", {})
@@ -272,7 +272,7 @@ def test_fields_of_unexpected_kinds_are_skipped() -> None:
 
 
 def trailer_bytes(status: RichStatus) -> int:
-    """Give the size of a status's trailers as HTTP/2 counts it: 32 bytes a field, binary in base64, text in %XX."""
+    """Return the size of a status's trailers as HTTP/2 counts it: 32 bytes a field, binary in base64, text in %XX."""
     text = sum(1 if 0x20 <= byte < 0x7F and byte != 0x25 else 3 for byte in status.details.encode())
     packed = -(-len(packed_of(status)) * 4 // 3)
     fields = {":status": 3, "content-type": 16, "grpc-status": 2, "grpc-message": text, DETAILS_KEY: packed}
@@ -290,7 +290,7 @@ def trailer_bytes(status: RichStatus) -> int:
 def test_trailers_stay_below_what_every_peer_takes(
     character: str, characters: int, fact_bytes: int, host_bytes: int, indexes: int
 ) -> None:
-    """However text and details are chosen: above the limit gRPC's own peers refuse trailers at random."""
+    """For any text and details: above the limit, gRPC's own peers sometimes refuse trailers."""
     status = abort_status(
         ErrorCode.INVALID_REPLICATION_FACTOR,
         character * characters,

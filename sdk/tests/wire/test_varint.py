@@ -13,7 +13,7 @@ from tests.wire.batches import examples
 @examples(300)
 @given(st.one_of(st.integers(0, 300), st.integers(0, 2**63 - 1)), st.binary(max_size=3), st.binary(max_size=3))
 def test_varints_round_trip(number: int, before: bytes, after: bytes) -> None:
-    """A number is read where it stands, and the position after it is given."""
+    """A number is read at its position, with the position after it."""
     encoded = encode_varint(number)
     assert read_varint(before + encoded + after, len(before)) == (number, len(before) + len(encoded))
 

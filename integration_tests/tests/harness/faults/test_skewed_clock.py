@@ -12,7 +12,7 @@ from integration_tests.harness.faults.skewed_clock import read_skew_ms, skew_pat
 
 
 def test_skewed_clock_shifts_the_time_of_day_alone(tmp_path: Path) -> None:
-    """A module that is run with a skew sees another time of day, and the monotonic clock and its own arguments as they are."""
+    """With a skew, a module sees another time of day, but the same monotonic clock and its own arguments."""
     (tmp_path / "shown.py").write_text(
         "import sys, time\nprint(time.time_ns() // 10**9, int(time.time()), int(time.monotonic()), *sys.argv[1:])\n"
     )

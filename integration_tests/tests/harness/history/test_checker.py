@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The judge of histories finds every planted anomaly, and flags no history that is merely uncertain."""
+"""The checker of histories finds every planted anomaly, and flags no history that is only uncertain."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECOND_NS = 1_000_000_000
 
 
 class Story:
-    """Writes a history by hand: one event a second, unless told otherwise."""
+    """Writes a history by hand: one event each second by default."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -38,7 +38,7 @@ class Story:
         return self.op
 
     def send(self, value: str, offset: int | None, type: Type = Type.OK, *, process: str = "s", tp: str = TP) -> None:
-        """Send one value and learn its fate."""
+        """Send one value and get its result."""
         op = self.begin(process, Kind.SEND, partition=tp, values=[value])
         self.add(op, process, type, Kind.SEND, offsets=[offset] if offset is not None else [])
 
@@ -65,7 +65,7 @@ class Story:
 
 
 def good(story: Story) -> None:
-    """Three acknowledged values, read once while it runs and once at the end."""
+    """Three acknowledged values, read once during the run and once at the end."""
     for number in range(3):
         story.send(f"v{number}", number)
     story.assign(0)
@@ -76,21 +76,21 @@ def good(story: Story) -> None:
 
 
 def lost(story: Story) -> None:
-    """An acknowledged value gave its place to another one."""
+    """Another value is at the offset of an acknowledged one."""
     story.send("v0", 0)
     story.send("v1", 1)
     story.read((0, "v0"), (1, "v2"))
 
 
 def lost_tail(story: Story) -> None:
-    """The log ends before what was acknowledged."""
+    """The log ends before an acknowledged value."""
     story.send("v0", 0)
     story.send("v1", 1)
     story.read((0, "v0"))
 
 
 def lost_without_final_read(story: Story) -> None:
-    """Somebody read beyond an acknowledged value, and nobody that one."""
+    """A consumer read beyond an acknowledged value, but none read the value."""
     for number in range(3):
         story.send(f"v{number}", number)
     story.poll((0, "v0"))
@@ -98,7 +98,7 @@ def lost_without_final_read(story: Story) -> None:
 
 
 def vanished(story: Story) -> None:
-    """A value without a receipt was read, and is not there at the end."""
+    """A value without a receipt was read, and is missing at the end."""
     story.send("v0", 0)
     story.send("v1", None, Type.INFO)
     story.poll((0, "v0"), (1, "v1"))
@@ -119,7 +119,7 @@ def unknown_twice(story: Story) -> None:
 
 
 def moved(story: Story) -> None:
-    """A value is not where its receipt said."""
+    """A value is not at the offset of its receipt."""
     story.send("v0", 1)
     story.send("v1", 0, process="r")
     story.read((0, "v0"), (1, "v1"))
@@ -134,14 +134,14 @@ def inconsistent(story: Story) -> None:
 
 
 def aborted(story: Story) -> None:
-    """A value that was refused is there."""
+    """A refused value is there."""
     story.send("v0", None, Type.FAIL)
     story.send("v1", 1)
     story.read((0, "v0"), (1, "v1"))
 
 
 def phantom(story: Story) -> None:
-    """A value is there that nobody sent to this partition."""
+    """A value is there that no producer sent to this partition."""
     story.send("v0", 0)
     story.send("v1", 0, tp="t-1")
     story.read((0, "v0"), (1, "v1"))
@@ -170,7 +170,7 @@ def hole_at_end(story: Story) -> None:
 
 
 def skip(story: Story) -> None:
-    """A consumer leaves out a record between two polls."""
+    """A consumer skips a record between two polls."""
     for number in range(3):
         story.send(f"v{number}", number)
     story.poll((0, "v0"))
@@ -179,7 +179,7 @@ def skip(story: Story) -> None:
 
 
 def skip_at_start(story: Story) -> None:
-    """A consumer leaves out the first record that it asked for."""
+    """A consumer skips the first record that it asked for."""
     story.send("v0", 0)
     story.send("v1", 1)
     story.assign(0)
@@ -188,7 +188,7 @@ def skip_at_start(story: Story) -> None:
 
 
 def internal_skip(story: Story) -> None:
-    """A consumer leaves out a record within a poll."""
+    """A consumer skips a record within a poll."""
     for number in range(3):
         story.send(f"v{number}", number)
     story.poll((0, "v0"), (2, "v2"))
@@ -213,21 +213,21 @@ def internal_back(story: Story) -> None:
 
 
 def reordered(story: Story) -> None:
-    """A producer's later value lies before its earlier one."""
+    """A producer's later value is before its earlier one."""
     story.send("v0", 1)
     story.send("v1", 0)
     story.read((0, "v1"), (1, "v0"))
 
 
 def internal_reordered(story: Story) -> None:
-    """Two values of one send lie the wrong way around."""
+    """Two values of one send are in the wrong order."""
     op = story.begin("s", Kind.SEND, partition=TP, values=["v0", "v1"])
     story.add(op, "s", Type.OK, Kind.SEND, offsets=[1, 0])
     story.read((0, "v1"), (1, "v0"))
 
 
 def stale_end(story: Story) -> None:
-    """Ten seconds after a receipt the end is still told without it."""
+    """Ten seconds after a receipt, the reported end still lacks it."""
     story.send("v0", 0)
     for _ in range(10):
         story.add(story.begin("x", Kind.FAULT), "x", Type.INFO, Kind.FAULT)
@@ -263,7 +263,7 @@ def stale_end(story: Story) -> None:
     ids=lambda value: value.__name__ if callable(value) else "",
 )
 def test_planted_anomaly_is_found(plant: Callable[[Story], None], names: set[str]) -> None:
-    """Each kind of anomaly is found under its name, and no other but what it is as well."""
+    """Each kind of anomaly is found under its name, together only with kinds that it implies."""
     story = Story()
     plant(story)
     verdict = check(story.events)
@@ -283,7 +283,7 @@ def test_good_history_passes() -> None:
 
 @pytest.mark.parametrize("is_there", [True, False])
 def test_unknown_outcome_may_be_there_or_not(is_there: bool) -> None:
-    """A send without a known outcome, or without any completion, is no anomaly either way."""
+    """A send without a known outcome, or without any completion, is no anomaly, with or without its value."""
     story = Story()
     story.send("v0", 0)
     story.send("v1", None, Type.INFO)
@@ -299,7 +299,7 @@ def test_unknown_outcome_may_be_there_or_not(is_there: bool) -> None:
 
 
 def test_unknown_outcome_may_come_late() -> None:
-    """A value with an unknown outcome may land behind a later one of its producer: that is counted, and no anomaly."""
+    """A value with an unknown outcome may come after a later one of its producer. That is counted, and is no anomaly."""
     story = Story()
     story.send("v0", None, Type.INFO)
     story.send("v1", 0)
@@ -310,7 +310,7 @@ def test_unknown_outcome_may_come_late() -> None:
 
 
 def test_failed_poll_and_new_assignment_are_no_skip() -> None:
-    """A consumer that begins anew may read again or further on; a failed poll moves nothing."""
+    """A consumer that is assigned again may read again or further on. A failed poll moves nothing."""
     story = Story()
     for number in range(4):
         story.send(f"v{number}", number)
@@ -326,7 +326,7 @@ def test_failed_poll_and_new_assignment_are_no_skip() -> None:
 
 
 def test_fresh_and_failed_answers_about_the_end_are_allowed() -> None:
-    """An end may be old for the time that is allowed, and lacks what is acknowledged after the question."""
+    """An end may be old within the allowed time, and may lack values that are acknowledged after the question."""
     story = Story()
     story.end(0)
     story.send("v0", 0)
@@ -338,7 +338,7 @@ def test_fresh_and_failed_answers_about_the_end_are_allowed() -> None:
 
 
 def test_partition_without_a_final_read_is_undetermined() -> None:
-    """Nobody knows what was lost in a partition that was not read at the end; nothing acknowledged proves nothing."""
+    """Without a final read of a partition, losses in it are unknown. Without acknowledged values, nothing is proven."""
     story = Story()
     good(story)
     story.send("x", 0, tp="t-1")
@@ -348,7 +348,7 @@ def test_partition_without_a_final_read_is_undetermined() -> None:
 
 
 def test_history_comes_back_from_its_file(tmp_path: Path) -> None:
-    """What is written is read again, op by op, and a torn last line is passed over; anything else is refused."""
+    """A written history is read again, operation by operation. A torn last line is skipped; anything else is refused."""
     path = tmp_path / "history.jsonl"
     with HistoryFile(path) as history:
         op = history.begin("s", Kind.SEND, partition=TP, values=["v"])
@@ -380,7 +380,7 @@ def test_history_comes_back_from_its_file(tmp_path: Path) -> None:
 
 
 def steps_of_check(record_count: int) -> int:
-    """Lines of Python that the checker runs for a history of so many records, half of which nobody has a receipt for."""
+    """Return the lines of Python that the checker runs for a history of this length, half of it without receipts."""
     story = Story()
     for number in range(record_count):
         story.send(f"v{number}", number if number % 2 else None, Type.OK if number % 2 else Type.INFO)
@@ -405,5 +405,5 @@ def steps_of_check(record_count: int) -> int:
 
 
 def test_work_of_the_checker_grows_like_the_history() -> None:
-    """A history that is eight times as long takes eight times the steps."""
+    """A history that is eight times as long takes eight times as many steps."""
     assert steps_of_check(1_600) < 8.5 * steps_of_check(200)

@@ -13,7 +13,7 @@ from storage.files.names import PartitionIdentity, offset_file_name, partition_d
 
 
 def write_replica(broker: Path, values: list[bytes], *, per_segment: int, partition: int = 0) -> None:
-    """Write a partition directory by hand: one batch for each value, so many batches in a segment."""
+    """Write a partition directory by hand: one batch for each value, with a fixed number of batches in a segment."""
     directory = broker / "partitions" / partition_directory_name(PartitionIdentity(bytes(16), partition))
     directory.mkdir(parents=True)
     for start in range(0, len(values), per_segment):
@@ -26,7 +26,7 @@ def write_replica(broker: Path, values: list[bytes], *, per_segment: int, partit
 
 
 def test_replicas_are_compared_batch_by_batch(tmp_path: Path) -> None:
-    """Equal logs in other segments are equal; another value, a shorter log and a missing replica are found."""
+    """Equal logs with different segments are equal. Another value, a shorter log and a missing replica are found."""
     values = [b"a", b"b", b"c", b"d"]
     one, two, other, short = (tmp_path / name for name in ("one", "two", "other", "short"))
     write_replica(one, values, per_segment=4)

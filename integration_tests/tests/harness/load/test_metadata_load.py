@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a load of metadata changes says of itself."""
+"""The figures of a load of metadata changes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from integration_tests.harness.load.metadata_load import MetadataLoad
 
 
 def test_longest_gap_counts_from_the_last_acknowledgement_before() -> None:
-    """The time without an acknowledgement begins before the fault and may last to the end of the span."""
+    """The time without an acknowledgement begins before the fault, and may last to the end of the span."""
     load = MetadataLoad("127.0.0.1:1", rate_per_s=1)
     load.acknowledged_s = [1.0, 2.0, 4.5, 5.0]
     assert load.longest_gap_s(3.0, 5.5) == 2.5

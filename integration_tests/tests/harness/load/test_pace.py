@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pace of a load: what is due, and standstills."""
+"""The pace of a load: the due sends, and process pauses."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from integration_tests.harness.load.pace import STANDSTILL_S_MIN, TICK_S, Pace, 
 
 
 def look(pace: Pace, now_s: float) -> int:
-    """Take what is due and rest, as a load does."""
+    """Take the due sends and rest, as a load does."""
     due = pace.due(now_s)
     pace.rest(now_s)
     return due
 
 
 def test_what_is_due_follows_the_rate() -> None:
-    """Whenever one looks, all that became due since is given, once."""
+    """Each check returns everything that became due since the last one, once."""
     pace = Pace(10.0)
     pace.start(100.0)
     assert [look(pace, now_s) for now_s in (100.0, 100.25, 100.375, 101.0)] == [0, 2, 1, 7]
@@ -23,7 +23,7 @@ def test_what_is_due_follows_the_rate() -> None:
 
 
 def test_standstill_is_noted_and_nothing_of_it_is_due() -> None:
-    """A look that comes far too late shows it; the pace goes on from there."""
+    """A check that comes far too late shows a process pause. The pace continues from there."""
     pace = Pace(10.0)
     pace.start(100.0)
     look(pace, 100.0)
@@ -36,7 +36,7 @@ def test_standstill_is_noted_and_nothing_of_it_is_due() -> None:
 
 
 def test_spans_touch_when_they_have_a_moment_in_common() -> None:
-    """The end of one is not the beginning of another."""
+    """The end of one span does not touch the beginning of the next."""
     assert touches([(6.0, 8.0)], 7.0, 7.5)
     assert touches([(1.0, 2.0), (6.0, 8.0)], 5.0, 6.5)
     assert not touches([(6.0, 8.0)], 8.0, 9.0)

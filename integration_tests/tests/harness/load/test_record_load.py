@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The workload on real servers makes histories that pass, and its parts say what they should."""
+"""The workload on real servers makes histories that pass, and its parts report what they should."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VALUES_MIN = 150
 @pytest.mark.process
 @pytest.mark.timeout(300)
 def test_history_of_a_run_with_a_killed_broker_passes(tmp_path: Path) -> None:
-    """Producers and consumers outlive a kill of the only broker; their history passes, and a loss that is planted in it is found."""
+    """Producers and consumers survive a kill of the only broker. Their history passes, and a planted loss is found."""
     with scene_under_load(tmp_path, SMALL) as scene:
         broker = next(iter(scene.cluster.brokers.values()))
         scene.load.history.note_fault("kill")
@@ -44,7 +44,7 @@ def test_history_of_a_run_with_a_killed_broker_passes(tmp_path: Path) -> None:
 
 
 def without_last_record(event: Event) -> Event:
-    """The same event, but a final read lacks its last record."""
+    """Return the same event, but a final read without its last record."""
     if event.kind is not Kind.READ or event.type is not Type.OK:
         return event
     records = {partition: each[:-1] for partition, each in event.records.items()}
@@ -53,7 +53,7 @@ def without_last_record(event: Event) -> Event:
 
 
 def test_only_definite_refusals_are_failures() -> None:
-    """A refusal before the append is a failure; time limits, lost leaders, failed disks and lost answers are unknown."""
+    """A refusal before the append is a failure. Timeouts, lost leaders, failed disks and lost answers are unknown."""
 
     def outcome(error: LograftError | None) -> Type:
         return outcome_of(
@@ -76,7 +76,7 @@ def test_only_definite_refusals_are_failures() -> None:
 
 
 def test_gap_begins_at_the_last_acknowledgement_before_the_span() -> None:
-    """The time without an acknowledgement begins before the fault and may last to the end of the span."""
+    """The time without an acknowledgement begins before the fault, and may last to the end of the span."""
     acknowledgements = Acknowledgements(2)
     acknowledgements.times_s[1] = [1.0, 2.0, 4.5, 5.0]
     assert acknowledgements.longest_gap_s(1, 3.0, 5.5) == 2.5

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waits of values: which span they belong to, and their figures."""
+"""Waits of values: the spans that they belong to, and their figures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from integration_tests.harness.load.times import Wait, longest, quantile, summar
 
 
 def test_wait_belongs_to_every_span_that_it_touches() -> None:
-    """Sent before, within or acknowledged after: it waited there; what ended before or began after did not."""
+    """A wait counts if it overlaps the span. One that ended before or began after it does not."""
     before, into, inside, out_of, across, after = (
         Wait(0, 0.0, 1.0),
         Wait(0, 0.5, 1.5),
@@ -25,14 +25,14 @@ def test_wait_belongs_to_every_span_that_it_touches() -> None:
 
 
 def test_longest_wait_is_found_whatever_the_order() -> None:
-    """The longest come first."""
+    """The longest waits come first."""
     waits = [Wait(0, 0.0, 0.1), Wait(0, 1.0, 3.0), Wait(0, 2.0, 2.5)]
     assert longest(waits, 2) == [waits[1], waits[2]]
     assert longest([], 2) == []
 
 
 def test_figures_are_values_that_were_measured() -> None:
-    """A quantile is one of the values: the smallest that so many do not exceed."""
+    """A quantile is one of the values: the smallest one for which this share of the values is not larger."""
     figures = summarize(value / 100 for value in range(100, 0, -1))
     assert (figures.count, figures.p50_s, figures.p99_s, figures.max_s) == (100, 0.5, 0.99, 1.0)
     assert str(figures) == "100 values waited p50 500, p99 990, max 1000 ms"
@@ -41,7 +41,7 @@ def test_figures_are_values_that_were_measured() -> None:
 
 
 def test_no_values_make_no_waits() -> None:
-    """Without values all figures are zero; a share outside of its range is a fault of the caller."""
+    """Without values all figures are zero. A share out of range is an error of the caller."""
     figures = summarize([])
     assert (figures.count, figures.p50_s, figures.max_s) == (0, 0.0, 0.0)
     with pytest.raises(AssertionError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The proof itself: what it notices."""
+"""The facts that the demo compares: the differences that they notice."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def test_order_does_not_matter() -> None:
     ],
 )
 def test_tampering_is_noticed(what: str, tampered: list[SourceRecord]) -> None:
-    """A lost, doubled or changed record makes a difference."""
+    """A lost, doubled or changed record changes the facts."""
     assert differs(tampered), what
 
 
 def test_record_in_another_partition_is_noticed() -> None:
-    """Sums over all partitions would be the same; each partition is compared by itself."""
+    """Sums over all partitions would be the same, but each partition is compared separately."""
     wanted = tallies(RECORDS)
     moved = dict(wanted)
     one = Tally(count=1, checksum=hash_record(RECORDS[0].key, RECORDS[0].value, RECORDS[0].timestamp_ms))
@@ -103,7 +103,7 @@ def test_known_partitions_of_keys() -> None:
 
 
 def test_time_range_is_half_open_and_not_empty() -> None:
-    """Tallies of adjacent ranges add up to the whole, and the middle range holds records."""
+    """Tallies of adjacent ranges add up to the whole, and the middle range has records."""
     facts = SourceFacts(PARTITION_COUNT)
     for record in RECORDS:
         facts.add(record)

@@ -73,7 +73,7 @@ def run(*arguments: str | Path, environment: dict[str, str] | None = None) -> su
 @pytest.mark.slow
 @pytest.mark.timeout(DEADLINE_S + 20)
 def test_demo_works_without_any_java(events: Path, tmp_path: Path) -> None:
-    """With JAVA_HOME and java absent, the packaged JRE serves, and the replays equal the source."""
+    """Without JAVA_HOME and java, the packaged JRE works, and the replays equal the source."""
     tools = tmp_path / "bin"
     tools.mkdir()
     for directory in os.environ["PATH"].split(os.pathsep):
@@ -92,7 +92,7 @@ def test_demo_works_without_any_java(events: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(DEADLINE_S + 20)
 def test_demo_notices_a_forged_record(orders: Path) -> None:
-    """One record replaced by another, the count unchanged: a red line and a non-zero exit."""
+    """One record is replaced by another, with the same count: the demo prints a red line and exits with an error."""
     answer = run("-c", TAMPERED, "--input", orders)
     assert answer.returncode == 1, answer.stdout + answer.stderr
     assert "DIFFERENT" in answer.stdout
@@ -111,7 +111,7 @@ def test_demo_notices_a_forged_record(orders: Path) -> None:
 def test_bad_input_ends_with_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str | None, problem: str
 ) -> None:
-    """A wrong file is one line and exit status 2, before Spark or a cluster is started."""
+    """A wrong file gives one line and exit status 2, before Spark or a cluster starts."""
     path = tmp_path / name
     if text is not None:
         path.write_text(text, encoding="utf-8")

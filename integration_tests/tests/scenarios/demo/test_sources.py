@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading the jars and users' files."""
+"""Reading the jars and the users' files."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_number_of_jar_entries_is_the_known_one() -> None:
 
 
 def test_json_lines_keep_their_bytes(tmp_path: Path) -> None:
-    """The value is the line as it stands; key and time come from its fields."""
+    """The value is the unchanged line. Key and time come from its fields."""
     path = write(
         tmp_path / "a.jsonl", '{"key": "k",  "timestamp": 5}\r\n\n{"key": null, "timestamp": "1970-01-01T00:00:01Z"}'
     )
@@ -71,13 +71,13 @@ def test_json_lines_keep_their_bytes(tmp_path: Path) -> None:
 
 
 def test_csv_rows_become_json(tmp_path: Path) -> None:
-    """The first column is the key and the time of the run the timestamp when nothing better is there."""
+    """Without better columns, the first one is the key, and the time of the run the timestamp."""
     path = write(tmp_path / "a.csv", 'id,text\n7,"a,b"\n')
     assert read(path) == [SourceRecord(key=b"7", value=b'{"id":"7","text":"a,b"}', timestamp_ms=NOW_MS)]
 
 
 def test_parquet_columns_are_chosen_by_name(tmp_path: Path) -> None:
-    """Key and timestamp may be any columns; binary keys are taken as they are."""
+    """Key and timestamp may be any columns. Binary keys are used unchanged."""
     moment = datetime(2024, 1, 1, 0, 0, 0, 1500, tzinfo=UTC)
     table = pa.table({"a": [1], "k": [b"\x00\xff"], "t": pa.array([moment], pa.timestamp("us", "UTC"))})
     parquet.write_table(table, tmp_path / "a.parquet")
@@ -102,7 +102,7 @@ def test_parquet_columns_are_chosen_by_name(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_is_named(tmp_path: Path, name: str, text: str, problem: str) -> None:
-    """Every bad file is one clear error with the place."""
+    """Every bad file gives one clear error with the place."""
     path = write(tmp_path / name, text)
     with pytest.raises(SourceError, match=problem) as caught:
         read(path)
@@ -110,7 +110,7 @@ def test_bad_input_is_named(tmp_path: Path, name: str, text: str, problem: str) 
 
 
 def test_missing_file_and_column_are_named(tmp_path: Path) -> None:
-    """A wrong path or column name is an error before anything is started."""
+    """A wrong path or column name is an error before anything starts."""
     with pytest.raises(SourceError, match="No such file"):
         read(tmp_path / "none.jsonl")
     path = write(tmp_path / "a.csv", "a,b\n1,2\n")
@@ -119,7 +119,7 @@ def test_missing_file_and_column_are_named(tmp_path: Path) -> None:
 
 
 def test_staged_file_holds_every_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Groups, the last short one included, are all written, and places are those of the facts."""
+    """All groups are written, including a short last one, and the places equal those of the facts."""
     monkeypatch.setattr("integration_tests.scenarios.demo.staging.GROUP_ROWS", 4)
     records = [SourceRecord(key=b"%d" % number, value=b"v", timestamp_ms=number) for number in range(10)]
     seen: list[int] = []

@@ -40,7 +40,7 @@ class RegisterBrokerRequest(_message.Message):
     broker_id: _builtins.int
     """Node id of the broker."""
     incarnation_id: _builtins.bytes
-    """Random id of this process, 16 bytes: another process under the same broker id has another."""
+    """Random id of this process, 16 bytes. Another process with the same broker id has another one."""
     host: _builtins.str
     """Host name or address that clients use."""
     port: _builtins.int
@@ -48,18 +48,18 @@ class RegisterBrokerRequest(_message.Message):
     rack: _builtins.str
     """Rack; empty: none."""
     clean_stop_epoch: _builtins.int
-    """Epoch of the registration under which the broker last stopped in an orderly way, with all its logs flushed and closed;
-    absent: it does not know. Compared with the epoch of the registration that is replaced.
+    """Broker epoch under which the broker last shut down cleanly, with all its logs flushed and closed; absent: not known. The
+    controller compares it with the epoch of the registration that this one replaces.
     """
     replication_port: _builtins.int
-    """TCP port at the host where other brokers of the cluster reach it for replication."""
+    """TCP port on `host` where other brokers reach it for replication."""
     @_builtins.property
     def log_directory_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """Ids of the log directories, 16 bytes each."""
 
     @_builtins.property
     def feature_level(self) -> Global___FeatureRange:
-        """Versions of the cluster's feature level that the broker can run at."""
+        """Feature levels of the cluster at which the broker can run."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ Global___RegisterBrokerRequest: _TypeAlias = RegisterBrokerRequest  # noqa: Y015
 
 @_typing.final
 class FeatureRange(_message.Message):
-    """Levels that a process can run at."""
+    """Levels at which a process can run."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -121,7 +121,7 @@ class RegisterBrokerResponse(_message.Message):
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _builtins.int
     SESSION_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     broker_epoch: _builtins.int
-    """Epoch of the registration: the offset of its metadata record."""
+    """Broker epoch: the offset of the registration's metadata record."""
     heartbeat_interval_ms: _builtins.int
     """Milliseconds between heartbeats."""
     session_timeout_ms: _builtins.int
@@ -143,7 +143,7 @@ Global___RegisterBrokerResponse: _TypeAlias = RegisterBrokerResponse  # noqa: Y0
 
 @_typing.final
 class HeartbeatRequest(_message.Message):
-    """Says that a broker lives."""
+    """Shows that a broker lives."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -160,15 +160,15 @@ class HeartbeatRequest(_message.Message):
     broker_id: _builtins.int
     """Node id of the broker."""
     broker_epoch: _builtins.int
-    """Epoch of its registration."""
+    """Broker epoch."""
     metadata_offset: _builtins.int
     """Metadata offset that the broker has applied, exclusive."""
     want_fence: _builtins.bool
-    """True: the broker asks to stay fenced or to be fenced."""
+    """True: the broker asks to be fenced, or to stay so."""
     want_shutdown: _builtins.bool
-    """True: the broker asks to shut down in an orderly way."""
+    """True: the broker asks to shut down cleanly."""
     lacks_room: _builtins.bool
-    """True while one of its log directories has too little room for appends of clients."""
+    """True while one of its log directories has too little space for appends of clients."""
     @_builtins.property
     def offline_log_directory_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """Ids of its log directories that have failed since it started, 16 bytes each."""
@@ -195,7 +195,7 @@ Global___HeartbeatRequest: _TypeAlias = HeartbeatRequest  # noqa: Y015
 
 @_typing.final
 class HeartbeatResponse(_message.Message):
-    """What the controller thinks of the broker."""
+    """State of the broker at the controller."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -210,7 +210,7 @@ class HeartbeatResponse(_message.Message):
     should_shutdown: _builtins.bool
     """True: the broker may stop now."""
     metadata_offset: _builtins.int
-    """Metadata offset (exclusive) that the controller had committed when it answered; 0 of an older one."""
+    """Metadata offset (exclusive) that the controller had committed when it answered; 0 from an older controller."""
     def __init__(
         self,
         *,
@@ -241,7 +241,7 @@ class AllocateProducerIdsRequest(_message.Message):
     broker_id: _builtins.int
     """Node id of the broker."""
     broker_epoch: _builtins.int
-    """Epoch of its registration."""
+    """Broker epoch."""
     def __init__(
         self,
         *,
@@ -259,7 +259,7 @@ Global___AllocateProducerIdsRequest: _TypeAlias = AllocateProducerIdsRequest  # 
 
 @_typing.final
 class AllocateProducerIdsResponse(_message.Message):
-    """A block of producer ids that nobody else has or gets."""
+    """A block of producer ids that no other broker has or gets."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -296,12 +296,12 @@ class AlterPartitionRequest(_message.Message):
     cluster_id: _builtins.str
     """Cluster id."""
     broker_id: _builtins.int
-    """Node id of the broker, which leads the partitions, or has lost its replica of them."""
+    """Node id of the broker. It leads the partitions, or has lost its replica of them."""
     broker_epoch: _builtins.int
-    """Epoch of its registration. Another one fails the whole call with STALE_BROKER_EPOCH."""
+    """Broker epoch. A wrong one fails the whole call with STALE_BROKER_EPOCH."""
     @_builtins.property
     def proposals(self) -> _containers.RepeatedCompositeFieldContainer[Global___IsrProposal]:
-        """1 to 2,000 proposals, each for another partition."""
+        """1 to 2,000 proposals of different partitions."""
 
     def __init__(
         self,
@@ -321,7 +321,7 @@ Global___AlterPartitionRequest: _TypeAlias = AlterPartitionRequest  # noqa: Y015
 
 @_typing.final
 class IsrProposal(_message.Message):
-    """In-sync replicas that a leader proposes for one partition; or, from any replica of it, the news that its own log is lost."""
+    """In-sync replicas that a leader proposes for one partition; or the report of any replica that its own log is lost or found."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -341,16 +341,16 @@ class IsrProposal(_message.Message):
     partition_epoch: _builtins.int
     """Partition epoch that the leader knows."""
     is_lost: _builtins.bool
-    """True: the log of the broker's own replica does not work any more in this process. The replica leaves the in-sync and the
-    eligible leader replicas, and another one leads; LEADER_NOT_AVAILABLE where no other one has what is committed.
+    """True: the log of the broker's own replica no longer works in this process. The replica leaves the in-sync and the eligible
+    leader replicas, and another one leads; LEADER_NOT_AVAILABLE if no other replica has everything committed.
     """
     found_directory_id: _builtins.bytes
-    """The log of the broker's own replica lies in this log directory, 16 bytes, which the partition awaits. The replica may lead again;
-    INVALID_REQUEST where the partition awaits other directories.
+    """Id, 16 bytes, of the awaited directory in which the log of the broker's own replica is. The replica may lead again;
+    INVALID_REQUEST if the partition awaits other directories.
     """
     @_builtins.property
     def isr(self) -> _containers.RepeatedCompositeFieldContainer[Global___IsrMember]:
-        """The in-sync replicas, the leader among them; none with `is_lost` or `found_directory_id`."""
+        """The in-sync replicas, including the leader; empty with `is_lost` or `found_directory_id`."""
 
     def __init__(
         self,
@@ -375,7 +375,7 @@ Global___IsrProposal: _TypeAlias = IsrProposal  # noqa: Y015
 
 @_typing.final
 class IsrMember(_message.Message):
-    """A replica that is to be in sync."""
+    """A replica that becomes or stays in sync."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -384,7 +384,7 @@ class IsrMember(_message.Message):
     node_id: _builtins.int
     """Node id."""
     broker_epoch: _builtins.int
-    """Epoch of the broker's registration when the leader saw it catch up; absent: the leader does not know it."""
+    """Broker epoch when the leader saw the replica catch up; absent: the leader does not know it."""
     def __init__(
         self,
         *,
@@ -403,14 +403,14 @@ Global___IsrMember: _TypeAlias = IsrMember  # noqa: Y015
 
 @_typing.final
 class AlterPartitionResponse(_message.Message):
-    """What became of the proposals."""
+    """Results of the proposals."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RESULTS_FIELD_NUMBER: _builtins.int
     METADATA_OFFSET_FIELD_NUMBER: _builtins.int
     metadata_offset: _builtins.int
-    """Metadata offset at which what was accepted is visible, exclusive."""
+    """Metadata offset at which the accepted proposals are visible, exclusive."""
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___AlterPartitionResult]:
         """One result for each proposal, in their order."""
@@ -431,7 +431,7 @@ Global___AlterPartitionResponse: _TypeAlias = AlterPartitionResponse  # noqa: Y0
 
 @_typing.final
 class AlterPartitionResult(_message.Message):
-    """What became of one proposal."""
+    """Result of one proposal."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -445,11 +445,11 @@ class AlterPartitionResult(_message.Message):
     """Partition, from 0."""
     @_builtins.property
     def state(self) -> Global___PartitionState:
-        """The partition from here on; a reassignment may have been completed with it."""
+        """The partition from now on. A reassignment may have been completed with it."""
 
     @_builtins.property
     def error(self) -> _errors_pb2.PartitionError:
-        """Why it was refused; the partition is as it was."""
+        """Why the proposal was refused. The partition is unchanged."""
 
     def __init__(
         self,
@@ -471,7 +471,7 @@ Global___AlterPartitionResult: _TypeAlias = AlterPartitionResult  # noqa: Y015
 
 @_typing.final
 class ResignLeadershipRequest(_message.Message):
-    """Gives up the leadership of partitions."""
+    """Resigns the leadership of partitions."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -484,10 +484,10 @@ class ResignLeadershipRequest(_message.Message):
     broker_id: _builtins.int
     """Node id of the broker, which leads the partitions."""
     broker_epoch: _builtins.int
-    """Epoch of its registration. Another one fails the whole call with STALE_BROKER_EPOCH."""
+    """Broker epoch. A wrong one fails the whole call with STALE_BROKER_EPOCH."""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___LedPartition]:
-        """1 to 2,000 partitions, each named once."""
+        """1 to 2,000 different partitions."""
 
     def __init__(
         self,
@@ -521,11 +521,13 @@ class LedPartition(_message.Message):
     partition: _builtins.int
     """Partition, from 0."""
     leader_epoch: _builtins.int
-    """Leader epoch that it leads in."""
+    """Leader epoch in which the broker leads."""
     allow_eligible: _builtins.bool
-    """True: an eligible replica will do where no other in-sync one may lead. Records that the broker alone acknowledged would be lost by it."""
+    """True: an eligible replica may lead if no other in-sync one can. Records that only this broker has acknowledged would be
+    lost.
+    """
     needs_room: _builtins.bool
-    """True: the next leader has to have room for appends of clients."""
+    """True: the next leader must have space for appends of clients."""
     def __init__(
         self,
         *,
@@ -545,19 +547,17 @@ Global___LedPartition: _TypeAlias = LedPartition  # noqa: Y015
 
 @_typing.final
 class ResignLeadershipResponse(_message.Message):
-    """What became of the leaderships."""
+    """Results of the resignations."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RESULTS_FIELD_NUMBER: _builtins.int
     METADATA_OFFSET_FIELD_NUMBER: _builtins.int
     metadata_offset: _builtins.int
-    """Metadata offset at which what was accepted is visible, exclusive."""
+    """Metadata offset at which the accepted resignations are visible, exclusive."""
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___AlterPartitionResult]:
-        """One result for each partition, in their order; LEADER_NOT_AVAILABLE where no other replica that is in sync or
-        eligible can lead.
-        """
+        """One result for each partition, in their order; LEADER_NOT_AVAILABLE if no other in-sync or eligible replica can lead."""
 
     def __init__(
         self,
@@ -592,7 +592,7 @@ class PartitionState(_message.Message):
     leader_epoch: _builtins.int
     """Leader epoch."""
     partition_epoch: _builtins.int
-    """Version of this state."""
+    """Partition epoch: version of this state."""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Node ids of the replicas; the first is the preferred leader."""
@@ -607,11 +607,11 @@ class PartitionState(_message.Message):
 
     @_builtins.property
     def adding(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Those of the replicas that a reassignment adds."""
+        """Replicas that a reassignment adds."""
 
     @_builtins.property
     def removing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Those of the replicas that it removes."""
+        """Replicas that a reassignment removes."""
 
     def __init__(
         self,
@@ -637,7 +637,7 @@ Global___PartitionState: _TypeAlias = PartitionState  # noqa: Y015
 
 @_typing.final
 class AdminCall(_message.Message):
-    """A request of the public AdminService that a broker, or another node, passes on to the active controller."""
+    """A request of the public AdminService that a broker, or another node, forwards to the active controller."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -663,7 +663,7 @@ Global___AdminCall: _TypeAlias = AdminCall  # noqa: Y015
 
 @_typing.final
 class AdminAnswer(_message.Message):
-    """Its answer."""
+    """Answer to a forwarded request."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class ControllerServiceStub(object):
-    """What brokers ask of the active controller. Other voters refuse with NOT_CONTROLLER and a leader hint. No gRPC server serves it: its messages
-    go over the carrier (docs/net.md).
+    """Requests of brokers to the active controller. Other voters refuse them with NOT_CONTROLLER and a leader hint. No gRPC server
+    serves this service: its messages go over the carrier (docs/net.md).
     """
 
     def __init__(self, channel):
@@ -64,8 +64,8 @@ class ControllerServiceStub(object):
 
 
 class ControllerServiceServicer(object):
-    """What brokers ask of the active controller. Other voters refuse with NOT_CONTROLLER and a leader hint. No gRPC server serves it: its messages
-    go over the carrier (docs/net.md).
+    """Requests of brokers to the active controller. Other voters refuse them with NOT_CONTROLLER and a leader hint. No gRPC server
+    serves this service: its messages go over the carrier (docs/net.md).
     """
 
     def RegisterBroker(self, request, context):
@@ -76,7 +76,7 @@ class ControllerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Heartbeat(self, request_iterator, context):
-        """Keeps a registration alive. One request an interval, one response each; the broker is fenced when they stop.
+        """Keeps a registration alive. Each interval has one request and one response. When they stop, the broker is fenced.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -90,16 +90,16 @@ class ControllerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def AlterPartition(self, request, context):
-        """Proposes in-sync replicas for partitions that the broker leads; each is accepted or refused alone. Answers when what is
-        accepted is committed.
+        """Proposes in-sync replicas for partitions that the broker leads. Each proposal is accepted or refused separately. Answers
+        when the accepted ones are committed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResignLeadership(self, request, context):
-        """A leader gives up partitions that it should not serve at the moment, because its copy is damaged; others that are in sync lead them from
-        here on. It stays in sync.
+        """Resigns the leadership of partitions that the leader should not serve at the moment, because its copy is damaged. Other
+        in-sync replicas lead them from then on. The broker's replica stays in sync.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -142,8 +142,8 @@ def add_ControllerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ControllerService(object):
-    """What brokers ask of the active controller. Other voters refuse with NOT_CONTROLLER and a leader hint. No gRPC server serves it: its messages
-    go over the carrier (docs/net.md).
+    """Requests of brokers to the active controller. Other voters refuse them with NOT_CONTROLLER and a leader hint. No gRPC server
+    serves this service: its messages go over the carrier (docs/net.md).
     """
 
     @staticmethod

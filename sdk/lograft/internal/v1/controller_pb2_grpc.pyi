@@ -27,8 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ControllerServiceStub:
-    """What brokers ask of the active controller. Other voters refuse with NOT_CONTROLLER and a leader hint. No gRPC server serves it: its messages
-    go over the carrier (docs/net.md).
+    """Requests of brokers to the active controller. Other voters refuse them with NOT_CONTROLLER and a leader hint. No gRPC server
+    serves this service: its messages go over the carrier (docs/net.md).
     """
 
     @_typing.overload
@@ -38,43 +38,43 @@ class ControllerServiceStub:
     RegisterBroker: _grpc.UnaryUnaryMultiCallable[_controller_pb2.RegisterBrokerRequest, _controller_pb2.RegisterBrokerResponse]
     """Registers a broker process; the answer carries its broker epoch. A broker starts fenced."""
     Heartbeat: _grpc.StreamStreamMultiCallable[_controller_pb2.HeartbeatRequest, _controller_pb2.HeartbeatResponse]
-    """Keeps a registration alive. One request an interval, one response each; the broker is fenced when they stop."""
+    """Keeps a registration alive. Each interval has one request and one response. When they stop, the broker is fenced."""
     AllocateProducerIds: _grpc.UnaryUnaryMultiCallable[_controller_pb2.AllocateProducerIdsRequest, _controller_pb2.AllocateProducerIdsResponse]
     """Gives a block of producer ids to a broker."""
     AlterPartition: _grpc.UnaryUnaryMultiCallable[_controller_pb2.AlterPartitionRequest, _controller_pb2.AlterPartitionResponse]
-    """Proposes in-sync replicas for partitions that the broker leads; each is accepted or refused alone. Answers when what is
-    accepted is committed.
+    """Proposes in-sync replicas for partitions that the broker leads. Each proposal is accepted or refused separately. Answers
+    when the accepted ones are committed.
     """
     ResignLeadership: _grpc.UnaryUnaryMultiCallable[_controller_pb2.ResignLeadershipRequest, _controller_pb2.ResignLeadershipResponse]
-    """A leader gives up partitions that it should not serve at the moment, because its copy is damaged; others that are in sync lead them from
-    here on. It stays in sync.
+    """Resigns the leadership of partitions that the leader should not serve at the moment, because its copy is damaged. Other
+    in-sync replicas lead them from then on. The broker's replica stays in sync.
     """
 
 @_typing.type_check_only
 class ControllerServiceAsyncStub(ControllerServiceStub):
-    """What brokers ask of the active controller. Other voters refuse with NOT_CONTROLLER and a leader hint. No gRPC server serves it: its messages
-    go over the carrier (docs/net.md).
+    """Requests of brokers to the active controller. Other voters refuse them with NOT_CONTROLLER and a leader hint. No gRPC server
+    serves this service: its messages go over the carrier (docs/net.md).
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     RegisterBroker: _aio.UnaryUnaryMultiCallable[_controller_pb2.RegisterBrokerRequest, _controller_pb2.RegisterBrokerResponse]  # type: ignore[assignment]
     """Registers a broker process; the answer carries its broker epoch. A broker starts fenced."""
     Heartbeat: _aio.StreamStreamMultiCallable[_controller_pb2.HeartbeatRequest, _controller_pb2.HeartbeatResponse]  # type: ignore[assignment]
-    """Keeps a registration alive. One request an interval, one response each; the broker is fenced when they stop."""
+    """Keeps a registration alive. Each interval has one request and one response. When they stop, the broker is fenced."""
     AllocateProducerIds: _aio.UnaryUnaryMultiCallable[_controller_pb2.AllocateProducerIdsRequest, _controller_pb2.AllocateProducerIdsResponse]  # type: ignore[assignment]
     """Gives a block of producer ids to a broker."""
     AlterPartition: _aio.UnaryUnaryMultiCallable[_controller_pb2.AlterPartitionRequest, _controller_pb2.AlterPartitionResponse]  # type: ignore[assignment]
-    """Proposes in-sync replicas for partitions that the broker leads; each is accepted or refused alone. Answers when what is
-    accepted is committed.
+    """Proposes in-sync replicas for partitions that the broker leads. Each proposal is accepted or refused separately. Answers
+    when the accepted ones are committed.
     """
     ResignLeadership: _aio.UnaryUnaryMultiCallable[_controller_pb2.ResignLeadershipRequest, _controller_pb2.ResignLeadershipResponse]  # type: ignore[assignment]
-    """A leader gives up partitions that it should not serve at the moment, because its copy is damaged; others that are in sync lead them from
-    here on. It stays in sync.
+    """Resigns the leadership of partitions that the leader should not serve at the moment, because its copy is damaged. Other
+    in-sync replicas lead them from then on. The broker's replica stays in sync.
     """
 
 class ControllerServiceServicer(metaclass=_abc_1.ABCMeta):
-    """What brokers ask of the active controller. Other voters refuse with NOT_CONTROLLER and a leader hint. No gRPC server serves it: its messages
-    go over the carrier (docs/net.md).
+    """Requests of brokers to the active controller. Other voters refuse them with NOT_CONTROLLER and a leader hint. No gRPC server
+    serves this service: its messages go over the carrier (docs/net.md).
     """
 
     @_abc_1.abstractmethod
@@ -91,7 +91,7 @@ class ControllerServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_controller_pb2.HeartbeatRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_controller_pb2.HeartbeatResponse], _abc.AsyncIterator[_controller_pb2.HeartbeatResponse]]:
-        """Keeps a registration alive. One request an interval, one response each; the broker is fenced when they stop."""
+        """Keeps a registration alive. Each interval has one request and one response. When they stop, the broker is fenced."""
 
     @_abc_1.abstractmethod
     def AllocateProducerIds(
@@ -107,8 +107,8 @@ class ControllerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _controller_pb2.AlterPartitionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_controller_pb2.AlterPartitionResponse, _abc.Awaitable[_controller_pb2.AlterPartitionResponse]]:
-        """Proposes in-sync replicas for partitions that the broker leads; each is accepted or refused alone. Answers when what is
-        accepted is committed.
+        """Proposes in-sync replicas for partitions that the broker leads. Each proposal is accepted or refused separately. Answers
+        when the accepted ones are committed.
         """
 
     @_abc_1.abstractmethod
@@ -117,8 +117,8 @@ class ControllerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _controller_pb2.ResignLeadershipRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_controller_pb2.ResignLeadershipResponse, _abc.Awaitable[_controller_pb2.ResignLeadershipResponse]]:
-        """A leader gives up partitions that it should not serve at the moment, because its copy is damaged; others that are in sync lead them from
-        here on. It stays in sync.
+        """Resigns the leadership of partitions that the leader should not serve at the moment, because its copy is damaged. Other
+        in-sync replicas lead them from then on. The broker's replica stays in sync.
         """
 
 def add_ControllerServiceServicer_to_server(servicer: ControllerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

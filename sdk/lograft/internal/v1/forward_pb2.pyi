@@ -20,8 +20,8 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class ForwardedCall(_message.Message):
-    """A request of the public LogService that a broker passes on to the broker that leads the partitions which it names (docs/net.md). It is
-    passed on once.
+    """A request of the public LogService that a broker forwards to the leader of the partitions in it (docs/net.md). It is
+    forwarded once.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -34,7 +34,9 @@ class ForwardedCall(_message.Message):
     request: _builtins.bytes
     """Its request, serialized."""
     metadata_offset: _builtins.int
-    """Metadata that the broker which passes it on has applied, exclusive: the other one waits for it before it says that it does not lead."""
+    """Metadata offset that the forwarding broker has applied, exclusive. The other broker waits for it before it answers that it
+    does not lead.
+    """
     def __init__(
         self,
         *,
@@ -52,7 +54,7 @@ Global___ForwardedCall: _TypeAlias = ForwardedCall  # noqa: Y015
 
 @_typing.final
 class ForwardedAnswer(_message.Message):
-    """Its answer."""
+    """Answer to a forwarded request."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -62,7 +64,7 @@ class ForwardedAnswer(_message.Message):
     """The response, serialized."""
     @_builtins.property
     def refusal(self) -> Global___ForwardedRefusal:
-        """Why there is none."""
+        """Why no response exists."""
 
     def __init__(
         self,
@@ -82,7 +84,7 @@ Global___ForwardedAnswer: _TypeAlias = ForwardedAnswer  # noqa: Y015
 
 @_typing.final
 class ForwardedRefusal(_message.Message):
-    """What the client is told in the status of its call."""
+    """The status of the client's call."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -90,11 +92,11 @@ class ForwardedRefusal(_message.Message):
     APPENDED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def error(self) -> _errors_pb2.PartitionError:
-        """Reason, advice, who leads, which offsets can be read."""
+        """Reason, advice, leader, readable offsets."""
 
     @_builtins.property
     def appended(self) -> _log_pb2.AppendResponse:
-        """What was appended before an Append failed."""
+        """What an Append had appended before it failed."""
 
     def __init__(
         self,

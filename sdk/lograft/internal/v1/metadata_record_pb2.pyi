@@ -35,7 +35,7 @@ class _ConfigResourceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Config
     """The cluster; the name is empty."""
 
 class ConfigResource(_ConfigResource, metaclass=_ConfigResourceEnumTypeWrapper):
-    """What a config belongs to."""
+    """Kind of a config's resource."""
 
 CONFIG_RESOURCE_UNSPECIFIED: ConfigResource.ValueType  # 0
 """Not set."""
@@ -49,7 +49,7 @@ Global___ConfigResource: _TypeAlias = ConfigResource  # noqa: Y015
 
 @_typing.final
 class MetadataRecord(_message.Message):
-    """One fact of the metadata log: the value of one record in a batch of it. Stored on disk, so the breaking rule protects it."""
+    """One fact of the metadata log: the value of one record in a batch. It is stored on disk, so the breaking rule protects it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -74,7 +74,7 @@ class MetadataRecord(_message.Message):
 
     @_builtins.property
     def remove_broker(self) -> Global___RemoveBrokerRecord:
-        """A broker left for good."""
+        """A broker's registration ended."""
 
     @_builtins.property
     def topic(self) -> Global___TopicRecord:
@@ -98,7 +98,7 @@ class MetadataRecord(_message.Message):
 
     @_builtins.property
     def producer_ids(self) -> Global___ProducerIdsRecord:
-        """A block of producer ids was given out."""
+        """A block of producer ids was assigned."""
 
     @_builtins.property
     def feature_level(self) -> Global___FeatureLevelRecord:
@@ -106,7 +106,7 @@ class MetadataRecord(_message.Message):
 
     @_builtins.property
     def no_op(self) -> Global___NoOpRecord:
-        """Nothing: makes commit progress visible."""
+        """Nothing; it makes commit progress visible."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class QuorumControlRecord(_message.Message):
 
     @_builtins.property
     def voters(self) -> Global___VotersRecord:
-        """The set of voters from here on."""
+        """The set of voters from this record on."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ Global___QuorumControlRecord: _TypeAlias = QuorumControlRecord  # noqa: Y015
 
 @_typing.final
 class LeaderChangeRecord(_message.Message):
-    """Says who leads an epoch."""
+    """The leader of an epoch."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -274,7 +274,7 @@ class BrokerRecord(_message.Message):
     incarnation_id: _builtins.bytes
     """Random id of the process, 16 bytes."""
     broker_epoch: _builtins.int
-    """Epoch of the registration: the offset of this record."""
+    """Broker epoch: the offset of this record."""
     host: _builtins.str
     """Host name or address that clients use."""
     port: _builtins.int
@@ -284,17 +284,19 @@ class BrokerRecord(_message.Message):
     fenced: _builtins.bool
     """True while it may not lead."""
     unclean: _builtins.bool
-    """True after a stop that was not orderly, until the broker has left the in-sync replicas where it may lack records."""
+    """True after an unclean shutdown, until the broker is out of every ISR where it may lack records."""
     min_feature_level: _builtins.int
-    """Lowest feature level that it can run at, inclusive; 0: 1."""
+    """Lowest feature level at which the broker can run, inclusive; 0 stands for 1."""
     max_feature_level: _builtins.int
-    """Highest feature level that it can run at, inclusive; 0: 1."""
+    """Highest feature level at which the broker can run, inclusive; 0 stands for 1."""
     lost_directories: _builtins.bool
-    """True while it is unclean and lacks a log directory of the registration before it: it may lack flushed records too."""
+    """True while the broker is unclean and lacks a log directory of its previous registration: it may lack flushed records too."""
     replication_port: _builtins.int
-    """TCP port at the host where other brokers of the cluster reach it for replication; 0: not known."""
+    """TCP port on `host` where other brokers reach it for replication; 0: not known."""
     replaced_broker_epoch: _builtins.int
-    """While it is unclean: epoch of the registration that stopped uncleanly, of several that are not dealt with the first; 0: not known."""
+    """While the broker is unclean: epoch of the registration that stopped uncleanly; of several that are still handled, the
+    first; 0: not known.
+    """
     @_builtins.property
     def log_directory_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """Ids of its log directories, 16 bytes each."""
@@ -305,7 +307,9 @@ class BrokerRecord(_message.Message):
 
     @_builtins.property
     def replaced_log_directory_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """Ids of the log directories of the last registration that lacked none, 16 bytes each, ascending; kept while `lost_directories`."""
+        """Ids of the log directories of the last registration that lacked none, 16 bytes each, ascending; kept while
+        `lost_directories` is true.
+        """
 
     def __init__(
         self,
@@ -350,16 +354,16 @@ class BrokerChangeRecord(_message.Message):
     broker_id: _builtins.int
     """Node id."""
     broker_epoch: _builtins.int
-    """Epoch of the registration that it is about."""
+    """Epoch of the registration that changed."""
     fenced: _builtins.bool
     """New state; absent: unchanged."""
     in_controlled_shutdown: _builtins.bool
-    """True while it is leaving in an orderly way; absent: unchanged."""
+    """True while the broker shuts down cleanly; absent: unchanged."""
     unclean: _builtins.bool
-    """New state of `BrokerRecord.unclean`, false also ends `lost_directories`; absent: unchanged."""
+    """New state of `BrokerRecord.unclean`; false also ends `lost_directories`; absent: unchanged."""
     @_builtins.property
     def offline_log_directories(self) -> Global___DirectoryIdList:
-        """All of its log directories that have failed; absent: unchanged."""
+        """Ids of all its failed log directories; absent: unchanged."""
 
     def __init__(
         self,
@@ -399,7 +403,7 @@ class DirectoryIdList(_message.Message):
     DIRECTORY_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def directory_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """Their ids, 16 bytes each, ascending."""
+        """Ids, 16 bytes each, ascending."""
 
     def __init__(
         self,
@@ -416,7 +420,7 @@ Global___DirectoryIdList: _TypeAlias = DirectoryIdList  # noqa: Y015
 
 @_typing.final
 class RemoveBrokerRecord(_message.Message):
-    """A broker left for good."""
+    """A broker's registration ended."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -425,7 +429,7 @@ class RemoveBrokerRecord(_message.Message):
     broker_id: _builtins.int
     """Node id."""
     broker_epoch: _builtins.int
-    """Epoch of the registration that it is about."""
+    """Epoch of the registration that ended."""
     def __init__(
         self,
         *,
@@ -490,7 +494,7 @@ Global___RemoveTopicRecord: _TypeAlias = RemoveTopicRecord  # noqa: Y015
 
 @_typing.final
 class PartitionRecord(_message.Message):
-    """A partition, whole."""
+    """A partition, complete."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -515,7 +519,7 @@ class PartitionRecord(_message.Message):
     leader_epoch: _builtins.int
     """Leader epoch."""
     partition_epoch: _builtins.int
-    """Version of this state."""
+    """Partition epoch: version of this state."""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Node ids of the replicas; the first is the preferred leader."""
@@ -526,23 +530,23 @@ class PartitionRecord(_message.Message):
 
     @_builtins.property
     def elr(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Node ids of the eligible leader replicas: not in sync, and with everything committed while there are too few in sync."""
+        """Node ids of the eligible leader replicas: not in sync, but with everything committed while too few are in sync."""
 
     @_builtins.property
     def last_known_elr(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Node ids of those that left the in-sync or the eligible leader replicas by an unclean stop meanwhile."""
+        """Node ids of the replicas that have since left the ISR or the eligible leader replicas because of an unclean shutdown."""
 
     @_builtins.property
     def adding(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Those of the replicas that a reassignment under way adds."""
+        """Replicas that a reassignment under way adds."""
 
     @_builtins.property
     def removing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Those of the replicas that it removes."""
+        """Replicas that a reassignment under way removes."""
 
     @_builtins.property
     def awaited(self) -> _containers.RepeatedCompositeFieldContainer[Global___AwaitedReplica]:
-        """In-sync replicas whose log directory is gone."""
+        """In-sync replicas whose broker came back without the log directory."""
 
     def __init__(
         self,
@@ -572,7 +576,9 @@ Global___PartitionRecord: _TypeAlias = PartitionRecord  # noqa: Y015
 
 @_typing.final
 class AwaitedReplica(_message.Message):
-    """An in-sync replica whose log directory is gone: it leads nothing until the directory is back or a leader is elected uncleanly."""
+    """An in-sync replica whose broker came back without the log directory. It does not lead until the directory is back, or a
+    leader is elected uncleanly.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -600,7 +606,7 @@ Global___AwaitedReplica: _TypeAlias = AwaitedReplica  # noqa: Y015
 
 @_typing.final
 class AwaitedReplicaList(_message.Message):
-    """A list of such replicas."""
+    """A list of awaited replicas."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -644,7 +650,7 @@ class PartitionChangeRecord(_message.Message):
     """Number, from 0."""
     @_builtins.property
     def leader(self) -> Global___LeaderChange:
-        """New leader state; absent: unchanged. When present the leader epoch goes up by one."""
+        """New leader state; absent: unchanged. A new state raises the leader epoch by one."""
 
     @_builtins.property
     def isr(self) -> Global___ReplicaList:
@@ -672,7 +678,7 @@ class PartitionChangeRecord(_message.Message):
 
     @_builtins.property
     def awaited(self) -> Global___AwaitedReplicaList:
-        """New list of in-sync replicas whose log directory is gone; absent: unchanged."""
+        """New list of awaited replicas; absent: unchanged."""
 
     def __init__(
         self,
@@ -755,9 +761,9 @@ class ConfigRecord(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     VALUE_FIELD_NUMBER: _builtins.int
     resource: Global___ConfigResource.ValueType
-    """What it belongs to."""
+    """Kind of the resource."""
     resource_name: _builtins.str
-    """Name of that."""
+    """Name of the resource."""
     name: _builtins.str
     """Name of the config."""
     value: _builtins.str
@@ -782,7 +788,7 @@ Global___ConfigRecord: _TypeAlias = ConfigRecord  # noqa: Y015
 
 @_typing.final
 class ProducerIdsRecord(_message.Message):
-    """A block of producer ids was given out."""
+    """A block of producer ids was assigned."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -790,11 +796,11 @@ class ProducerIdsRecord(_message.Message):
     BROKER_EPOCH_FIELD_NUMBER: _builtins.int
     NEXT_PRODUCER_ID_FIELD_NUMBER: _builtins.int
     broker_id: _builtins.int
-    """Broker that got it."""
+    """Broker that got the block."""
     broker_epoch: _builtins.int
     """Epoch of that broker's registration."""
     next_producer_id: _builtins.int
-    """First id that is still free, after the block."""
+    """First free id after the block."""
     def __init__(
         self,
         *,

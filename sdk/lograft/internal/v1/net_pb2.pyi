@@ -19,7 +19,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Hello(_message.Message):
-    """What a server says of itself when a connection to another server begins (docs/net.md)."""
+    """How a server introduces itself at the beginning of a connection to another server (docs/net.md)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -30,17 +30,17 @@ class Hello(_message.Message):
     MIN_VERSION_FIELD_NUMBER: _builtins.int
     MAX_VERSION_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
-    """Cluster that it belongs to."""
+    """Cluster of the server."""
     node_id: _builtins.int
     """Its node id."""
     incarnation_id: _builtins.bytes
     """Random id of its process, 16 bytes."""
     address: _builtins.str
-    """host:port at which other servers reach it; empty: at none."""
+    """host:port at which other servers reach it; empty: they cannot."""
     min_version: _builtins.int
-    """Lowest version of the carrier that it speaks, inclusive."""
+    """Lowest version of the carrier that it supports, inclusive."""
     max_version: _builtins.int
-    """Highest version of the carrier that it speaks, inclusive."""
+    """Highest version of the carrier that it supports, inclusive."""
     def __init__(
         self,
         *,
@@ -61,14 +61,14 @@ Global___Hello: _TypeAlias = Hello  # noqa: Y015
 
 @_typing.final
 class Goodbye(_message.Message):
-    """Why a server takes no new calls on a connection."""
+    """Why a server accepts no new calls on a connection."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CODE_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     code: _errors_pb2.ErrorCode.ValueType
-    """Reason; unspecified: it stops, or has another connection to the same server."""
+    """Reason; unspecified: the server stops, or has another connection to the same server."""
     message: _builtins.str
     """Text for people."""
     def __init__(
@@ -103,7 +103,7 @@ class Failure(_message.Message):
     """Milliseconds to wait before a retry; 0: no advice."""
     @_builtins.property
     def leader(self) -> _errors_pb2.LeaderHint:
-        """Who leads, with NOT_CONTROLLER and NOT_LEADER."""
+        """The leader, with NOT_CONTROLLER and NOT_LEADER."""
 
     def __init__(
         self,

@@ -42,7 +42,7 @@ class _QuorumErrorEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_QuorumErr
     QUORUM_ERROR_UNAVAILABLE: _QuorumError.ValueType  # 7
     """The receiver is starting or stopping."""
     QUORUM_ERROR_SNAPSHOT_NOT_FOUND: _QuorumError.ValueType  # 8
-    """The leader has no snapshot with the id asked for, or no longer: fetch again."""
+    """The leader does not have the requested snapshot, or no longer has it. Fetch again."""
 
 class QuorumError(_QuorumError, metaclass=_QuorumErrorEnumTypeWrapper):
     """Outcome of a quorum request."""
@@ -64,12 +64,12 @@ QUORUM_ERROR_INVALID_REQUEST: QuorumError.ValueType  # 6
 QUORUM_ERROR_UNAVAILABLE: QuorumError.ValueType  # 7
 """The receiver is starting or stopping."""
 QUORUM_ERROR_SNAPSHOT_NOT_FOUND: QuorumError.ValueType  # 8
-"""The leader has no snapshot with the id asked for, or no longer: fetch again."""
+"""The leader does not have the requested snapshot, or no longer has it. Fetch again."""
 Global___QuorumError: _TypeAlias = QuorumError  # noqa: Y015
 
 @_typing.final
 class ReplicaKey(_message.Message):
-    """Identity of a voter or observer: a wiped disk is another one."""
+    """Identity of a voter or observer. With a wiped disk it is another one."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -95,7 +95,7 @@ Global___ReplicaKey: _TypeAlias = ReplicaKey  # noqa: Y015
 
 @_typing.final
 class ProbeRequest(_message.Message):
-    """Asks a peer who it is and whether anything is committed."""
+    """Asks a peer for its identity, and whether anything is committed."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -125,7 +125,7 @@ Global___ProbeRequest: _TypeAlias = ProbeRequest  # noqa: Y015
 
 @_typing.final
 class ProbeResponse(_message.Message):
-    """What a node knows of itself before and after its first start."""
+    """A node's identity and history, before and after its first start."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -139,13 +139,15 @@ class ProbeResponse(_message.Message):
     node_id: _builtins.int
     """Node id of the answering node."""
     directory_id: _builtins.bytes
-    """Directory id that it has, or would format with, 16 bytes."""
+    """Directory id that it has or would format with, 16 bytes."""
     cluster_id: _builtins.str
-    """Cluster id that it has, or would use."""
+    """Cluster id that it has or would use."""
     formatted: _builtins.bool
     """True when its directory is formatted."""
     has_history: _builtins.bool
-    """True when it knows of any committed metadata record, or of a leader, or has voted: a new voter of this name must not start afresh."""
+    """True when it knows a committed metadata record or a leader, or has voted. A new voter of this name must then not start from
+    nothing.
+    """
     accepts_initial_voter: _builtins.bool
     """True when the asking node's (node id, directory id) was accepted by this node as an initial voter."""
     @_builtins.property
@@ -193,7 +195,7 @@ class VoteRequest(_message.Message):
     log_end_offset: _builtins.int
     """End of the asking node's log, exclusive."""
     pre_vote: _builtins.bool
-    """True: only asks whether a vote would be given."""
+    """True: only ask whether the vote would be granted."""
     @_builtins.property
     def candidate(self) -> Global___ReplicaKey:
         """The asking node."""
@@ -237,11 +239,11 @@ class VoteResponse(_message.Message):
     quorum_epoch: _builtins.int
     """Epoch of the answering node."""
     leader_id: _builtins.int
-    """Leader that it knows in this epoch; absent: none."""
+    """Known leader of this epoch; absent: none."""
     granted: _builtins.bool
-    """True when the vote is given."""
+    """True when the vote is granted."""
     leader_address: _builtins.str
-    """Address of that leader's quorum listener, host:port; empty: not known."""
+    """Address of the leader's quorum listener, host:port; empty: not known."""
     def __init__(
         self,
         *,
@@ -263,7 +265,7 @@ Global___VoteResponse: _TypeAlias = VoteResponse  # noqa: Y015
 
 @_typing.final
 class BeginQuorumEpochRequest(_message.Message):
-    """Makes a leader known."""
+    """Announces a leader."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -282,7 +284,7 @@ class BeginQuorumEpochRequest(_message.Message):
     """Address of the leader's quorum listener, host:port."""
     @_builtins.property
     def voter(self) -> Global___ReplicaKey:
-        """The voter that is told."""
+        """The voter that gets the request."""
 
     def __init__(
         self,
@@ -315,7 +317,7 @@ class BeginQuorumEpochResponse(_message.Message):
     quorum_epoch: _builtins.int
     """Epoch of the answering node."""
     leader_id: _builtins.int
-    """Leader that it knows in this epoch; absent: none."""
+    """Known leader of this epoch; absent: none."""
     def __init__(
         self,
         *,
@@ -335,7 +337,7 @@ Global___BeginQuorumEpochResponse: _TypeAlias = BeginQuorumEpochResponse  # noqa
 
 @_typing.final
 class EndQuorumEpochRequest(_message.Message):
-    """Tells that the leader of an epoch resigns."""
+    """Announces that the leader of an epoch resigns."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -351,7 +353,7 @@ class EndQuorumEpochRequest(_message.Message):
     """Node id of the resigning leader."""
     @_builtins.property
     def preferred_successors(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaKey]:
-        """Voters in the order in which they should try to lead: the most complete log first."""
+        """Voters in the order in which they should stand for election: the most complete log first."""
 
     def __init__(
         self,
@@ -383,7 +385,7 @@ class EndQuorumEpochResponse(_message.Message):
     quorum_epoch: _builtins.int
     """Epoch of the answering node."""
     leader_id: _builtins.int
-    """Leader that it knows in this epoch; absent: none."""
+    """Known leader of this epoch; absent: none."""
     def __init__(
         self,
         *,
@@ -422,25 +424,27 @@ class FetchQuorumRequest(_message.Message):
     cluster_id: _builtins.str
     """Cluster id."""
     quorum_epoch: _builtins.int
-    """Epoch that the fetching node is in."""
+    """Epoch of the fetching node."""
     fetch_offset: _builtins.int
-    """First offset wanted, inclusive: the end of the fetching node's flushed log."""
+    """First offset to fetch, inclusive: the end of the fetching node's flushed log."""
     last_fetched_epoch: _builtins.int
     """Epoch of the record before `fetch_offset` in the fetching node's log; 0 when its log is empty."""
     high_watermark: _builtins.int
     """High watermark that the fetching node knows; absent: none. A higher one answers an observer at once, a voter a few milliseconds later."""
     max_bytes: _builtins.int
-    """Most bytes of batches in the answer; one batch is sent whatever its size."""
+    """Most bytes of batches in the answer. One batch is sent even if it is larger."""
     max_wait_ms: _builtins.int
     """Milliseconds to wait when there is nothing to send."""
     replica_address: _builtins.str
     """Address of the fetching node's quorum listener, host:port; empty for an observer without one."""
     read_round: _builtins.int
-    """Last round of reads that the leader of this epoch has named in an answer; 0: none. It proves that this fetch was sent after that."""
+    """Last ReadIndex round that the leader of this epoch has named in an answer; 0: none. It proves that this fetch was sent
+    after that answer.
+    """
     min_feature_level: _builtins.int
-    """Lowest feature level that the fetching process can run at, inclusive; 0: the first one."""
+    """Lowest feature level at which the fetching process can run, inclusive; 0 stands for the first level."""
     max_feature_level: _builtins.int
-    """Highest one, inclusive; 0: the first one, which is all that versions knew that do not say it."""
+    """Highest such level, inclusive; 0 stands for the first level, the only one that versions without this field know."""
     @_builtins.property
     def replica(self) -> Global___ReplicaKey:
         """The fetching node."""
@@ -473,14 +477,14 @@ Global___FetchQuorumRequest: _TypeAlias = FetchQuorumRequest  # noqa: Y015
 
 @_typing.final
 class DivergingEpoch(_message.Message):
-    """Where the logs of leader and follower part: truncate to it and fetch again."""
+    """Where the logs of leader and follower begin to differ. The follower truncates to it and fetches again."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     EPOCH_FIELD_NUMBER: _builtins.int
     END_OFFSET_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
-    """Largest epoch of the leader's log not above the one fetched last."""
+    """Largest epoch of the leader's log that is not above the last fetched one."""
     end_offset: _builtins.int
     """End of that epoch in the leader's log, exclusive."""
     def __init__(
@@ -499,7 +503,7 @@ Global___DivergingEpoch: _TypeAlias = DivergingEpoch  # noqa: Y015
 
 @_typing.final
 class FetchQuorumResponse(_message.Message):
-    """Batches, or the reason for none."""
+    """Batches, or the reason why none are sent."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -519,7 +523,7 @@ class FetchQuorumResponse(_message.Message):
     quorum_epoch: _builtins.int
     """Epoch of the answering node."""
     leader_id: _builtins.int
-    """Leader that it knows in this epoch; absent: none."""
+    """Known leader of this epoch; absent: none."""
     leader_address: _builtins.str
     """Address of the leader's quorum listener, host:port; empty: not known."""
     high_watermark: _builtins.int
@@ -527,7 +531,7 @@ class FetchQuorumResponse(_message.Message):
     log_start_offset: _builtins.int
     """First offset of the leader's log, inclusive."""
     read_round: _builtins.int
-    """Last round of reads that the leader has begun in this epoch; 0: none. The next fetch repeats it."""
+    """Last ReadIndex round that the leader has begun in this epoch; 0: none. The next fetch repeats it."""
     fetch_port: _builtins.int
     """Not used any more: the carrier has one port for everything."""
     batches: _builtins.bytes
@@ -538,7 +542,7 @@ class FetchQuorumResponse(_message.Message):
 
     @_builtins.property
     def snapshot(self) -> Global___SnapshotId:
-        """Present when the leader's log cannot continue the fetching node's: fetch this snapshot first. `batches` is then empty."""
+        """Present when the leader's log cannot continue the fetching node's. Fetch this snapshot first. `batches` is then empty."""
 
     def __init__(
         self,
@@ -620,7 +624,7 @@ Global___FollowQuorumResponse: _TypeAlias = FollowQuorumResponse  # noqa: Y015
 
 @_typing.final
 class UpdateVoterRequest(_message.Message):
-    """Tells the leader where a voter is."""
+    """Tells the leader the address of a voter."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -631,12 +635,12 @@ class UpdateVoterRequest(_message.Message):
     cluster_id: _builtins.str
     """Cluster id."""
     quorum_epoch: _builtins.int
-    """Epoch that the voter is in."""
+    """Epoch of the voter."""
     address: _builtins.str
     """Address of its quorum listener, host:port."""
     @_builtins.property
     def voter(self) -> Global___ReplicaKey:
-        """The voter that asks."""
+        """The voter that sends the request."""
 
     def __init__(
         self,
@@ -656,7 +660,9 @@ Global___UpdateVoterRequest: _TypeAlias = UpdateVoterRequest  # noqa: Y015
 
 @_typing.final
 class UpdateVoterResponse(_message.Message):
-    """Answer of the leader: appended, or nothing to change. With UNAVAILABLE another change is under way: ask again."""
+    """Answer of the leader: the change is appended, or nothing needs to change. With UNAVAILABLE another change is under way: ask
+    again.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -668,7 +674,7 @@ class UpdateVoterResponse(_message.Message):
     quorum_epoch: _builtins.int
     """Epoch of the answering node."""
     leader_id: _builtins.int
-    """Leader that it knows in this epoch; absent: none."""
+    """Known leader of this epoch; absent: none."""
     def __init__(
         self,
         *,
@@ -695,9 +701,9 @@ class SnapshotId(_message.Message):
     END_OFFSET_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     end_offset: _builtins.int
-    """Every record below is in the snapshot, exclusive."""
+    """The snapshot contains every record below this offset, exclusive."""
     epoch: _builtins.int
-    """Epoch of the last of them."""
+    """Epoch of the last record in it."""
     def __init__(
         self,
         *,
@@ -726,16 +732,16 @@ class FetchSnapshotRequest(_message.Message):
     cluster_id: _builtins.str
     """Cluster id."""
     quorum_epoch: _builtins.int
-    """Epoch that the fetching node is in; the stream ends when the leader's is another one."""
+    """Epoch of the fetching node. The stream ends if the leader's epoch differs."""
     max_bytes: _builtins.int
-    """Most bytes of rows in one message; one row is sent whatever its size."""
+    """Most bytes of rows in one message. One row is sent even if it is larger."""
     @_builtins.property
     def replica(self) -> Global___ReplicaKey:
         """The fetching node."""
 
     @_builtins.property
     def snapshot(self) -> Global___SnapshotId:
-        """Which snapshot."""
+        """The requested snapshot."""
 
     def __init__(
         self,
@@ -765,10 +771,10 @@ class FetchSnapshotResponse(_message.Message):
     END_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     error: Global___QuorumError.ValueType
-    """In the place of any of them: nothing more comes."""
+    """Instead of any of them: nothing more comes."""
     @_builtins.property
     def header(self) -> Global___SnapshotHeader:
-        """First, or only when the request is refused."""
+        """First message, or the only one when the request is refused."""
 
     @_builtins.property
     def rows(self) -> Global___SnapshotRows:
@@ -776,7 +782,7 @@ class FetchSnapshotResponse(_message.Message):
 
     @_builtins.property
     def end(self) -> Global___SnapshotEnd:
-        """Last; a stream without it is not whole."""
+        """Last message. A stream without it is incomplete."""
 
     def __init__(
         self,
@@ -798,17 +804,17 @@ Global___FetchSnapshotResponse: _TypeAlias = FetchSnapshotResponse  # noqa: Y015
 
 @_typing.final
 class SnapshotHeader(_message.Message):
-    """What a snapshot is besides its rows."""
+    """The parts of a snapshot besides its rows."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SNAPSHOT_FIELD_NUMBER: _builtins.int
     VOTERS_RECORD_FIELD_NUMBER: _builtins.int
     voters_record: _builtins.bytes
-    """Who votes at its end: a serialized QuorumControlRecord with `voters`."""
+    """The voter set at its end: a serialized QuorumControlRecord with `voters`."""
     @_builtins.property
     def snapshot(self) -> Global___SnapshotId:
-        """Its id."""
+        """Id of the snapshot."""
 
     def __init__(
         self,
@@ -826,7 +832,7 @@ Global___SnapshotHeader: _TypeAlias = SnapshotHeader  # noqa: Y015
 
 @_typing.final
 class SnapshotRows(_message.Message):
-    """Rows that follow those of the message before, in key order."""
+    """Rows that follow those of the previous message, in key order."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -835,8 +841,8 @@ class SnapshotRows(_message.Message):
     crc: _builtins.int
     """CRC-32C of `keys_and_values`."""
     keys_and_values: _builtins.bytes
-    """For each row: length of the key (4 bytes, big-endian), length of the value (4 bytes), key, value (a serialized
-    MetadataRecord, or for partitions a block as docs/image.md has it).
+    """For each row: length of the key (4 bytes, big-endian), length of the value (4 bytes), key, value. The value is a serialized
+    MetadataRecord, or for partitions a block (docs/image.md).
     """
     def __init__(
         self,
@@ -854,7 +860,7 @@ Global___SnapshotRows: _TypeAlias = SnapshotRows  # noqa: Y015
 
 @_typing.final
 class SnapshotEnd(_message.Message):
-    """Proof that nothing is missing."""
+    """Proves that nothing is missing."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -863,8 +869,8 @@ class SnapshotEnd(_message.Message):
     row_count: _builtins.int
     """Number of rows."""
     digest: _builtins.bytes
-    """BLAKE2b-256 of the header's id (end offset 8 bytes, epoch 4 bytes, big-endian), the length of `voters_record` (4 bytes), that record, and then
-    all `keys_and_values` one after the other.
+    """BLAKE2b-256 of the header's id (end offset 8 bytes, epoch 4 bytes, big-endian), the length of `voters_record` (4 bytes),
+    that record, and then all `keys_and_values` one after the other.
     """
     def __init__(
         self,

@@ -26,10 +26,10 @@ if _version_not_supported:
 
 
 class QuorumServiceStub(object):
-    """Traffic of the metadata quorum (KIP-595 with pre-vote, KIP-996): voters and observers speak it with each other.
+    """Requests between voters and observers of the metadata quorum (KIP-595, with the pre-vote of KIP-996).
 
-    Every request names the cluster; one of another cluster is refused with WRONG_CLUSTER. "Epoch" is the quorum epoch (Raft's term). No gRPC
-    server serves it: its messages go over the carrier (docs/net.md).
+    Every request names the cluster; a request for another cluster is refused with WRONG_CLUSTER. "Epoch" is the quorum epoch
+    (Raft's term). No gRPC server serves this service: its messages go over the carrier (docs/net.md).
     """
 
     def __init__(self, channel):
@@ -81,14 +81,14 @@ class QuorumServiceStub(object):
 
 
 class QuorumServiceServicer(object):
-    """Traffic of the metadata quorum (KIP-595 with pre-vote, KIP-996): voters and observers speak it with each other.
+    """Requests between voters and observers of the metadata quorum (KIP-595, with the pre-vote of KIP-996).
 
-    Every request names the cluster; one of another cluster is refused with WRONG_CLUSTER. "Epoch" is the quorum epoch (Raft's term). No gRPC
-    server serves it: its messages go over the carrier (docs/net.md).
+    Every request names the cluster; a request for another cluster is refused with WRONG_CLUSTER. "Epoch" is the quorum epoch
+    (Raft's term). No gRPC server serves this service: its messages go over the carrier (docs/net.md).
     """
 
     def Probe(self, request, context):
-        """Asks what a node is before it formats its directory (safe first start).
+        """Asks for the identity and history of a node before the asking node formats its directory (safe first start).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -102,14 +102,14 @@ class QuorumServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def BeginQuorumEpoch(self, request, context):
-        """A new leader makes itself known to a voter that has not fetched yet.
+        """A new leader announces itself to a voter that has not fetched yet.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def EndQuorumEpoch(self, request, context):
-        """A resigning leader tells voters to elect another without waiting.
+        """A resigning leader tells voters to elect another leader without waiting.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -130,7 +130,7 @@ class QuorumServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UpdateVoter(self, request, context):
-        """A voter tells the leader the address of its quorum listener, because the set of voters has another.
+        """A voter tells the leader the address of its quorum listener, because the voter set has another one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -195,10 +195,10 @@ def add_QuorumServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class QuorumService(object):
-    """Traffic of the metadata quorum (KIP-595 with pre-vote, KIP-996): voters and observers speak it with each other.
+    """Requests between voters and observers of the metadata quorum (KIP-595, with the pre-vote of KIP-996).
 
-    Every request names the cluster; one of another cluster is refused with WRONG_CLUSTER. "Epoch" is the quorum epoch (Raft's term). No gRPC
-    server serves it: its messages go over the carrier (docs/net.md).
+    Every request names the cluster; a request for another cluster is refused with WRONG_CLUSTER. "Epoch" is the quorum epoch
+    (Raft's term). No gRPC server serves this service: its messages go over the carrier (docs/net.md).
     """
 
     @staticmethod

@@ -27,10 +27,10 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class QuorumServiceStub:
-    """Traffic of the metadata quorum (KIP-595 with pre-vote, KIP-996): voters and observers speak it with each other.
+    """Requests between voters and observers of the metadata quorum (KIP-595, with the pre-vote of KIP-996).
 
-    Every request names the cluster; one of another cluster is refused with WRONG_CLUSTER. "Epoch" is the quorum epoch (Raft's term). No gRPC
-    server serves it: its messages go over the carrier (docs/net.md).
+    Every request names the cluster; a request for another cluster is refused with WRONG_CLUSTER. "Epoch" is the quorum epoch
+    (Raft's term). No gRPC server serves this service: its messages go over the carrier (docs/net.md).
     """
 
     @_typing.overload
@@ -38,53 +38,53 @@ class QuorumServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> QuorumServiceAsyncStub: ...
     Probe: _grpc.UnaryUnaryMultiCallable[_quorum_pb2.ProbeRequest, _quorum_pb2.ProbeResponse]
-    """Asks what a node is before it formats its directory (safe first start)."""
+    """Asks for the identity and history of a node before the asking node formats its directory (safe first start)."""
     Vote: _grpc.UnaryUnaryMultiCallable[_quorum_pb2.VoteRequest, _quorum_pb2.VoteResponse]
     """Asks for a vote, binding or not."""
     BeginQuorumEpoch: _grpc.UnaryUnaryMultiCallable[_quorum_pb2.BeginQuorumEpochRequest, _quorum_pb2.BeginQuorumEpochResponse]
-    """A new leader makes itself known to a voter that has not fetched yet."""
+    """A new leader announces itself to a voter that has not fetched yet."""
     EndQuorumEpoch: _grpc.UnaryUnaryMultiCallable[_quorum_pb2.EndQuorumEpochRequest, _quorum_pb2.EndQuorumEpochResponse]
-    """A resigning leader tells voters to elect another without waiting."""
+    """A resigning leader tells voters to elect another leader without waiting."""
     FetchQuorum: _grpc.UnaryUnaryMultiCallable[_quorum_pb2.FetchQuorumRequest, _quorum_pb2.FetchQuorumResponse]
     """Fetches batches of the metadata log. The fetch offset tells the leader what the follower has flushed."""
     FollowQuorum: _grpc.StreamStreamMultiCallable[_quorum_pb2.FollowQuorumRequest, _quorum_pb2.FollowQuorumResponse]
     """Not used any more."""
     UpdateVoter: _grpc.UnaryUnaryMultiCallable[_quorum_pb2.UpdateVoterRequest, _quorum_pb2.UpdateVoterResponse]
-    """A voter tells the leader the address of its quorum listener, because the set of voters has another."""
+    """A voter tells the leader the address of its quorum listener, because the voter set has another one."""
     FetchSnapshot: _grpc.UnaryStreamMultiCallable[_quorum_pb2.FetchSnapshotRequest, _quorum_pb2.FetchSnapshotResponse]
     """Fetches a snapshot that an answer to FetchQuorum named: one header, rows in key order, one end."""
 
 @_typing.type_check_only
 class QuorumServiceAsyncStub(QuorumServiceStub):
-    """Traffic of the metadata quorum (KIP-595 with pre-vote, KIP-996): voters and observers speak it with each other.
+    """Requests between voters and observers of the metadata quorum (KIP-595, with the pre-vote of KIP-996).
 
-    Every request names the cluster; one of another cluster is refused with WRONG_CLUSTER. "Epoch" is the quorum epoch (Raft's term). No gRPC
-    server serves it: its messages go over the carrier (docs/net.md).
+    Every request names the cluster; a request for another cluster is refused with WRONG_CLUSTER. "Epoch" is the quorum epoch
+    (Raft's term). No gRPC server serves this service: its messages go over the carrier (docs/net.md).
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Probe: _aio.UnaryUnaryMultiCallable[_quorum_pb2.ProbeRequest, _quorum_pb2.ProbeResponse]  # type: ignore[assignment]
-    """Asks what a node is before it formats its directory (safe first start)."""
+    """Asks for the identity and history of a node before the asking node formats its directory (safe first start)."""
     Vote: _aio.UnaryUnaryMultiCallable[_quorum_pb2.VoteRequest, _quorum_pb2.VoteResponse]  # type: ignore[assignment]
     """Asks for a vote, binding or not."""
     BeginQuorumEpoch: _aio.UnaryUnaryMultiCallable[_quorum_pb2.BeginQuorumEpochRequest, _quorum_pb2.BeginQuorumEpochResponse]  # type: ignore[assignment]
-    """A new leader makes itself known to a voter that has not fetched yet."""
+    """A new leader announces itself to a voter that has not fetched yet."""
     EndQuorumEpoch: _aio.UnaryUnaryMultiCallable[_quorum_pb2.EndQuorumEpochRequest, _quorum_pb2.EndQuorumEpochResponse]  # type: ignore[assignment]
-    """A resigning leader tells voters to elect another without waiting."""
+    """A resigning leader tells voters to elect another leader without waiting."""
     FetchQuorum: _aio.UnaryUnaryMultiCallable[_quorum_pb2.FetchQuorumRequest, _quorum_pb2.FetchQuorumResponse]  # type: ignore[assignment]
     """Fetches batches of the metadata log. The fetch offset tells the leader what the follower has flushed."""
     FollowQuorum: _aio.StreamStreamMultiCallable[_quorum_pb2.FollowQuorumRequest, _quorum_pb2.FollowQuorumResponse]  # type: ignore[assignment]
     """Not used any more."""
     UpdateVoter: _aio.UnaryUnaryMultiCallable[_quorum_pb2.UpdateVoterRequest, _quorum_pb2.UpdateVoterResponse]  # type: ignore[assignment]
-    """A voter tells the leader the address of its quorum listener, because the set of voters has another."""
+    """A voter tells the leader the address of its quorum listener, because the voter set has another one."""
     FetchSnapshot: _aio.UnaryStreamMultiCallable[_quorum_pb2.FetchSnapshotRequest, _quorum_pb2.FetchSnapshotResponse]  # type: ignore[assignment]
     """Fetches a snapshot that an answer to FetchQuorum named: one header, rows in key order, one end."""
 
 class QuorumServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Traffic of the metadata quorum (KIP-595 with pre-vote, KIP-996): voters and observers speak it with each other.
+    """Requests between voters and observers of the metadata quorum (KIP-595, with the pre-vote of KIP-996).
 
-    Every request names the cluster; one of another cluster is refused with WRONG_CLUSTER. "Epoch" is the quorum epoch (Raft's term). No gRPC
-    server serves it: its messages go over the carrier (docs/net.md).
+    Every request names the cluster; a request for another cluster is refused with WRONG_CLUSTER. "Epoch" is the quorum epoch
+    (Raft's term). No gRPC server serves this service: its messages go over the carrier (docs/net.md).
     """
 
     @_abc_1.abstractmethod
@@ -93,7 +93,7 @@ class QuorumServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _quorum_pb2.ProbeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_quorum_pb2.ProbeResponse, _abc.Awaitable[_quorum_pb2.ProbeResponse]]:
-        """Asks what a node is before it formats its directory (safe first start)."""
+        """Asks for the identity and history of a node before the asking node formats its directory (safe first start)."""
 
     @_abc_1.abstractmethod
     def Vote(
@@ -109,7 +109,7 @@ class QuorumServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _quorum_pb2.BeginQuorumEpochRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_quorum_pb2.BeginQuorumEpochResponse, _abc.Awaitable[_quorum_pb2.BeginQuorumEpochResponse]]:
-        """A new leader makes itself known to a voter that has not fetched yet."""
+        """A new leader announces itself to a voter that has not fetched yet."""
 
     @_abc_1.abstractmethod
     def EndQuorumEpoch(
@@ -117,7 +117,7 @@ class QuorumServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _quorum_pb2.EndQuorumEpochRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_quorum_pb2.EndQuorumEpochResponse, _abc.Awaitable[_quorum_pb2.EndQuorumEpochResponse]]:
-        """A resigning leader tells voters to elect another without waiting."""
+        """A resigning leader tells voters to elect another leader without waiting."""
 
     @_abc_1.abstractmethod
     def FetchQuorum(
@@ -141,7 +141,7 @@ class QuorumServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _quorum_pb2.UpdateVoterRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_quorum_pb2.UpdateVoterResponse, _abc.Awaitable[_quorum_pb2.UpdateVoterResponse]]:
-        """A voter tells the leader the address of its quorum listener, because the set of voters has another."""
+        """A voter tells the leader the address of its quorum listener, because the voter set has another one."""
 
     @_abc_1.abstractmethod
     def FetchSnapshot(

@@ -27,13 +27,13 @@ class _RouteError:
 class _RouteErrorEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RouteError.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     ROUTE_ERROR_UNSPECIFIED: _RouteError.ValueType  # 0
-    """Not known to this version: wait, and subscribe again."""
+    """Not known to this version. Wait, and subscribe again."""
     ROUTE_ERROR_NOT_LEADER: _RouteError.ValueType  # 1
     """The broker does not lead the partition, or does not know it."""
     ROUTE_ERROR_FENCED_LEADER_EPOCH: _RouteError.ValueType  # 2
-    """The leader epoch of the subscription is over."""
+    """The leader epoch of the subscription has ended."""
     ROUTE_ERROR_UNKNOWN_LEADER_EPOCH: _RouteError.ValueType  # 3
-    """The leader has not heard of this leader epoch yet."""
+    """The leader does not know this leader epoch yet."""
     ROUTE_ERROR_STALE_BROKER_EPOCH: _RouteError.ValueType  # 4
     """Another process is registered under the follower's node id."""
     ROUTE_ERROR_SUPERSEDED: _RouteError.ValueType  # 5
@@ -43,27 +43,27 @@ class _RouteErrorEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RouteError
     ROUTE_ERROR_LOG_AHEAD: _RouteError.ValueType  # 7
     """The follower's last leader epoch is unknown to the leader's log."""
     ROUTE_ERROR_BELOW_LOG_START: _RouteError.ValueType  # 8
-    """The leader has no records from the follower's log end on any more; `log_start_offset` says from where on it has."""
+    """The leader no longer has records from the follower's log end on; `log_start_offset` is the first offset that it has."""
     ROUTE_ERROR_INVALID_ACK: _RouteError.ValueType  # 9
-    """An acknowledgement is beyond what was sent, or contradicts itself."""
+    """An acknowledgement exceeds the sent batches, or contradicts itself."""
     ROUTE_ERROR_STORAGE_FAILED: _RouteError.ValueType  # 10
     """The leader's log failed, or cannot be read where the follower needs it."""
     ROUTE_ERROR_OVERLOADED: _RouteError.ValueType  # 11
     """A limit of the leader is reached."""
     ROUTE_ERROR_UNKNOWN_BROKER_EPOCH: _RouteError.ValueType  # 12
-    """The leader's metadata does not have this registration of the follower: wait, and subscribe again."""
+    """The leader's metadata does not have this registration of the follower. Wait, and subscribe again."""
 
 class RouteError(_RouteError, metaclass=_RouteErrorEnumTypeWrapper):
     """Why a route ended."""
 
 ROUTE_ERROR_UNSPECIFIED: RouteError.ValueType  # 0
-"""Not known to this version: wait, and subscribe again."""
+"""Not known to this version. Wait, and subscribe again."""
 ROUTE_ERROR_NOT_LEADER: RouteError.ValueType  # 1
 """The broker does not lead the partition, or does not know it."""
 ROUTE_ERROR_FENCED_LEADER_EPOCH: RouteError.ValueType  # 2
-"""The leader epoch of the subscription is over."""
+"""The leader epoch of the subscription has ended."""
 ROUTE_ERROR_UNKNOWN_LEADER_EPOCH: RouteError.ValueType  # 3
-"""The leader has not heard of this leader epoch yet."""
+"""The leader does not know this leader epoch yet."""
 ROUTE_ERROR_STALE_BROKER_EPOCH: RouteError.ValueType  # 4
 """Another process is registered under the follower's node id."""
 ROUTE_ERROR_SUPERSEDED: RouteError.ValueType  # 5
@@ -73,15 +73,15 @@ ROUTE_ERROR_NOT_A_REPLICA: RouteError.ValueType  # 6
 ROUTE_ERROR_LOG_AHEAD: RouteError.ValueType  # 7
 """The follower's last leader epoch is unknown to the leader's log."""
 ROUTE_ERROR_BELOW_LOG_START: RouteError.ValueType  # 8
-"""The leader has no records from the follower's log end on any more; `log_start_offset` says from where on it has."""
+"""The leader no longer has records from the follower's log end on; `log_start_offset` is the first offset that it has."""
 ROUTE_ERROR_INVALID_ACK: RouteError.ValueType  # 9
-"""An acknowledgement is beyond what was sent, or contradicts itself."""
+"""An acknowledgement exceeds the sent batches, or contradicts itself."""
 ROUTE_ERROR_STORAGE_FAILED: RouteError.ValueType  # 10
 """The leader's log failed, or cannot be read where the follower needs it."""
 ROUTE_ERROR_OVERLOADED: RouteError.ValueType  # 11
 """A limit of the leader is reached."""
 ROUTE_ERROR_UNKNOWN_BROKER_EPOCH: RouteError.ValueType  # 12
-"""The leader's metadata does not have this registration of the follower: wait, and subscribe again."""
+"""The leader's metadata does not have this registration of the follower. Wait, and subscribe again."""
 Global___RouteError: _TypeAlias = RouteError  # noqa: Y015
 
 class _ReplicaTraffic:
@@ -95,17 +95,17 @@ class _ReplicaTrafficEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Replic
     REPLICA_TRAFFIC_IN_SYNC: _ReplicaTraffic.ValueType  # 1
     """The follower is in sync."""
     REPLICA_TRAFFIC_CATCH_UP: _ReplicaTraffic.ValueType  # 2
-    """It is not."""
+    """The follower is not in sync."""
 
 class ReplicaTraffic(_ReplicaTraffic, metaclass=_ReplicaTrafficEnumTypeWrapper):
-    """Whose credit a message spends."""
+    """Class of traffic, and so the credit that a message spends."""
 
 REPLICA_TRAFFIC_UNSPECIFIED: ReplicaTraffic.ValueType  # 0
 """Not used."""
 REPLICA_TRAFFIC_IN_SYNC: ReplicaTraffic.ValueType  # 1
 """The follower is in sync."""
 REPLICA_TRAFFIC_CATCH_UP: ReplicaTraffic.ValueType  # 2
-"""It is not."""
+"""The follower is not in sync."""
 Global___ReplicaTraffic: _TypeAlias = ReplicaTraffic  # noqa: Y015
 
 @_typing.final
@@ -123,7 +123,7 @@ class ReplicateRequest(_message.Message):
     FETCH_RANGE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> Global___ReplicateOpen:
-        """First, once; nothing else before the leader's answer."""
+        """First message, sent once. Nothing else is sent before the leader's answer."""
 
     @_builtins.property
     def subscriptions(self) -> Global___ReplicaSubscriptions:
@@ -135,7 +135,7 @@ class ReplicateRequest(_message.Message):
 
     @_builtins.property
     def acks(self) -> Global___ReplicaAcks:
-        """Tells what the follower holds."""
+        """Reports what the follower holds."""
 
     @_builtins.property
     def credit(self) -> Global___ReplicaCredit:
@@ -143,11 +143,11 @@ class ReplicateRequest(_message.Message):
 
     @_builtins.property
     def heartbeat(self) -> Global___ReplicaHeartbeat:
-        """Nothing else to say for a while."""
+        """Sent when there has been no other message for a while."""
 
     @_builtins.property
     def fetch_range(self) -> Global___FetchRangeRequest:
-        """Not used any more: a request of its own."""
+        """Not used any more: it is a separate request now."""
 
     def __init__(
         self,
@@ -196,23 +196,23 @@ class ReplicateResponse(_message.Message):
 
     @_builtins.property
     def diverged(self) -> Global___SubscriptionDiverged:
-        """Answer to one subscription: cut the log and ask again. The route is over."""
+        """Answer to one subscription: truncate the log and subscribe again. The route has ended."""
 
     @_builtins.property
     def ended(self) -> Global___RouteEnded:
-        """Answer to one subscription, or any time later: nothing more comes on the route."""
+        """Answer to one subscription, or sent at any time later: nothing more comes on the route."""
 
     @_builtins.property
     def marks(self) -> Global___LeaderMarks:
-        """High watermarks and log starts of routes that have nothing else to send."""
+        """High watermarks and log starts of routes that have no batches to send."""
 
     @_builtins.property
     def heartbeat(self) -> Global___LeaderHeartbeat:
-        """Nothing else to say for a while."""
+        """Sent when there has been no other message for a while."""
 
     @_builtins.property
     def go_away(self) -> Global___ReplicateGoAway:
-        """The leader is about to stop: its partitions get other leaders."""
+        """The leader is about to stop. Its partitions get other leaders."""
 
     @_builtins.property
     def refused(self) -> Global___ReplicateRefused:
@@ -252,7 +252,7 @@ Global___ReplicateResponse: _TypeAlias = ReplicateResponse  # noqa: Y015
 
 @_typing.final
 class ReplicateOpen(_message.Message):
-    """Who wants to follow whom."""
+    """Opens a stream from a follower broker to a leader broker."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -268,18 +268,18 @@ class ReplicateOpen(_message.Message):
     follower_id: _builtins.int
     """Node id of the follower."""
     broker_epoch: _builtins.int
-    """Epoch of its registration; every session of the stream belongs to it."""
+    """Broker epoch of the follower. Every session of the stream belongs to it."""
     leader_id: _builtins.int
-    """Node id of the broker that the follower means to reach."""
+    """Node id of the leader broker that the follower wants to reach."""
     incarnation_id: _builtins.bytes
-    """Random id of the follower's process, 16 bytes, as it registered."""
+    """Random id of the follower's process, 16 bytes, as registered."""
     @_builtins.property
     def formats(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Batch formats (magic numbers) that the follower can store; empty: 16."""
 
     @_builtins.property
     def credit(self) -> Global___ReplicaCredit:
-        """First credit, for both classes."""
+        """First credit, for both classes of traffic."""
 
     def __init__(
         self,
@@ -312,13 +312,13 @@ class ReplicateOpened(_message.Message):
     LAG_MAX_MS_FIELD_NUMBER: _builtins.int
     PLAIN_PORT_FIELD_NUMBER: _builtins.int
     broker_epoch: _builtins.int
-    """Epoch of the leader broker's registration."""
+    """Broker epoch of the leader broker."""
     idle_ms: _builtins.int
     """Milliseconds without another message after which either side sends a heartbeat."""
     silence_ms: _builtins.int
     """Milliseconds without any message after which either side ends the stream."""
     lag_max_ms: _builtins.int
-    """Most milliseconds that an in-sync follower may be behind."""
+    """Most milliseconds that an in-sync follower may lag."""
     plain_port: _builtins.int
     """Not used any more: brokers register the port."""
     def __init__(
@@ -340,7 +340,7 @@ Global___ReplicateOpened: _TypeAlias = ReplicateOpened  # noqa: Y015
 
 @_typing.final
 class ReplicateRefused(_message.Message):
-    """Not used any more: the carrier has failures of its own."""
+    """Not used any more: the carrier has its own failures."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -348,11 +348,11 @@ class ReplicateRefused(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     RETRY_AFTER_MS_FIELD_NUMBER: _builtins.int
     code: _errors_pb2.ErrorCode.ValueType
-    """The reason, as a gRPC status would have it."""
+    """The reason, as in a gRPC status."""
     message: _builtins.str
     """Text for people."""
     retry_after_ms: _builtins.int
-    """Milliseconds to wait before another attempt; 0: nothing is known."""
+    """Milliseconds to wait before another attempt; 0: no advice."""
     def __init__(
         self,
         *,
@@ -377,7 +377,7 @@ class ReplicaSubscriptions(_message.Message):
     SUBSCRIPTIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def subscriptions(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaSubscription]:
-        """Each is answered alone."""
+        """Each subscription is answered separately."""
 
     def __init__(
         self,
@@ -394,7 +394,7 @@ Global___ReplicaSubscriptions: _TypeAlias = ReplicaSubscriptions  # noqa: Y015
 
 @_typing.final
 class ReplicaSubscription(_message.Message):
-    """Asks for the records of one partition from the follower's log end on."""
+    """Asks for the records of one partition from the follower's log end offset on."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -413,15 +413,15 @@ class ReplicaSubscription(_message.Message):
     partition: _builtins.int
     """Partition, from 0."""
     session: _builtins.int
-    """Number of the subscription: rises for a partition over the life of the follower's process."""
+    """Number of the subscription. It rises for a partition during the life of the follower's process."""
     leader_epoch: _builtins.int
     """Leader epoch that the follower follows."""
     log_end_offset: _builtins.int
-    """End of the follower's log, exclusive."""
+    """Log end offset of the follower, exclusive."""
     flushed_offset: _builtins.int
-    """How much of it is on stable storage, exclusive."""
+    """Flushed offset of the follower, exclusive."""
     last_epoch: _builtins.int
-    """Leader epoch of its last record; absent: it has none."""
+    """Leader epoch of the follower's last record; absent: its log is empty."""
     def __init__(
         self,
         *,
@@ -446,14 +446,14 @@ Global___ReplicaSubscription: _TypeAlias = ReplicaSubscription  # noqa: Y015
 
 @_typing.final
 class ReplicaUnsubscriptions(_message.Message):
-    """Routes that the follower does not want any more."""
+    """Ends routes that the follower no longer wants."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUTES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def routes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Their numbers."""
+        """Numbers of the routes."""
 
     def __init__(
         self,
@@ -470,14 +470,14 @@ Global___ReplicaUnsubscriptions: _TypeAlias = ReplicaUnsubscriptions  # noqa: Y0
 
 @_typing.final
 class ReplicaAcks(_message.Message):
-    """What the follower holds, cumulative; up to 2,000, each for another route. The newest of a route is enough."""
+    """What the follower holds, cumulative: up to 2,000 acknowledgements of different routes. Only the newest of a route counts."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ACKS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def acks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaAck]:
-        """One for each route with news."""
+        """One for each route with progress."""
 
     def __init__(
         self,
@@ -504,9 +504,9 @@ class ReplicaAck(_message.Message):
     route: _builtins.int
     """Number of the route."""
     appended_offset: _builtins.int
-    """Everything below is in its log, exclusive."""
+    """Log end offset of the follower, exclusive."""
     flushed_offset: _builtins.int
-    """Everything below is on its stable storage, exclusive."""
+    """Flushed offset of the follower, exclusive."""
     def __init__(
         self,
         *,
@@ -524,16 +524,16 @@ Global___ReplicaAck: _TypeAlias = ReplicaAck  # noqa: Y015
 
 @_typing.final
 class ReplicaCredit(_message.Message):
-    """Bytes of batches that the leader may send beyond what was granted before, by class of traffic."""
+    """Bytes of batches that the leader may send in addition to earlier grants, by class of traffic."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     IN_SYNC_BYTES_FIELD_NUMBER: _builtins.int
     CATCH_UP_BYTES_FIELD_NUMBER: _builtins.int
     in_sync_bytes: _builtins.int
-    """For routes whose follower is in sync."""
+    """For routes with an in-sync follower."""
     catch_up_bytes: _builtins.int
-    """For the others."""
+    """For the other routes."""
     def __init__(
         self,
         *,
@@ -550,7 +550,7 @@ Global___ReplicaCredit: _TypeAlias = ReplicaCredit  # noqa: Y015
 
 @_typing.final
 class ReplicaHeartbeat(_message.Message):
-    """Proof that the follower lives."""
+    """Shows that the follower lives."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -597,7 +597,7 @@ Global___SubscriptionAccepted: _TypeAlias = SubscriptionAccepted  # noqa: Y015
 
 @_typing.final
 class SubscriptionDiverged(_message.Message):
-    """The follower's log is no prefix of the leader's."""
+    """The follower's log is not a prefix of the leader's."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -607,7 +607,9 @@ class SubscriptionDiverged(_message.Message):
     route: _builtins.int
     """Number of the route."""
     epoch: _builtins.int
-    """Largest epoch of the leader's log not above the follower's last one; absent: the follower has none, and its log begins beyond the leader's end."""
+    """Largest epoch of the leader's log that is not above the follower's last one; absent: the follower's log is empty and begins
+    beyond the leader's end.
+    """
     end_offset: _builtins.int
     """End of that epoch in the leader's log, exclusive."""
     def __init__(
@@ -640,7 +642,7 @@ class RouteEnded(_message.Message):
     route: _builtins.int
     """Number of the route."""
     error: Global___RouteError.ValueType
-    """Why."""
+    """Reason."""
     log_start_offset: _builtins.int
     """First offset of the leader's log, inclusive, with BELOW_LOG_START."""
     message: _builtins.str
@@ -663,14 +665,14 @@ Global___RouteEnded: _TypeAlias = RouteEnded  # noqa: Y015
 
 @_typing.final
 class LeaderMarks(_message.Message):
-    """Up to 2,000 marks, each for another route."""
+    """Up to 2,000 marks of different routes."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MARKS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def marks(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaderMark]:
-        """One for each route with news."""
+        """One for each route with progress."""
 
     def __init__(
         self,
@@ -687,7 +689,7 @@ Global___LeaderMarks: _TypeAlias = LeaderMarks  # noqa: Y015
 
 @_typing.final
 class LeaderMark(_message.Message):
-    """How far a partition is committed."""
+    """High watermark and log start of a partition."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -717,7 +719,7 @@ Global___LeaderMark: _TypeAlias = LeaderMark  # noqa: Y015
 
 @_typing.final
 class LeaderHeartbeat(_message.Message):
-    """Proof that the leader lives."""
+    """Shows that the leader lives."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -734,13 +736,13 @@ Global___LeaderHeartbeat: _TypeAlias = LeaderHeartbeat  # noqa: Y015
 
 @_typing.final
 class ReplicateGoAway(_message.Message):
-    """The leader stops in an orderly way."""
+    """The leader shuts down cleanly."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DRAIN_MS_FIELD_NUMBER: _builtins.int
     drain_ms: _builtins.int
-    """Milliseconds after which it closes the stream."""
+    """Milliseconds after which the leader closes the stream."""
     def __init__(
         self,
         *,
@@ -772,15 +774,15 @@ class ReplicaBatches(_message.Message):
     base_offset: _builtins.int
     """First offset of the first batch, inclusive."""
     leader_epoch: _builtins.int
-    """Leader epoch that all of them are stamped with."""
+    """Leader epoch that is stamped into all of them."""
     high_watermark: _builtins.int
     """High watermark, exclusive."""
     log_start_offset: _builtins.int
     """First offset of the leader's log, inclusive."""
     traffic: Global___ReplicaTraffic.ValueType
-    """Whose credit `batches` spends."""
+    """Class of traffic whose credit `batches` spends."""
     batches: _builtins.bytes
-    """The batches, byte for byte as they lie in the log. The last field, so that it can be sliced off."""
+    """The batches, byte for byte as they are in the log. The last field, so that it can be sliced off without parsing."""
     def __init__(
         self,
         *,
@@ -828,11 +830,11 @@ class FetchRangeRequest(_message.Message):
     end_offset: _builtins.int
     """End of the range, exclusive: the end of a batch."""
     replica_id: _builtins.int
-    """Node id of the broker that asks; it must have a replica of the partition."""
+    """Node id of the asking broker, which must have a replica of the partition."""
     broker_epoch: _builtins.int
-    """Epoch of its registration."""
+    """Broker epoch of the asking broker."""
     incarnation_id: _builtins.bytes
-    """Random id of its process, 16 bytes, as it registered."""
+    """Random id of its process, 16 bytes, as registered."""
     def __init__(
         self,
         *,
@@ -862,8 +864,8 @@ class FetchRangeResponse(_message.Message):
 
     BATCHES_FIELD_NUMBER: _builtins.int
     batches: _builtins.bytes
-    """Whole batches from the first offset on, at least one, none beyond the end: about 1 MiB at most, unless one batch is larger. Ask again
-    for the rest.
+    """Whole batches from the first offset on, at least one, and none beyond the end. They are about 1 MiB at most, unless one
+    batch is larger. Ask again for the rest.
     """
     def __init__(
         self,

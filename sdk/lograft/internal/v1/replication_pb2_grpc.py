@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class ReplicationServiceStub(object):
-    """Copies of partitions from their leaders to the other brokers that have a replica. docs/replication.md has the rules. No gRPC server
-    serves it: its messages go over the carrier (docs/net.md).
+    """Copies partitions from their leaders to the other brokers with a replica. docs/replication.md has the rules. No gRPC server
+    serves this service: its messages go over the carrier (docs/net.md).
     """
 
     def __init__(self, channel):
@@ -49,20 +49,20 @@ class ReplicationServiceStub(object):
 
 
 class ReplicationServiceServicer(object):
-    """Copies of partitions from their leaders to the other brokers that have a replica. docs/replication.md has the rules. No gRPC server
-    serves it: its messages go over the carrier (docs/net.md).
+    """Copies partitions from their leaders to the other brokers with a replica. docs/replication.md has the rules. No gRPC server
+    serves this service: its messages go over the carrier (docs/net.md).
     """
 
     def Replicate(self, request_iterator, context):
-        """One stream for each pair of a follower broker, which opens it, and a leader broker; all their partitions share it. The follower
-        subscribes, the leader pushes batches as they are appended.
+        """One stream for each pair of a follower broker, which opens it, and a leader broker. All their partitions share it. The
+        follower subscribes, and the leader pushes batches as they are appended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FetchRange(self, request, context):
-        """Gives committed batches of a partition to another replica whose copy of them is damaged. Any replica may be asked.
+        """Gives committed batches of a partition to another replica whose copy is damaged. Any replica may be asked.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -90,8 +90,8 @@ def add_ReplicationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ReplicationService(object):
-    """Copies of partitions from their leaders to the other brokers that have a replica. docs/replication.md has the rules. No gRPC server
-    serves it: its messages go over the carrier (docs/net.md).
+    """Copies partitions from their leaders to the other brokers with a replica. docs/replication.md has the rules. No gRPC server
+    serves this service: its messages go over the carrier (docs/net.md).
     """
 
     @staticmethod

@@ -27,8 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ReplicationServiceStub:
-    """Copies of partitions from their leaders to the other brokers that have a replica. docs/replication.md has the rules. No gRPC server
-    serves it: its messages go over the carrier (docs/net.md).
+    """Copies partitions from their leaders to the other brokers with a replica. docs/replication.md has the rules. No gRPC server
+    serves this service: its messages go over the carrier (docs/net.md).
     """
 
     @_typing.overload
@@ -36,29 +36,29 @@ class ReplicationServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ReplicationServiceAsyncStub: ...
     Replicate: _grpc.StreamStreamMultiCallable[_replication_pb2.ReplicateRequest, _replication_pb2.ReplicateResponse]
-    """One stream for each pair of a follower broker, which opens it, and a leader broker; all their partitions share it. The follower
-    subscribes, the leader pushes batches as they are appended.
+    """One stream for each pair of a follower broker, which opens it, and a leader broker. All their partitions share it. The
+    follower subscribes, and the leader pushes batches as they are appended.
     """
     FetchRange: _grpc.UnaryUnaryMultiCallable[_replication_pb2.FetchRangeRequest, _replication_pb2.FetchRangeResponse]
-    """Gives committed batches of a partition to another replica whose copy of them is damaged. Any replica may be asked."""
+    """Gives committed batches of a partition to another replica whose copy is damaged. Any replica may be asked."""
 
 @_typing.type_check_only
 class ReplicationServiceAsyncStub(ReplicationServiceStub):
-    """Copies of partitions from their leaders to the other brokers that have a replica. docs/replication.md has the rules. No gRPC server
-    serves it: its messages go over the carrier (docs/net.md).
+    """Copies partitions from their leaders to the other brokers with a replica. docs/replication.md has the rules. No gRPC server
+    serves this service: its messages go over the carrier (docs/net.md).
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Replicate: _aio.StreamStreamMultiCallable[_replication_pb2.ReplicateRequest, _replication_pb2.ReplicateResponse]  # type: ignore[assignment]
-    """One stream for each pair of a follower broker, which opens it, and a leader broker; all their partitions share it. The follower
-    subscribes, the leader pushes batches as they are appended.
+    """One stream for each pair of a follower broker, which opens it, and a leader broker. All their partitions share it. The
+    follower subscribes, and the leader pushes batches as they are appended.
     """
     FetchRange: _aio.UnaryUnaryMultiCallable[_replication_pb2.FetchRangeRequest, _replication_pb2.FetchRangeResponse]  # type: ignore[assignment]
-    """Gives committed batches of a partition to another replica whose copy of them is damaged. Any replica may be asked."""
+    """Gives committed batches of a partition to another replica whose copy is damaged. Any replica may be asked."""
 
 class ReplicationServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Copies of partitions from their leaders to the other brokers that have a replica. docs/replication.md has the rules. No gRPC server
-    serves it: its messages go over the carrier (docs/net.md).
+    """Copies partitions from their leaders to the other brokers with a replica. docs/replication.md has the rules. No gRPC server
+    serves this service: its messages go over the carrier (docs/net.md).
     """
 
     @_abc_1.abstractmethod
@@ -67,8 +67,8 @@ class ReplicationServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_replication_pb2.ReplicateRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_replication_pb2.ReplicateResponse], _abc.AsyncIterator[_replication_pb2.ReplicateResponse]]:
-        """One stream for each pair of a follower broker, which opens it, and a leader broker; all their partitions share it. The follower
-        subscribes, the leader pushes batches as they are appended.
+        """One stream for each pair of a follower broker, which opens it, and a leader broker. All their partitions share it. The
+        follower subscribes, and the leader pushes batches as they are appended.
         """
 
     @_abc_1.abstractmethod
@@ -77,6 +77,6 @@ class ReplicationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _replication_pb2.FetchRangeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_replication_pb2.FetchRangeResponse, _abc.Awaitable[_replication_pb2.FetchRangeResponse]]:
-        """Gives committed batches of a partition to another replica whose copy of them is damaged. Any replica may be asked."""
+        """Gives committed batches of a partition to another replica whose copy is damaged. Any replica may be asked."""
 
 def add_ReplicationServiceServicer_to_server(servicer: ReplicationServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
