@@ -57,8 +57,8 @@ class LogScrubbing:
         self._loop = asyncio.get_running_loop()
         self._stopping = threading.Event()
         self._rate = RateLimit(settings.bytes_per_s, now_ms=monotonic_ms, wait_ms=self._wait)
-        # The directory of each log, and the owner's side of its scrub; only logs with sealed segments are here.
-        self._scrubs: dict[str, tuple[str, LogScrub]] = {}
+        # Each log and the owner's side of its scrub, by name; only logs with sealed segments are here.
+        self._scrubs: dict[str, tuple[PartitionLog, LogScrub]] = {}
         # A daemon thread: nothing is lost if the process ends during a check.
         self._thread = threading.Thread(target=self._run, name="lograft-scrub", daemon=True)
 
@@ -116,23 +116,23 @@ class LogScrubbing:
         if log.segment_count == 1:
             # Nothing is sealed; most logs are like this one, and cost no memory here.
             return None
-        directory, scrub = self._scrubs.get(name, (None, None))
-        if scrub is None or directory != log.directory:
-            # The log is new, or moved to another log directory.
+        known, scrub = self._scrubs.get(name, (None, None))
+        if scrub is None or known is not log:
+            # The log is new or was opened again: after a move, or because the replica left this broker and came back.
             scrub = LogScrub(log)
-            self._scrubs[name] = log.directory, scrub
+            self._scrubs[name] = log, scrub
         return scrub.begin(flushed_offset=log.flushed_offset, now_ms=wall_ms(), interval_ms=self._settings.interval_ms)
 
     def _end(self, target: LogCaller, work: ScrubWork) -> None:
-        directory, scrub = self._scrubs[target.name]
+        known, scrub = self._scrubs[target.name]
 
         def end(log: PartitionLog, _high_watermark: int) -> ScrubOutcome | None:
-            is_there = log.directory == directory
-            return scrub.end(work, flushed_offset=log.flushed_offset, now_ms=wall_ms()) if is_there else None
+            is_same = log is known
+            return scrub.end(work, flushed_offset=log.flushed_offset, now_ms=wall_ms()) if is_same else None
 
         outcome = target.call(end)
         if outcome is None:
-            # The log has moved in the meantime; the result says nothing about its present directory.
+            # The log was opened again in the meantime; the result says nothing about its present files.
             return
         for damaged in outcome.damaged:
             logger.error(

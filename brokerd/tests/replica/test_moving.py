@@ -15,9 +15,10 @@ from brokerd.partition.events import Durability
 from brokerd.replica.log_opening import LogOpening
 from brokerd.replica.moving import Move, MoveState, ReplicaMoves
 from brokerd.replica.replica import Replica
+from brokerd.replica.scrubbing import LogScrubbing, ScrubSettings
 from brokerd.tests.replica.lone_broker import TOPIC_ID, Listener, LoneBroker, acked, append, empty_disk
 from brokerd.tests.support import WAIT_S
-from metaquorum.metadata.records import RemoveTopicRecord
+from metaquorum.metadata.records import ConfigRecord, ConfigResource, RemoveTopicRecord
 from storage.directory import move_plan
 from storage.directory.directories import LogDirectory
 from storage.directory.space import SpaceLimits
@@ -26,6 +27,7 @@ from storage.testing.sim_disk import Refusal, SimCall, SimDisk
 
 FIRST, SECOND = b"1" * 16, b"2" * 16
 MIB = 1024 * 1024
+SEGMENT_BYTES = 16 * 1024
 
 
 class Two(LoneBroker):
@@ -114,6 +116,29 @@ async def test_there_and_back_again(two: Two) -> None:
     assert [move.has_ended for move in two.manager.moves.report()] == [True] * 3
     assert two.names() == ["/more -0"]
     assert values(replica) == [b"a"] * 3
+
+
+async def test_log_that_was_away_is_checked_again(two: Two) -> None:
+    """A scrub keeps nothing of the log that it knew: the log that comes back is another copy, whose seals are due."""
+    two.register()
+    two.create_topic()
+    two.commit(
+        ConfigRecord(
+            resource=ConfigResource.TOPIC, resource_name=TOPIC_ID.hex(), name="segment.bytes", value=str(SEGMENT_BYTES)
+        )
+    )
+    await two.manager.start()
+    replica = await two.replica()
+    for _ in range(4):
+        await acked(replica, append(replica, [bytes(SEGMENT_BYTES // 2)]))
+    sealed = replica.log.segment_count - 1
+    assert sealed
+    scrubbing = LogScrubbing(two.manager.replicas, settings=ScrubSettings(bytes_per_s=1 << 30, idle_ms=1))
+    assert await asyncio.to_thread(scrubbing.run_round) == sealed
+    assert await asyncio.to_thread(scrubbing.run_round) == 0
+    await two.moved()
+    await two.moved(FIRST)
+    assert await asyncio.to_thread(scrubbing.run_round) == sealed
 
 
 async def test_appends_under_a_move_are_in_the_log(two: Two) -> None:
