@@ -44,7 +44,7 @@ from brokerd.replica.metadata_view import OwnBroker, broker_state, leader_place,
 from brokerd.replica.moving import ReplicaMoves
 from brokerd.replica.opening_turns import OpeningTurns
 from brokerd.replica.producer_expiry import expire_producers
-from brokerd.replica.refusals import STOPPING
+from brokerd.replica.refusals import MOVED_AWAY, STOPPING, TOPIC_DELETED
 from brokerd.replica.removed_directories import RemovedDirectories, UnknownPartitions
 from brokerd.replica.replica import Replica, ReplicaContext
 from brokerd.replica.replica_peers import ReplicaPeers
@@ -551,7 +551,8 @@ class ReplicaManager:
         replica = hosted.replica
         if replica is not None:
             await self.moves.end(replica)
-            await replica.close("the topic was deleted")
+            is_deleted = self._observer.image.topic_by_id(topic_id) is None
+            await replica.close(TOPIC_DELETED if is_deleted else MOVED_AWAY)
         await self._remove_directory(directory_name(topic_id, partition), is_known=True)
 
     def _note_closing(self, topic_id: bytes, partition: int, task: asyncio.Task[None]) -> None:

@@ -14,6 +14,12 @@ from storage.errors import DiskFailedError, DiskFullError, DiskSpaceLowError, St
 STOPPING: Final = "the broker is stopping"
 """Message for closing replicas at the end of the process."""
 
+MOVED_AWAY: Final = "the replica was moved to other brokers"
+"""Message for closing a replica that its partition no longer has."""
+
+TOPIC_DELETED: Final = "the topic was deleted"
+"""Message for closing the replicas of a deleted topic."""
+
 SPACE_RETRY_MS: Final = 1_000
 """Retry advice, in milliseconds, for an append that found no space."""
 
@@ -35,6 +41,13 @@ _CODES: Final = {
     LossReason.LEADER_EPOCH_MOVED: ErrorCode.NOT_LEADER,
     LossReason.STORAGE_FAILED: ErrorCode.STORAGE_FAILED,
 }
+
+_REMOVED_CODES: Final = {
+    STOPPING: ErrorCode.SHUTTING_DOWN,
+    MOVED_AWAY: ErrorCode.NOT_LEADER,
+    TOPIC_DELETED: ErrorCode.UNKNOWN_TOPIC,
+}
+"""Codes for a removed replica, by the message with which it was closed."""
 
 
 def append_failure(error: StorageError, partition: str, *, has_followers: bool) -> Failure:
@@ -96,8 +109,7 @@ def end_code(effect: EndService) -> ErrorCode:
     code = _CODES.get(effect.reason)
     if code is not None:
         return code
-    # Removed: a deleted topic is unknown; a stopping broker says that it stops.
-    return ErrorCode.SHUTTING_DOWN if effect.message == STOPPING else ErrorCode.UNKNOWN_TOPIC
+    return _REMOVED_CODES.get(effect.message, ErrorCode.UNKNOWN_TOPIC)
 
 
 def end_failure(effect: EndService, partition: str, leader: LeaderPlace | None) -> Failure:

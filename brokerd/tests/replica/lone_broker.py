@@ -107,12 +107,14 @@ class Listener:
     def __init__(self) -> None:
         self.high_watermarks: list[int] = []
         self.failures: list[Failure] = []
+        self.ended = asyncio.Event()
 
     def on_high_watermark(self, high_watermark: int) -> None:
         self.high_watermarks.append(high_watermark)
 
     def on_service_end(self, failure: Failure) -> None:
         self.failures.append(failure)
+        self.ended.set()
 
 
 def empty_disk(path: str) -> SimDisk:

@@ -18,11 +18,13 @@ from brokerd.tests.replica.lone_broker import ROOT, TOPIC_ID, Listener, LoneBrok
 from brokerd.tests.support import WAIT_S
 from metaquorum.metadata.records import (
     BrokerChangeRecord,
+    BrokerRecord,
     ConfigRecord,
     ConfigResource,
     LeaderChange,
     PartitionChangeRecord,
     PartitionRecord,
+    RemoveTopicRecord,
     TopicRecord,
 )
 from storage.files.names import PartitionIdentity, partition_directory_name
@@ -266,6 +268,32 @@ async def test_lost_leadership_ends_the_routes_with_a_hint(lone: LoneBroker) -> 
     lone.commit(PartitionChangeRecord(topic_id=TOPIC_ID, partition=0, leader=LeaderChange(leader_id=1)))
     assert replica.leader_epoch == 2
     assert append(replica, [b"a"]) == 1
+
+
+@pytest.mark.parametrize(("is_deleted", "code"), [(False, ErrorCode.NOT_LEADER), (True, ErrorCode.UNKNOWN_TOPIC)])
+async def test_removed_replica_tells_its_clients_where_to_go(
+    lone: LoneBroker, is_deleted: bool, code: ErrorCode
+) -> None:
+    """A client of a partition that moved to another broker learns the new leader; only a deleted topic is unknown."""
+    lone.create_topic()
+    lone.commit(
+        BrokerRecord(
+            broker_id=2, incarnation_id=bytes(16), broker_epoch=2, host="other", port=9, rack=None, fenced=False
+        )
+    )
+    replica = await lone.replica()
+    listener = Listener()
+    replica.listeners.add_service(listener)
+    if is_deleted:
+        lone.commit(RemoveTopicRecord(topic_id=TOPIC_ID))
+    else:
+        leader = LeaderChange(leader_id=2)
+        lone.commit(PartitionChangeRecord(topic_id=TOPIC_ID, partition=0, leader=leader, replicas=(2,), isr=(2,)))
+    async with asyncio.timeout(WAIT_S):
+        await listener.ended.wait()
+    (failure,) = listener.failures
+    assert failure.code is code
+    assert failure.leader is None if is_deleted else failure.leader is not None and failure.leader.host == "other"
 
 
 async def test_stopping_ends_routes_with_shutting_down(lone: LoneBroker) -> None:
