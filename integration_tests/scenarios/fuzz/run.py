@@ -3,7 +3,7 @@
 
     python -m integration_tests.scenarios.fuzz.run --inputs 20000 --seed 1 --only servers
 
-Exit status: 0, or 1 when a part found something.
+Exit status: 0; 1 if a part found a problem.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from integration_tests.scenarios.fuzz import internal_port, public_port
 
 
 def main() -> int:
-    """Run both parts; 1 when one of them found something."""
+    """Run both parts. Return 1 if one of them found a problem."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--inputs", type=int, default=20_000, help="inputs of each part")
     parser.add_argument("--seed", type=int, default=1)
