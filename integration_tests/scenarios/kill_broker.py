@@ -2,9 +2,9 @@
 """`make kill-broker`: kill -9 of the broker under a producer with acks=all.
 
 One voter, one broker, one idempotent producer that lives through all rounds, and a consumer that reads along. The history must pass:
-every acknowledged record exists once, at the offset of its receipt, with the body that was sent, in the order of sending.
+every acknowledged record is there once, at the offset of its receipt, with the body that was sent, in the order of sending.
 
-kill -9 keeps the page cache, so this shows recovery, deduplication and resends. The simulated disk shows power loss.
+kill -9 keeps the page cache: this shows recovery, deduplication and resends, not power loss (the simulated disk shows that).
 """
 
 from __future__ import annotations

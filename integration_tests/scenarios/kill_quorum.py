@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make kill-quorum`: kill -9 of the quorum leader during topic creations.
+"""`make kill-quorum`: kill -9 of the quorum leader under topic creations.
 
-The rounds are those of `quorum_proofs.kill_leader`. The load only creates topics, and the limit applies to the time until another voter
-leads. At the end every acknowledged topic exists with its acknowledged id, none was created twice, and all images are equal.
+Rounds are those of `quorum_proofs.kill_leader`; the load creates topics alone, and demanded is the time until another voter leads. At
+the end every acknowledged topic is there, with the id that was acknowledged, none was created twice, and all images are equal.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the Go, Java and Node clients against one `lograft dev`, through a proxy that forgets their connections between two steps.
+"""Run the Go, Java and Node clients against one `lograft dev`, through a proxy that forgets their connections between two steps.
 
     python -m integration_tests.scenarios.clients.run [--require-all]
 
-Starts the server on a free loopback port with a fresh data directory, and writes one topic of zstd batches with the Python SDK. Then it
-builds and runs every client whose toolchain is installed, and prints one table. A missing toolchain is NOT RUN, or a failure with
---require-all.
+Starts the server on a free loopback port with a fresh data directory, gives it one topic of zstd batches written by the
+Python SDK, builds every client whose toolchain is there, runs it, and prints one table. A missing toolchain is NOT RUN,
+or a failure with --require-all.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make forks N=1000`: how children of processes with clients end, idle and under load, and whether they can work.
+"""`make forks N=1000`: how children end that are forked from processes with clients, idle and under load, and whether they can work.
 
     python -m integration_tests.scenarios.forks.run --children 1000 --only os._exit gunicorn --budget-s 3600
 
-In each child, the clients of the parent refuse. The child delivers a record with its own client, and ends. Exit status: 0 all children
-ended as intended, delivered, and printed nothing; 1 they did not; 2 the budget did not suffice for all cases.
+Each child has its parent's clients refused, delivers a record with a client of its own, and ends. Exit status: 0 all ended as they
+wished and delivered, nothing was printed; 1 not so; 2 not all cases were run within the budget.
 """
 
 from __future__ import annotations

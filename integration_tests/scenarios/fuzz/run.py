@@ -3,7 +3,7 @@
 
     python -m integration_tests.scenarios.fuzz.run --inputs 20000 --seed 1 --only servers
 
-Exit status: 0; 1 if a part found a problem.
+Exit status: 0, or 1 when a part found something.
 """
 
 from __future__ import annotations

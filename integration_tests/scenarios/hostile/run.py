@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make hostile`: a real server, hostile clients, and one healthy client beside them; figures of what the attack costs.
+"""`make hostile`: a real server, clients that mean harm, and one healthy client beside them; figures of what it costs.
 
     python -m integration_tests.scenarios.hostile.run --only "readers bombers" --hold-s 20
 
-Each scenario has its own server. The clients are processes on the same machine, so the latencies hold for its shared processors. For
-comparison, the healthy client is also measured alone before the attack.
-Exit status: 0 all targets met; 1 one missed; 2 none missed, but the machine was too slow even without an attack to judge latencies.
+Each scenario has a server of its own. Clients are processes of their own on the same machine, so the latencies hold for these
+processors, which all share; the calm before the attack, with the healthy client alone, is measured beside it.
+Exit status: 0 all targets met, 1 one missed, 2 none missed but latencies could not be judged, because calm itself was too slow.
 """
 
 from __future__ import annotations
