@@ -250,7 +250,7 @@ class Run:
         self.row.elections += (await self.voters.quorum()).quorum_epoch - before.quorum_epoch
 
     async def _lose(self) -> tuple[float, float]:
-        """Lose the broker. Return seconds until all is decided, and the quorum leader's microseconds of processor time per partition."""
+        """Lose the broker. Return seconds until all is decided, and the quorum leader's CPU microseconds per partition."""
         before = await self.voters.quorum()
         leader = psutil.Process(self.cluster.voters[before.leader_id].pid)
         started, used = time.monotonic(), leader.cpu_times()
