@@ -154,7 +154,7 @@ async def test_fault_of_the_broker_does_not_leak(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_client_that_goes_away_ends_the_export_at_the_controller() -> None:
-    """It would wait for room for ever."""
+    """Otherwise the export would wait for credit forever."""
     ended: list[str] = []
 
     async def endless(_method: Method, stream: Stream) -> None:

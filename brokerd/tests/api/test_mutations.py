@@ -24,7 +24,7 @@ MESSAGES = 20
 
 
 def mutate(data: bytes, rng: random.Random) -> bytes:
-    """Change a few bytes, cut, double or splice."""
+    """Change a few bytes, or truncate, double or splice the data."""
     copy = bytearray(data)
     match rng.randrange(5):
         case 0:
