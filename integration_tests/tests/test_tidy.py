@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The house lint: rules that ruff, pyright and import-linter do not know, over the syntax tree and the text of a file.
 
-Each rule is a function from a source file to the problems in it, and is itself tested on a snippet that breaks it and
-on one that keeps it. A file that must break a rule for a while stands in EXCEPTIONS with the day and the reason.
+Each rule is a function from a source file to its problems. It is itself tested on a snippet that breaks it and on one that keeps it. A
+file that must break a rule for a while is listed in EXCEPTIONS with the day and the reason.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ GENERATED = ("sdk/lograft/v1/", "sdk/lograft/internal/")
 BUILD_FOLDERS = frozenset({"__pycache__", "build", "dist", "gen", "target", "node_modules"})
 COMMENTED_SUFFIXES = frozenset({".py", ".proto", ".go", ".java", ".js", ".sh", ".yaml", ".yml"})
 NOT_CUT_OUT = ("brokerd/api/", "brokerd/replication/", "brokerd/replica/")
-"""Folders in which cores are still mixed with shells: what calls itself pure there is not yet checked to be."""
+"""Folders in which cores are still mixed with shells. There, modules that call themselves pure are not checked yet."""
 
 
 def _pure_modules() -> Iterator[str]:
-    """Return the modules of the import contracts about purity: the one list of what is a core."""
+    """Return the modules of the import contracts about purity, which are the only list of cores."""
     linter = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
     for contract in linter["contracts"]:
         if contract["name"].startswith("pure "):
@@ -63,7 +63,7 @@ IMPURE_MODULES = (
     *("threading", "time", "uuid", "lograft.v1", "lograft.internal"),
 )
 WIRE_MODULES = ("google", "lograft.v1")
-"""What cores of storage may know: the bytes of batches are their subject."""
+"""Modules that cores of storage may know, because the bytes of batches are their subject."""
 ORDER_FREE = frozenset({"sorted", "len", "min", "max", "sum", "any", "all", "set", "frozenset", "bool"})
 ORDER_TAKING = frozenset({"list", "tuple", "iter", "enumerate", "zip", "map", "filter", "reversed", "dict"})
 VAGUE_NAME = re.compile(r"(?:Manager|Util|Utils|Helper|Helpers|Impl)$")
@@ -202,7 +202,7 @@ def core_set_order(source: Source) -> list[Problem]:
 
 
 def _order_free_comprehensions(tree: ast.AST) -> set[ast.expr]:
-    """Return what is walked inside `sorted(... for ...)`, a set comprehension and the like, where no order remains."""
+    """Return the iterables inside `sorted(... for ...)`, set comprehensions and similar, whose order does not matter."""
     free: set[ast.expr] = set()
     for node in ast.walk(tree):
         inner: list[ast.expr] = [node] if isinstance(node, ast.SetComp) else []
@@ -425,7 +425,7 @@ def test_rule_finds_the_bad_and_passes_the_good(rule: Rule, path: str, bad: str,
 
 
 def test_core_rules_leave_shells_and_tests_alone() -> None:
-    """What a core must not do, shells and the cores' tests may."""
+    """Shells and tests of cores may do what a core must not."""
     text = "import time\nprint(time.time())\nfor x in {1, 2}: pass\n"
     for path in (SHELL, "brokerd/partition/tests/test_state.py"):
         source = Source(path=path, text=text)
@@ -433,7 +433,7 @@ def test_core_rules_leave_shells_and_tests_alone() -> None:
 
 
 def test_unimported_module_is_found() -> None:
-    """A module that nobody names is found; an import, a lazy import and a command line each name it."""
+    """A module that no file names is found. An import, a lazy import and a command line each name it."""
     files = [
         Source(path="brokerd/dead.py", text=""),
         Source(path="brokerd/imported.py", text=""),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Short corruption runs, and what the check of them can tell apart; `make corrupt` runs the long ones."""
+"""Short corruption runs, and what their check can distinguish; `make corrupt` runs the long ones."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_same_seed_does_the_same_damage(root: Path, templates: list[Template]) -
 
 @pytest.mark.parametrize("kind", {*damage.DAMAGES, *damage.INDEX_DAMAGES}, ids=lambda kind: kind.__name__)
 def test_damage_is_what_its_seed_says(kind: damage.Damage) -> None:
-    """Every kind gives the same for the same seed, and changes something for most of them."""
+    """Every kind of damage gives the same result for the same seed, and changes something for most seeds."""
     content = random.Random(1).randbytes(3_000)
     older = random.Random(2).randbytes(2_000)
     changed = [kind(random.Random(seed), content, older) for seed in range(20)]
@@ -119,7 +119,7 @@ def test_leader_epoch_is_counted_apart(root: Path, templates: list[Template]) ->
 
 
 def test_older_batch_in_its_place_is_counted_apart(root: Path, templates: list[Template]) -> None:
-    """A whole older batch at its own offset passes every CRC: a lost write is told apart from wrong bytes."""
+    """A whole older batch at its own offset passes every CRC. A lost write is distinguished from wrong bytes."""
     template = template_of(templates, "clean")
     served = Examination(template, template.path, set(), random.Random(0))
     older = next(iter(template.older_batches))

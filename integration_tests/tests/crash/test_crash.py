@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make crash` prints what it did and fails when it must."""
+"""`make crash` prints what it did, and fails when it must."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_named_operations_are_printed_as_a_table(
 def test_enumeration_and_model_fail_on_a_wrong_engine(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A flush that syncs nothing: both say so, and where."""
+    """Enumeration and model both report a flush that syncs nothing, and where."""
     monkeypatch.setattr(crash, "SCENARIOS", FEW)
     with applied(MUTANTS[0]):
         assert not crash.enumerate_points(seeds=1, recovery_every=60)

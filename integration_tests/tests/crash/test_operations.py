@@ -33,7 +33,7 @@ def test_operation_is_legal_wherever_it_is_cut(operation: LogOperation) -> None:
 
 
 def test_operation_makes_the_calls_of_its_steps() -> None:
-    """The points are the calls that the disk recorded: what is named by an operation is among them."""
+    """The points are the recorded disk calls, and include those that an operation names."""
     expected = {
         "log start": ("sync", "log-start"),
         "removal of .deleted files": ("remove", ".deleted"),
@@ -58,7 +58,7 @@ def _only_data(file: LogStartFile) -> None:
 
 
 def _not_at_all(*_: object, **__: object) -> None:
-    """Stand for a step that somebody forgot."""
+    """Replace a step that was forgotten."""
 
 
 def _unlike_seals(file: SimFile) -> None:
@@ -135,7 +135,7 @@ def test_laws_see_what_is_wrong() -> None:
 
 
 def test_laws_of_compaction_see_what_is_wrong() -> None:
-    """A newest record that is gone, a deleted value that is back."""
+    """A newest record that is missing, and a deleted value that is back."""
     stage = played(keyed)
     judged(stage, lambda history: history.records.update({32: history.records[32]._replace(value=None)}))
     stage.compact()
@@ -148,7 +148,7 @@ def _left(stage: Stage) -> Sequence[tuple[int, object]]:
 
 
 def test_openings_are_crashed_at_evenly_spread_calls() -> None:
-    """At most so many, from the first on."""
+    """At most the given number of calls, beginning with the first."""
     points = [
         Point(call=SimCall(operation=str(number), path=""), disk=SimDisk(), history=History()) for number in range(20)
     ]

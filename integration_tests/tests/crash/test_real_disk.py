@@ -30,13 +30,13 @@ def test_kill_at_any_moment_loses_no_answer(tmp_path: Path) -> None:
 @pytest.mark.process
 @pytest.mark.skipif(not os.access(real_disk.STRACE, os.X_OK), reason="there is no strace")
 def test_failed_fsync_ends_all_writing(tmp_path: Path) -> None:
-    """After EIO nothing is written, synced or acknowledged any more, reads go on, and what was acknowledged is there."""
+    """After EIO nothing is written, synced or acknowledged any more. Reads work, and everything acknowledged exists."""
     assert real_disk.failing_fsync(tmp_path, seed=1) == []
 
 
 @pytest.mark.process
 def test_full_disk_refuses_whole_appends_and_recovers(tmp_path: Path) -> None:
-    """Without space an append changes nothing, reads go on, and with space again the log does too."""
+    """Without space an append changes nothing and reads work. With space again the log continues."""
     with small_disk(tmp_path / "small", size_bytes=real_disk.TMPFS_BYTES) as is_mounted:
         if not is_mounted:
             pytest.skip("mounting a tmpfs is not permitted")
@@ -46,7 +46,7 @@ def test_full_disk_refuses_whole_appends_and_recovers(tmp_path: Path) -> None:
 
 
 def told(*lines: str, generation: int = 1) -> Ledger:
-    """Return a ledger that was told these lines."""
+    """Return a ledger that has noted these lines."""
     ledger = Ledger()
     for line in lines:
         ledger.take(line, generation)
@@ -70,7 +70,7 @@ def test_ledger_takes_an_answer_or_a_request_without_one() -> None:
 
 
 def test_ledger_knows_truncations() -> None:
-    """A truncation that was answered is final; one that was not may have cut, or not."""
+    """An answered truncation is final. One without an answer may have taken effect or not."""
     before = ("end 0\n", "append 9\n", "end 9\n", "flush\n", "flushed 9\n", "truncate 4\n")
     assert told(*before).compare(values(9), 1, 2) == []
     assert told(*before).compare(values(4), 1, 2) == []
@@ -103,7 +103,7 @@ def test_ledger_knows_removals_at_the_front() -> None:
 
 
 def keyed_told(*lines: str) -> KeyedLedger:
-    """Return a ledger of the compacted log that was told these lines by generation 1."""
+    """Return a ledger of the compacted log that has noted these lines of generation 1."""
     ledger = KeyedLedger()
     for line in lines:
         ledger.take(line, 1)
@@ -119,7 +119,7 @@ PUTS = ("put 1 2 1\n", "keyed-end 3\n", "flushed 3\n", "put 2-\n", "keyed-end 4\
 
 
 def test_keyed_ledger_wants_the_newest_of_each_key_and_nothing_else() -> None:
-    """What was replaced may be gone, and so may tombstones; the newest may not, and what it deleted must not be back."""
+    """Replaced records and tombstones may be gone. The newest record may not, and what it deleted must not be back."""
     whole = keyed_records((0, 1), (1, 2), (2, 1)) | {3: Found(b"key-2", None)}
     for gone in ((), (0,), (0, 1), (0, 1, 3)):
         left = {offset: record for offset, record in whole.items() if offset not in gone}

@@ -81,7 +81,7 @@ def test_schema_check_finds_a_misspelt_field(objects: list[Tree]) -> None:
 
 
 def test_renderer_agrees_with_kubectl(overlay: str, objects: list[Tree]) -> None:
-    """Where kubectl is there, it renders the same objects; elsewhere the objects are at least complete."""
+    """If kubectl is installed, it renders the same objects. Otherwise the objects are at least complete."""
     assert len(objects) == len({(each["kind"], each["metadata"]["name"]) for each in objects})
     kubectl = shutil.which("kubectl")
     if kubectl is None:
@@ -207,7 +207,7 @@ def test_image_has_the_version_of_this_tree(objects: list[Tree]) -> None:
 
 
 def test_container_file_copies_what_is_there() -> None:
-    """What the container file copies exists, its build context holds just that, and no base image moves freely."""
+    """Everything that the container file copies exists, its build context holds just that, and no base image moves freely."""
     text = (DEPLOY / "Containerfile").read_text().replace("\\\n", " ")
     copies = [line.split()[1:-1] for line in text.splitlines() if line.startswith("COPY ") and "--from" not in line]
     sources = {source for copy in copies for source in copy}

@@ -72,7 +72,7 @@ class Pods:
         return grpc.insecure_channel(f"{HOSTS[ordinal]}:{self.broker_port}")
 
     def passes(self, ordinal: int, probe: str) -> bool:
-        """Return what a probe of the manifests says of a pod."""
+        """Return the result of a probe of the manifests for a pod."""
         request = health_pb2.HealthCheckRequest(service=self.probes[probe])
         with self.channel(ordinal) as channel:
             try:
@@ -115,7 +115,7 @@ class Pods:
 
 @pytest.fixture
 def pods(tmp_path: Path) -> Generator[Pods, None, None]:
-    """Pods that are gone after the test."""
+    """Pods that end with the test."""
     running = Pods(tmp_path)
     yield running
     for process in running.running.values():
@@ -160,7 +160,7 @@ def test_pod_refuses_the_volume_of_another_cluster(pods: Pods) -> None:
 
 @pytest.mark.process
 def test_liveness_does_not_depend_on_the_quorum(pods: Pods) -> None:
-    """A pod without its peers is alive, also when it starts without them, but not ready: a restart would help nobody."""
+    """A pod without its peers is alive, even if it starts without them, but not ready: a restart would not help."""
     for ordinal in range(3):
         pods.start(ordinal)
     pods.wait_for_view([1, 2, 3], {1, 2, 3})

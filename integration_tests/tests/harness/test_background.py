@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work in threads: it ends when it is asked to, and what breaks it is raised where it is waited for."""
+"""Work in threads: it ends when asked to, and its errors are raised by `join` and `check`."""
 
 from __future__ import annotations
 

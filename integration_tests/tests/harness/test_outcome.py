@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verdicts, and what is kept of a run that failed."""
+"""Verdicts, and the evidence that is kept of a failed run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_evidence_of_a_failed_run_is_kept_with_the_command(tmp_path: Path) -> No
 
 
 def test_outcome_comes_back_from_a_file(tmp_path: Path) -> None:
-    """What a process inside of namespaces leaves is what the one outside reads."""
+    """A process outside namespaces reads the outcome that the process inside wrote."""
     outcome = Outcome(proof="p", not_run="why", problems=["x"], figures={"voters": 3, "times": [1, 2]})
     outcome.write(tmp_path / "outcome.json")
     assert read_outcome(tmp_path / "outcome.json") == outcome

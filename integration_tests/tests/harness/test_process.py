@@ -21,7 +21,7 @@ DEAF = BLOCK + "signal.pause()"
 
 
 def started(path: Path, program: str, *, stop_timeout_s: float = WAIT_S) -> Process:
-    """Start a program with a log of its own and wait until it has said that it is ready."""
+    """Start a program with its own log, and wait until it says that it is ready."""
     log_path = path / f"{len(list(path.iterdir()))}.log"
     process = Process("program", ["-c", program], log_path, stop_timeout_s=stop_timeout_s)
     process.start()
@@ -30,7 +30,7 @@ def started(path: Path, program: str, *, stop_timeout_s: float = WAIT_S) -> Proc
 
 
 def test_log_goes_on_over_restarts(tmp_path: Path) -> None:
-    """The same command twice, with an environment of its own: both outputs are in one log."""
+    """The same command runs twice with its own environment, and both outputs are in one log."""
     environment = {**os.environ, "WORD": "hello"}
     program = "import os; print(os.environ['WORD'])"
     process = Process("program", ["-c", program], tmp_path / "log", environment=environment)
@@ -42,7 +42,7 @@ def test_log_goes_on_over_restarts(tmp_path: Path) -> None:
 
 
 def test_orderly_stop_gives_the_exit_status(tmp_path: Path) -> None:
-    """SIGTERM reaches the program, and what it ends with is told; so it is for several."""
+    """SIGTERM reaches the program, and its exit status is reported, also for several programs."""
     process = started(tmp_path, WAITS)
     assert process.running
     assert process.rss_bytes > 0
@@ -53,7 +53,7 @@ def test_orderly_stop_gives_the_exit_status(tmp_path: Path) -> None:
 
 
 def test_program_that_does_not_stop_is_killed(tmp_path: Path) -> None:
-    """The stop says so, with the end of the log, and leaves no process."""
+    """The error has the end of the log, and no process remains."""
     process = started(tmp_path, DEAF, stop_timeout_s=0.05)
     with pytest.raises(TimeoutError, match=r"program did not end within 0\.05 s: ready"):
         process.stop()

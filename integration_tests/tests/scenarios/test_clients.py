@@ -14,7 +14,7 @@ from integration_tests.scenarios.clients import run, toolchains
 @pytest.mark.process
 @pytest.mark.timeout(1_800)
 def test_clients_whose_toolchain_is_there_pass(capsys: pytest.CaptureFixture[str]) -> None:
-    """Every client whose toolchain is there passes; the others are printed as NOT RUN."""
+    """Every client whose toolchain is installed passes. The others are printed as NOT RUN."""
     outcomes = run.run_all()
     with capsys.disabled():
         print(f"\n{run.table(outcomes)}")
@@ -22,7 +22,7 @@ def test_clients_whose_toolchain_is_there_pass(capsys: pytest.CaptureFixture[str
 
 
 def test_missing_tool_is_named() -> None:
-    """A client whose tool is not on the PATH says which one."""
+    """A client whose tool is not on the PATH names the tool."""
     tool = toolchains.Tool(
         command=("lograft-no-such-tool", "--version"), version_pattern=r"(\d+)\.(\d+)", version_least=(1, 0)
     )
@@ -40,7 +40,7 @@ def test_old_tool_is_refused() -> None:
 
 
 def test_client_with_missing_toolchain_is_not_run_and_needs_no_server() -> None:
-    """Without any toolchain nothing is started and the outcome says what is missing."""
+    """Without any toolchain nothing is started, and the outcome names what is missing."""
     tool = toolchains.Tool(command=("lograft-no-such-tool",), version_pattern=r"(\d+)()", version_least=(1, 0))
     client = toolchains.Client(
         name="none", tools=(tool,), build_command=(), run_command=(), output="none", source_patterns=()

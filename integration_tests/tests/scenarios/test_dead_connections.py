@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections that died without a word: every client goes on over new ones, with every record there once and in order.
+"""Connections that died silently: every client continues over new ones, and every record exists once and in order.
 
-Real servers behind proxies that forget connections (`harness.faults.forgetful_proxy`): one before the broker, one before the voter.
+Real servers run behind proxies that forget connections (`harness.faults.forgetful_proxy`): one for the broker, one for the voter.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from integration_tests.harness.wait import wait_for
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 GIVE_UP_S = 60.0
-"""Seconds after which a client has not gone on; before there were pings it took 73 s, or for ever."""
+"""Seconds after which a client counts as hanging. Without pings it took 73 s, or forever."""
 DELIVERY_MS = 60_000
 LIVENESS_MS = 4_000
 SILENT_LIMIT_S = 3.0
@@ -40,7 +40,7 @@ WAYS = (Way.BOTH, Way.TO_SERVER, Way.TO_CLIENT)
 
 
 class Stage:
-    """A voter and a broker, each behind a proxy, and names of topics that nobody has used."""
+    """A voter and a broker, each behind a proxy, and unused topic names."""
 
     def __init__(self, directory: Path, front: ForgetfulProxy, back: ForgetfulProxy) -> None:
         self.front = front
@@ -70,12 +70,12 @@ class Stage:
         return name
 
     def send(self, topic: str, start: int, end: int) -> None:
-        """Store records with the numbers as values, by a client that is new, and so is its connection."""
+        """Store records with the numbers as values, by a new client over a new connection."""
         with Producer(self.bootstrap) as producer:
             producer.send_many(topic, [b"%d" % number for number in range(start, end)])
 
     def read(self, topic: str, count: int) -> list[int]:
-        """Read the numbers of a topic from its beginning, by a client that is new."""
+        """Read the numbers of a topic from its beginning, by a new client."""
         with Consumer(self.bootstrap) as consumer:
             consumer.assign([TopicPartition(topic, 0)])
             seen: list[int] = []
@@ -102,7 +102,7 @@ def numbers(records: list[ConsumerRecord]) -> list[int]:
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
 def test_producer_delivers_everything_once_and_in_order(stage: Stage, way: Way) -> None:
-    """What was sent before, at and after the moment in which the connection dies; its answers or the batches themselves are lost."""
+    """It sends before, at and after the moment at which the connection dies. Its answers or the batches themselves are lost."""
     topic = stage.new_topic()
     with Producer(stage.bootstrap, delivery_timeout_ms=DELIVERY_MS, linger_ms=0) as producer:
         for number in range(3 * RECORDS):
@@ -173,7 +173,7 @@ def test_asyncio_consumer_hears_of_new_records(stage: Stage) -> None:
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
 def test_busy_consumer_reads_everything_once(stage: Stage, way: Way) -> None:
-    """Its connection dies in the middle of much that is to be read, and it has credit for a part of that alone."""
+    """Its connection dies while much is left to read, and it has credit for only a part of that."""
     topic, count = stage.new_topic(), 20_000
     padding = b" " * BIG_BYTES
     with Producer(stage.bootstrap) as producer:
@@ -199,7 +199,7 @@ def poll(consumer: Consumer) -> list[int]:
 
 
 def test_calls_are_made_again_over_a_new_connection(stage: Stage) -> None:
-    """A question is asked again within its own time; a change whose answer was lost is told as such, and the next one works."""
+    """A read is sent again within its time limit. A change whose answer was lost has an unknown outcome, and the next one works."""
     with Admin(stage.bootstrap, request_timeout_ms=30_000) as admin:
         admin.list_topics()
         stage.front.forget()
@@ -289,7 +289,7 @@ def test_command_that_follows_hears_of_new_records(stage: Stage) -> None:
 
 
 def test_idle_connections_are_not_forgotten_for_their_silence(stage: Stage) -> None:
-    """For ten times as long as a connection without pings lives behind a proxy that forgets what is silent."""
+    """They live ten times as long as connections without pings behind a proxy that forgets silent ones."""
     with (
         ForgetfulProxy(stage.front.target, silent_limit_s=SILENT_LIMIT_S) as proxy,
         Admin(proxy.address, connection_liveness_ms=LIVENESS_MS) as admin,
@@ -304,7 +304,7 @@ def test_idle_connections_are_not_forgotten_for_their_silence(stage: Stage) -> N
                     timeout_s=GIVE_UP_S,
                     what="a silent connection to be forgotten",
                 )
-        # Nobody but the bare connections was forgotten, and the client has no other connection than it had.
+        # Only the bare connections were forgotten, and the client still has its first connection.
         assert proxy.forgotten_count == 10
         admin.describe_quorum()
         assert proxy.accepted_count == used_count + 10
@@ -312,7 +312,7 @@ def test_idle_connections_are_not_forgotten_for_their_silence(stage: Stage) -> N
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
 def test_heartbeats_go_over_a_new_connection(stage: Stage, way: Way) -> None:
-    """One that gets no answer costs the connection: the broker is heard of again long before pings would have found it dead."""
+    """A heartbeat without an answer ends the connection. The broker is back long before pings would have found the connection dead."""
     with Admin(stage.cluster.admin_addresses[1]) as admin:
         accepted_count = stage.back.accepted_count
         stage.back.forget(way)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Children of real programs that fork with clients at work end as they wish and can work: a few of each case of `make forks`."""
+"""Children of real programs that fork while clients work end as intended and can work: a few of each case of `make forks`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUICK = [case for case in all_cases() if case.load == "busy" and (case.kind == "
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """Address of a cluster in a process of its own."""
+    """Address of a cluster in its own process."""
     with tempfile.TemporaryDirectory(prefix="lograft-forks-") as name, DevServer(Path(name)) as server:
         yield server.bootstrap
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker that is started on a real disk without a byte left serves what it has, and takes appends again when there is room."""
+"""A broker that starts on a real disk without a free byte serves what it has, and accepts appends again when there is space."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def read(bootstrap: str) -> list[bytes | None]:
 
 
 def append(bootstrap: str, values: list[bytes]) -> bool:
-    """Append, and tell whether all was taken."""
+    """Append, and return True if everything was accepted."""
     with contextlib.suppress(LograftError), Producer(bootstrap, delivery_timeout_ms=DELIVERY_TIMEOUT_MS) as producer:
         for value in values:
             producer.send(PLACE.topic, value, partition=PLACE.partition)
@@ -40,7 +40,7 @@ def append(bootstrap: str, values: list[bytes]) -> bool:
 @pytest.mark.process
 @pytest.mark.timeout(240)
 def test_broker_starts_on_a_disk_without_a_byte_left(tmp_path: Path) -> None:
-    """It keeps its metadata, serves reads, follows changes of the metadata, and takes appends again when there is room."""
+    """It keeps its metadata, serves reads, follows metadata changes, and accepts appends again when there is space."""
     path = tmp_path / broker_name(BROKER_ID_FIRST)
     with small_disk(path, size_bytes=DISK_BYTES) as is_mounted:
         if not is_mounted:

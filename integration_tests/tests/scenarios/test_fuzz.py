@@ -25,7 +25,7 @@ SHORT_INPUTS = 400
 @pytest.mark.process
 @pytest.mark.timeout(240)
 def test_hostile_input_harms_nothing(tmp_path: Path) -> None:
-    """Mutated input is refused with typed errors; the broker lives, and what is stored can be read."""
+    """Mutated input is refused with typed errors. The broker survives, and stored data can be read."""
     outcomes, _, growth = public_port.run(tmp_path, SHORT_INPUTS, seed=3)
     assert growth < public_port.RSS_GROWTH_BYTES_MAX
     assert sum(outcomes.values()) == SHORT_INPUTS
@@ -35,7 +35,7 @@ def test_hostile_input_harms_nothing(tmp_path: Path) -> None:
 @pytest.mark.process
 @pytest.mark.timeout(900)
 def test_hostile_requests_between_servers_harm_nothing(tmp_path: Path) -> None:
-    """Whatever servers are sent in the name of others: typed answers, no end, no traceback, and everything is there after restarts."""
+    """Requests in the name of other servers get typed answers. No server ends or logs a traceback; restarts keep everything."""
     outcome = internal_port.run(tmp_path, SHORT_INPUTS, seed=3)
     assert outcome.problems == []
     assert sum(outcome.counts.values()) == SHORT_INPUTS

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hostile clients are as hostile as they say, and the judge of their cost misses nothing."""
+"""The hostile clients do what they claim, and the judge of their cost misses nothing."""
 
 from __future__ import annotations
 

@@ -28,10 +28,10 @@ SECONDS = 10.0
 
 @pytest.mark.process
 @pytest.mark.timeout(400)
-# The only voter may have been killed a moment ago: whoever is asked then says so.
+# The only voter may have been killed a moment ago. A broker that is asked then says so.
 @pytest.mark.filterwarnings("ignore::lograft.errors.StaleMetadataWarning")
 def test_short_run_is_healed_read_and_judged(tmp_path: Path) -> None:
-    """Kills, pauses, wrong clocks and dead connections leave a history without an anomaly; what cannot be tried is named."""
+    """Kills, pauses, wrong clocks and dead connections leave a history without an anomaly. Impossible nemeses are named."""
     assert not is_inside()
     result = run(
         tmp_path, shape=SMALL, seconds=SECONDS, seed=3, names=["kill", "pause", "clock", "half-open", "partition"]
@@ -44,7 +44,7 @@ def test_short_run_is_healed_read_and_judged(tmp_path: Path) -> None:
 
 
 def test_exit_status_tells_failed_from_not_tried() -> None:
-    """A problem outweighs everything; what could not be tried or read outweighs a history that passes."""
+    """A problem outweighs everything. Nemeses or reads that were not possible outweigh a history that passes."""
     assert Result(status=0).exit_status == 0
     assert Result(status=1, not_run={"partition": "why"}).exit_status == 1
     assert Result(status=0, problems=["a server ended"]).exit_status == 1
@@ -53,7 +53,7 @@ def test_exit_status_tells_failed_from_not_tried() -> None:
 
 
 def test_every_nemesis_can_be_made(tmp_path: Path) -> None:
-    """Each name has its nemesis, but for cuts, which need a network that can be cut."""
+    """Each name has its nemesis, except cuts, which need a network that can be cut."""
     names = [name for name in NEMESES if name != "partition"]
     assert [each.name for each in make_nemeses(names, tmp_path, small=tmp_path, network=None)] == names
     assert set(NEMESES) > NEED_NAMESPACES

@@ -20,7 +20,7 @@ TIMEOUT_S = 30.0
 
 
 def created(admin: Admin, topic: str) -> bool:
-    """Whether a topic is there after an attempt to create it, in a quorum that may have no leader just now."""
+    """Try to create a topic in a quorum that may have no leader just now. Return True if it exists."""
     try:
         admin.create_topic(topic)
     except TopicAlreadyExistsError:
@@ -31,7 +31,7 @@ def created(admin: Admin, topic: str) -> bool:
 
 
 def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, object]]:
-    """Run `lograft quorum ...`; its exit code and what it printed."""
+    """Run `lograft quorum ...`, and return its exit code and its output."""
     with pytest.raises(SystemExit) as end:
         main(["quorum", *arguments, "--json"])
     assert isinstance(end.value.code, int)
@@ -40,7 +40,7 @@ def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, d
 
 
 def observed_with_everything(admin: Admin, node_id: int) -> bool:
-    """Whether a replica of this node fetches as an observer and has caught up."""
+    """Return True if a replica of this node fetches as an observer and has caught up."""
     quorum = quorum_of(admin)
     found = () if quorum is None else quorum.observers
     return any(each.node_id == node_id and each.last_caught_up_age_ms is not None for each in found)
@@ -51,7 +51,7 @@ def observed_with_everything(admin: Admin, node_id: int) -> bool:
 def test_wiped_voter_is_replaced_by_one_command_and_is_needed_for_commits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """After kill -9 and a lost disk: start, replace, and lose another voter; every topic is there."""
+    """After kill -9 and a lost disk: start, replace, and lose another voter. Every topic exists."""
     with (
         Cluster(tmp_path, voter_count=3, broker_count=1) as cluster,
         Admin(cluster.bootstrap, request_timeout_ms=ADMIN_TIMEOUT_MS) as admin,
@@ -78,7 +78,7 @@ def test_wiped_voter_is_replaced_by_one_command_and_is_needed_for_commits(
         # From here on no topic is created without the new replica.
         cluster.voters[other].kill()
         admin.create_topic("after")
-        # Nor is a leader elected without it, and it remembers over a restart of its own.
+        # No leader is elected without it either, and it still has its data after its own restart.
         process.kill()
         process.start()
         wait_for(lambda: created(admin, "last"), timeout_s=TIMEOUT_S, what="a commit after the restart")
@@ -103,7 +103,7 @@ def test_leader_hands_over_to_the_voter_that_is_named(tmp_path: Path, capsys: py
         broker_id = next(iter(cluster.brokers))
         wait_for(lambda: observed_with_everything(admin, broker_id), timeout_s=TIMEOUT_S, what="the broker")
         with pytest.raises(InvalidRequestError, match="NO_ADDRESS"):
-            # A broker follows the log, but nobody could ask it for a vote.
+            # A broker follows the log, but it cannot vote.
             admin.add_voter(broker_id)
 
         def all_caught_up() -> bool:

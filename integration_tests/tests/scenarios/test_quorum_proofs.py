@@ -25,7 +25,7 @@ RATE_PER_S = 20
 @pytest.mark.process
 @pytest.mark.timeout(600)
 def test_killed_leaders_lose_and_repeat_nothing(tmp_path: Path) -> None:
-    """After kill -9 of two leaders every acknowledged change is there, none twice, and all images are equal."""
+    """After kill -9 of two leaders every acknowledged change exists, none twice, and all images are equal."""
     outcome = kill_leader.prove(tmp_path, voters=VOTERS, rounds=2, rate_per_s=RATE_PER_S, unavailable_s_max=math.inf)
     assert outcome.problems == []
 
@@ -33,7 +33,7 @@ def test_killed_leaders_lose_and_repeat_nothing(tmp_path: Path) -> None:
 @pytest.mark.process
 @pytest.mark.timeout(600)
 def test_calls_that_meet_a_kill_all_end(tmp_path: Path) -> None:
-    """Every call ends within its time limit, and the time in which nobody led is found in the logs."""
+    """Every call ends within its time limit, and the logs show the time without a leader."""
     outcome = kill_calls.prove(tmp_path, voters=VOTERS, rounds=1, rate_per_s=RATE_PER_S)
     assert outcome.problems == []
     assert {"gap_max_ms", "call_p50_ms", "call_p99_ms", "call_worst_ms", "worst_less_gap_ms"} <= outcome.figures.keys()
@@ -52,7 +52,7 @@ def test_worst_call_less_the_gap_is_of_one_round() -> None:
 
 
 def test_late_call_is_one_beyond_the_limits_of_its_calls() -> None:
-    """A creation has the time limit twice; what the machine stood still is nobody's fault."""
+    """A creation has the time limit twice, and process pauses do not count."""
     spans = [Operation(0, 30, 1), Operation(0, 32, 1), Operation(0, 60, 2), Operation(0, 62, 2)]
     assert kill_calls.late_calls(spans, standstill_s=0.0) == [spans[1], spans[3]]
     assert kill_calls.late_calls(spans, standstill_s=5.0) == []
@@ -95,7 +95,7 @@ def test_rolling_restart_fails_no_call(tmp_path: Path) -> None:
 
 
 def test_minorities_are_minorities() -> None:
-    """No cut takes a majority, and the leader and followers are both cut off, in both directions and in one."""
+    """No cut takes a majority. The leader and followers are both isolated, in both directions and in one."""
     for voters in (3, 5):
         found = partition.cases(voters)
         assert all(2 * (case.has_leader + case.follower_count) < voters for case in found)

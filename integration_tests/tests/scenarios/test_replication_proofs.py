@@ -23,7 +23,7 @@ SMALL = Shape(voters=1, brokers=1, partitions=3, replicas=1, senders=1, pollers=
 @pytest.mark.process
 @pytest.mark.timeout(300)
 def test_kill_of_the_only_broker_loses_nothing(tmp_path: Path) -> None:
-    """The rounds of a proof run, its history passes, and the figures say how long nothing was acknowledged."""
+    """The rounds of a proof run, its history passes, and the figures have the time without acknowledgements."""
     outcome = kill_all.run(tmp_path, shape=SMALL, rounds=1, seed=1)
     assert outcome.problems == []
     assert outcome.figures["rounds"] == 1
@@ -33,14 +33,14 @@ def test_kill_of_the_only_broker_loses_nothing(tmp_path: Path) -> None:
 @pytest.mark.process
 @pytest.mark.timeout(300)
 def test_rolling_restart_of_one_broker_fails_no_send(tmp_path: Path) -> None:
-    """An orderly restart of the only broker is waited out by the producers."""
+    """The producers wait for the end of a clean restart of the only broker."""
     outcome = rolling_restart.run(tmp_path, shape=SMALL, rounds=1, seed=1)
     assert outcome.problems == []
     assert int(str(outcome.figures["restart_wait_max_ms"])) > int(str(outcome.figures["calm_wait_p50_ms"])) > 0
 
 
 def lose_a_log(scene: Scene, rng: random.Random, number: int) -> Round:
-    """Kill the only broker and empty the log of one partition: what nothing can survive with one replica."""
+    """Kill the only broker and empty the log of one partition, which one replica cannot survive."""
     process = next(iter(scene.cluster.brokers.values()))
     started_s = time.monotonic()
     process.kill()
@@ -80,18 +80,18 @@ def test_line_of_a_round_says_what_took_how_long() -> None:
 
 
 def test_proofs_that_need_replicas_say_so(tmp_path: Path) -> None:
-    """With one replica a lost directory is a lost partition: nothing is proved, and the verdict says it."""
+    """With one replica a lost directory is a lost partition. Nothing is proved, and the verdict says so."""
     assert wiped_directory.run(tmp_path, shape=SMALL, rounds=1, seed=1).verdict == "NOT RUN"
 
 
 def test_cases_of_cuts_differ() -> None:
-    """Both ways, either way, and each kind of server alone: five different cuts, each of somebody from somebody."""
+    """Both directions, either direction, and each kind of server alone: five different cuts, each between existing servers."""
     assert len({(case.voters, case.brokers, case.sent, case.received) for case in CASES}) == len(CASES) == 5
     assert all((case.voters or case.brokers) and (case.sent or case.received) for case in CASES)
 
 
 def test_waits_are_judged_in_their_spans() -> None:
-    """Only what touches a span counts there; a wait over the limit is a problem, and so is a span without any value."""
+    """Only waits that touch a span count for it. A wait over the limit is a problem, and so is a span without any value."""
     waits = [Wait(0, 0.0, 0.9), Wait(1, 1.1, 1.4), Wait(1, 5.0, 5.1)]
     limits = {"restart_wait": Limits(max_s=0.5)}
     outcome = Outcome(proof="test")

@@ -43,7 +43,7 @@ CALM = Sample(
 @pytest.mark.process
 @pytest.mark.timeout(300)
 def test_full_rate_beside_voters_causes_no_election(tmp_path: Path) -> None:
-    """Three servers that are voters too take what one producer can send; no election, and each record is read once and in order."""
+    """Three servers that are voters too accept what one producer can send: no election, each record read once and in order."""
     outcome = run(tmp_path, SoakSettings(seconds=SECONDS))
     assert outcome.problems == []
     assert outcome.figures["quorum_epoch_first"] == outcome.figures["quorum_epoch_last"]
@@ -78,7 +78,7 @@ def stop_the_quorum_leader(nodes: CombinedCluster) -> None:
 @pytest.mark.process
 @pytest.mark.timeout(300)
 def test_election_under_load_fails_the_soak(tmp_path: Path) -> None:
-    """A leader of the quorum that stands still is replaced: the soak says so, and that no record was lost by it."""
+    """A quorum leader that stands still is replaced. The soak reports that, and that no record was lost."""
     outcome = run(tmp_path, SoakSettings(seconds=SECONDS), meanwhile=stop_the_quorum_leader)
     assert any("an election" in problem for problem in outcome.problems)
     assert not [problem for problem in outcome.problems if problem.startswith("partition")]
@@ -95,7 +95,7 @@ def ledger_of(*counts: int) -> tuple[Ledger, Values]:
 
 
 def test_records_that_come_back_once_and_in_order_are_right() -> None:
-    """Receipts and reads in any pieces, partition by partition, leave nothing to say; waits end with the last receipt."""
+    """Receipts and reads in any pieces, partition by partition, cause no problem. Waits end with the last receipt."""
     ledger, values = ledger_of(5, 2)
     ledger.take_receipt(0, 0, 3, 2.0)
     assert not ledger.waits
@@ -125,7 +125,7 @@ def test_lost_record_is_found() -> None:
 
 
 def test_doubled_record_is_found() -> None:
-    """A record that is in the log twice moves all behind it: the receipt and the value at the offset say so."""
+    """A record that is in the log twice moves everything behind it. The receipt and the value at the offset show it."""
     ledger, values = ledger_of(3)
     ledger.take_receipt(0, 0, 2, 2.0)
     ledger.take_receipt(0, 3, 1, 2.0)
@@ -135,14 +135,14 @@ def test_doubled_record_is_found() -> None:
 
 
 def test_more_receipts_than_records_are_found() -> None:
-    """What nobody sent cannot be acknowledged."""
+    """A record that was never sent cannot be acknowledged."""
     ledger, _ = ledger_of(1)
     ledger.take_receipt(0, 0, 2, 2.0)
     assert "2 records acknowledged of 1 sent" in ledger.problems[0]
 
 
 def test_changed_value_is_found() -> None:
-    """A body of another number, a cut value and a null are no right values."""
+    """A body of another number, a truncated value and a null are no right values."""
     values = Values(100)
     right = values.make(7, 2)
     assert values.is_right(7, right[0])
@@ -153,14 +153,14 @@ def test_changed_value_is_found() -> None:
 
 
 def test_few_problems_are_kept() -> None:
-    """A broken run does not fill the memory with what is wrong."""
+    """A broken run does not fill the memory with problems."""
     ledger, _ = ledger_of(PROBLEMS_MAX * 2)
     ledger.take_read(0, 0, [None] * PROBLEMS_MAX * 2)
     assert len(ledger.problems) == PROBLEMS_MAX
 
 
 def test_election_is_found() -> None:
-    """A higher quorum epoch is an election, whoever leads; without one nothing is said."""
+    """A higher quorum epoch is an election, whoever leads. Without one no problem is reported."""
     later = replace(CALM, time_s=2.0)
     assert judge([CALM, later]) == []
     (problem,) = judge([CALM, later, replace(later, time_s=4.0, quorum_epoch=3)])
@@ -174,7 +174,7 @@ def test_fenced_broker_is_found() -> None:
 
 
 def test_one_sample_tells_nothing() -> None:
-    """What was looked at once cannot be said to be without a change."""
+    """One sample cannot show that nothing changed."""
     assert len(judge([CALM])) == len(judge([])) == 1
 
 
@@ -184,7 +184,7 @@ def test_leader_changes_count_what_samples_did_not_see() -> None:
 
 
 def test_growth_is_the_slope_of_the_later_part() -> None:
-    """What fills up at first does not count; what grows on does, and noise around a level hardly."""
+    """Early growth does not count. Continued growth does, and noise around a level hardly."""
     assert growth_bytes_per_s([(0.0, 10.0), (1.0, 12.0), (2.0, 14.0)]) == pytest.approx(2.0)
     assert growth_bytes_per_s([(1.0, 5.0)]) == growth_bytes_per_s([]) == 0.0
     filling = [

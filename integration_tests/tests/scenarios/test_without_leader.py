@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real processes whose metadata quorum is gone: brokers answer from their own images, and say so."""
+"""Real processes whose metadata quorum is down: brokers answer from their own images, and say so."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from integration_tests.harness.cluster import Cluster
 @pytest.mark.process
 @pytest.mark.timeout(120)
 def test_topics_are_listed_and_described_while_the_quorum_has_no_leader(tmp_path: Path) -> None:
-    """With a warning, by the SDK and the command line; what needs the controller is refused as before."""
+    """SDK and command line show a warning. Calls that need the controller are refused as before."""
     with Cluster(tmp_path, voter_count=1, broker_count=1) as cluster:
         with Admin(cluster.bootstrap, request_timeout_ms=20_000) as admin:
             admin.create_topic("there", partition_count=2)

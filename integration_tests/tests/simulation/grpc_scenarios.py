@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One scenario against `grpc.aio`, run on loopback and between two simulated processes, and the service that it talks to."""
+"""Runs one scenario against `grpc.aio`, on loopback and between two simulated processes; and the service that it calls."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ EOF: Final = "EOF"
 
 
 class Handlers:
-    """The service: what its handlers see is in `seen`."""
+    """The service. What its handlers see is in `seen`."""
 
     def __init__(self) -> None:
         self.seen: list[Any] = []
         self.is_open = False
 
     def rpc_handlers(self) -> grpc.GenericRpcHandler:
-        """Return what a server takes."""
+        """Return the handlers for a server."""
         unary = (self._echo, self._refuse, self._hang, self._fail, self._when_open)
         streams = (self._mirror, self._hello, self._abort, self._abort_twice, self._leave)
         streams += (self._gate, self._deaf, self._flood)
@@ -104,7 +104,7 @@ class Handlers:
         try:
             self.seen.append(EOF if await context.read() is grpc.aio.EOF else "a message")
         except asyncio.CancelledError:
-            self.seen += [EOF, CANCELLED]  # whether gRPC ends the read of a call that is cut first is up to chance
+            self.seen += [EOF, CANCELLED]  # gRPC may or may not end the read of a call first that is ended from outside
             raise
         await self._wait()
 
@@ -141,7 +141,7 @@ class Handlers:
 
 
 class Stage:
-    """What a scenario has: the service, its address, one where nobody listens, and the server's end."""
+    """The parts of a scenario: the service, its address, an address without a listener, and the server's end."""
 
     def __init__(self, handlers: Handlers, address: str, dead_address: str, stop: Callable[[float | None], None]):
         self.handlers = handlers
@@ -150,7 +150,7 @@ class Stage:
         self.stop = stop
         self.forget: Any = None  # let the connections that there are swallow everything, one way or both
         self.new_channel: Callable[[str], Any] = lambda address: grpc.aio.insecure_channel(address)
-        self.kill: Any = None  # of a simulated world only: end the server's process without a word
+        self.kill: Any = None  # only in a simulated world: end the server's process without a message
         self.start: Any = None  # and start another one
 
     def channel(self) -> Any:
@@ -158,7 +158,7 @@ class Stage:
         return self.new_channel(self.address)
 
     async def until_seen(self, count: int = 1) -> None:
-        """Wait until the handlers have seen so much."""
+        """Wait until the handlers have seen `count` events."""
         async with asyncio.timeout(WAIT_S):
             while len(self.handlers.seen) < count:  # noqa: ASYNC110 - as above
                 await asyncio.sleep(0.005)
@@ -168,7 +168,7 @@ Scenario = Callable[[Stage], Awaitable[Any]]
 
 
 async def outcome_of(awaitable: Awaitable[Any], timeout_s: float = WAIT_S) -> Any:
-    """Return what came of it: a value, a status, or the name of an exception."""
+    """Return the result: a value, a status, or the name of an exception."""
 
     async def run() -> Any:
         return await awaitable
@@ -191,17 +191,17 @@ async def outcome_of(awaitable: Awaitable[Any], timeout_s: float = WAIT_S) -> An
 
 
 def write_to(call: Any, message: bytes = b"") -> Awaitable[Any]:
-    """Return what came of a write."""
+    """Return the result of a write."""
     return outcome_of(call.write(message))
 
 
 def run_real(scenario: Scenario, new_channel: Callable[[str], Any] | None = None, *, is_forgetful: bool = False) -> Any:
-    """Run it over grpc.aio on loopback, the client's side over channels of another make if told so; return what both saw.
+    """Run it over grpc.aio on loopback, optionally with other client channels. Return what both sides saw.
 
     Args:
-        scenario: what to run.
+        scenario: scenario to run.
         new_channel: makes the client's channels.
-        is_forgetful: go through a proxy that can forget connections.
+        is_forgetful: True: use a proxy that can forget connections.
     """
 
     async def main() -> Any:
@@ -216,7 +216,7 @@ def run_real(scenario: Scenario, new_channel: Callable[[str], Any] | None = None
             stops.append(asyncio.ensure_future(server.stop(grace)))
 
         with socket.socket() as unused, ForgetfulProxy(f"127.0.0.1:{port}") as proxy:
-            unused.bind(("127.0.0.1", 0))  # it does not listen, and nobody else can
+            unused.bind(("127.0.0.1", 0))  # it does not listen, and no other process can
             address = proxy.address if is_forgetful else f"127.0.0.1:{port}"
             stage = Stage(handlers, address, f"127.0.0.1:{unused.getsockname()[1]}", stop)
             stage.forget = proxy.forget
@@ -246,11 +246,11 @@ class _Machine:
         self.process.run(self._serve(), lambda error: self._faults.append(f"the server ended: {error!r}"))
 
     def stop(self, grace: float | None) -> None:
-        """Let the server stop."""
+        """Stop the server."""
         self.process.loop.call_soon(lambda: self.process.loop.create_task(self._server.stop(grace)))
 
     def kill(self) -> None:
-        """End the process without a word."""
+        """End the process without a message."""
         self.process.loop.kill()
         self._network.end_process(self.process)
 
@@ -263,14 +263,14 @@ class _Machine:
 
 
 def new_process(scheduler: Scheduler, machine: str, number: int, faults: list[str]) -> SimProcess:
-    """Make a simulated process; `faults` gets what nobody caught."""
+    """Return a simulated process. `faults` gets the exceptions that no code caught."""
     rng = scheduler.rng(machine)
     chance: dict[str, Any] = {"rng": rng, "work_ms_max": 1, "flush_ms_max": 0}
     return SimProcess(scheduler, machine=machine, number=number, disk=None, on_fault=faults.append, **chance)
 
 
 def run_virtual(scenario: Scenario) -> Any:
-    """Run it in a simulated world; return what client and handlers saw."""
+    """Run it in a simulated world, and return what client and handlers saw."""
     scheduler, handlers, faults = Scheduler(1), Handlers(), list[str]()
     network = Network(scheduler, scheduler.rng("network"), delay_ms_max=3)
     ends: list[BaseException | None] = []
@@ -307,7 +307,7 @@ def run_virtual(scenario: Scenario) -> Any:
 
 
 def same(scenario: Scenario) -> Any:
-    """Run it over all three; return what client and handlers saw, which is the same."""
+    """Run it over all three, and return what client and handlers saw, which must be the same."""
     virtual, real = run_virtual(scenario), run_real(scenario)
     assert virtual == real
     assert run_real(scenario, lambda address: PythonChannel(address, liveness_ms=12_000)) == real

@@ -24,7 +24,7 @@ def clocked(scheduler: Scheduler, clock: Clock) -> SimProcess:
 
 @pytest.mark.parametrize("rate", [0.9, 0.99, 1.0, 1.01, 1.1])
 def test_a_timer_rings_by_the_clock_of_its_machine(rate: float) -> None:
-    """A clock that goes too fast rings too early; whoever looks at the clock then sees that the time has come."""
+    """A timer of a clock that is too fast fires too early. Code that checks the clock then sees that the time has come."""
     scheduler, found = Scheduler(1), list[tuple[float, float, float, int]]()
     network = Network(scheduler, scheduler.rng("network"), delay_ms_max=1)
     process = clocked(scheduler, Clock(rate=rate, offset_ms=1_234_567))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulated `grpc.aio` and the channel in Python do what the real one does: client and handler see the same over all three.
+"""The simulated `grpc.aio` and the channel in Python behave like the real one: client and handler see the same over all three.
 
-A scenario is written once, against `grpc.aio`: it runs on loopback twice, and between two simulated processes. Texts are not compared.
+A scenario is written once, against `grpc.aio`. It runs on loopback twice, and between two simulated processes. Texts are not compared.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def test_cancelled_call_ends_its_read_and_its_handler() -> None:
 
 
 def test_cancelled_waiter_cancels_the_call() -> None:
-    """Who waits for a call and is cancelled cancels the call; what its handler still writes fails."""
+    """A cancelled waiter cancels the call. Later writes of its handler fail."""
 
     async def scenario(stage: Stage) -> Any:
         async with stage.channel() as channel:
@@ -146,7 +146,7 @@ def test_cancelled_waiter_cancels_the_call() -> None:
 
 
 def test_abort_comes_behind_what_was_written() -> None:
-    """What the handler wrote before it aborted is read first, and only then the call is over, with the status."""
+    """What the handler wrote before it aborted is read first. Only then is the call over, with the status."""
 
     async def scenario(stage: Stage) -> Any:
         async with stage.channel() as channel:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulated loop and network, by themselves and under `grpc.aio`: order, pauses, cuts, windows, and how connections end."""
+"""The simulated loop and network, alone and under `grpc.aio`: order, pauses, cuts, windows, and ends of connections."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from metaquorum.testing.scheduler import Scheduler
 
 
 def test_nobody_there_and_unknown_method() -> None:
-    """Where nobody listens a call is UNAVAILABLE, a first write too; an unknown method is UNIMPLEMENTED."""
+    """Without a listener a call is UNAVAILABLE, and so is a first write. An unknown method is UNIMPLEMENTED."""
 
     async def scenario(stage: Stage) -> Any:
         async with grpc.aio.insecure_channel(stage.dead_address) as channel:
@@ -93,7 +93,7 @@ def test_states_of_a_channel() -> None:
             states.append(channel.get_state())
         with pytest.raises(grpc.aio.UsageError):
             unary_call(channel, "echo")
-        # The real one may have connected before anybody looks.
+        # The real one may have connected before the first check.
         names = [each.name for each in states if each is not grpc.ChannelConnectivity.CONNECTING]
         return names, channel.get_state().name
 
@@ -101,7 +101,7 @@ def test_states_of_a_channel() -> None:
 
 
 def test_closed_channel_cancels_its_calls() -> None:
-    """close() cancels what is under way, at both ends."""
+    """close() cancels the calls under way, at both ends."""
 
     async def scenario(stage: Stage) -> Any:
         channel = stage.channel()
@@ -118,7 +118,7 @@ def test_closed_channel_cancels_its_calls() -> None:
 
 
 def test_stopped_server_ends_its_streams() -> None:
-    """stop() gives open calls UNAVAILABLE behind what was written, and cancels the handlers; new calls find nobody."""
+    """stop() ends open calls with UNAVAILABLE behind what was written, and cancels the handlers. New calls find no server."""
 
     async def scenario(stage: Stage) -> Any:
         async with stage.channel() as channel:
@@ -136,7 +136,7 @@ def test_stopped_server_ends_its_streams() -> None:
 
 
 def test_stop_with_grace_lets_calls_end() -> None:
-    """During the grace calls under way go on while the channel is IDLE and new calls are refused; then they are cut."""
+    """During the grace period calls under way continue while the channel is IDLE and new calls are refused. Then they are ended."""
 
     async def scenario(stage: Stage) -> Any:
         async with stage.channel() as channel:
@@ -188,7 +188,7 @@ def test_writer_waits_for_a_reader() -> None:
 
 
 async def end_of_a_waiting_write(stage: Stage, end: str) -> Any:
-    """What becomes of a write that waits, of the read beside it, and of one more write, when the call ends."""
+    """Return the results of a waiting write, of the read beside it, and of one more write, when the call ends."""
     async with stage.channel() as channel:
         call = stream_call(channel, "leave", timeout=1 if end == "deadline" else None)
         _, writing = await write_until_full(call)
@@ -201,13 +201,13 @@ async def end_of_a_waiting_write(stage: Stage, end: str) -> Any:
 
 @pytest.mark.parametrize(("end", "written", "status"), [("cancel", CANCELLED, CANCELLED), ("leave", None, EOF)])
 def test_end_of_a_call_ends_a_write_that_waits(end: str, written: str | None, status: str) -> None:
-    """A write that waits ends with its call: cancelled, or without a word when the handler left."""
+    """A waiting write ends with its call: cancelled, or silently if the handler returned."""
     assert same(lambda stage: end_of_a_waiting_write(stage, end))[0] == [written, status, OVER]
 
 
 @pytest.mark.parametrize("run", [run_virtual, run_real])
 def test_deadline_ends_a_write_that_waits(run: Callable[[Callable[[Stage], Any]], Any]) -> None:
-    """Whether gRPC notices the deadline in the write, the read or the call first is up to chance; all of them end, none well."""
+    """The write, the read or the call may notice the deadline first in gRPC. All of them end with an error."""
     (written, status, after), _ = run(lambda stage: end_of_a_waiting_write(stage, "deadline"))
     ends = ("INTERNAL", "DEADLINE_EXCEEDED")
     assert written in (None, *ends)
@@ -251,7 +251,7 @@ def test_killed_server_tears_a_write_that_waits() -> None:
 
 
 class _Ends:
-    """Two processes with a network between them, and a connection; what they receive stands in `came`."""
+    """Two processes with a network between them, and a connection. `came` has what they receive."""
 
     def __init__(self) -> None:
         self.scheduler = Scheduler(1)
@@ -267,7 +267,7 @@ class _Ends:
         self.connection = found[0]
 
     def accept(self, connection: Connection) -> Callable[[], None]:
-        """See `Listener`."""
+        """Accept a connection (see `Listener`)."""
         return lambda: self.came.append("server: broken")
 
     def run(self, duration_ms: int) -> None:
@@ -294,7 +294,7 @@ def _process() -> tuple[Scheduler, SimProcess]:
 
 
 def test_connection_keeps_the_order() -> None:
-    """What is sent over a connection arrives in its order, whatever the delays."""
+    """Messages of one connection arrive in order, whatever the delays are."""
     ends = _Ends()
     for number in range(50):
         ends.send(number)
@@ -304,7 +304,7 @@ def test_connection_keeps_the_order() -> None:
 
 
 def test_cut_holds_messages_until_it_is_healed() -> None:
-    """Behind a cut nothing arrives; what waited arrives in its order when it is healed."""
+    """Behind a cut nothing arrives. Waiting messages arrive in order when it is healed."""
     ends = _Ends()
     ends.network.cut("client", "server")
     ends.send(1, 2)
@@ -317,7 +317,7 @@ def test_cut_holds_messages_until_it_is_healed() -> None:
 
 
 def test_connection_that_is_stuck_too_long_breaks_at_both_ends() -> None:
-    """A connection over which nothing gets through breaks, once, at both ends; a second cut has its own time."""
+    """A connection without progress breaks once, at both ends. A second cut has its own time."""
     ends = _Ends()
     for _ in range(20):
         ends.network.cut("client", "server")
@@ -337,7 +337,7 @@ def test_connection_that_is_stuck_too_long_breaks_at_both_ends() -> None:
 
 
 def test_end_of_a_process_breaks_its_connections() -> None:
-    """The other end hears of it at once, behind a cut only after a while; the address is free."""
+    """The other end hears of it at once, or behind a cut after a while. The address is free."""
     for is_cut in (False, True):
         ends = _Ends()
         if is_cut:
@@ -352,7 +352,7 @@ def test_end_of_a_process_breaks_its_connections() -> None:
 
 
 def test_nothing_runs_after_kill() -> None:
-    """Neither callbacks that are ready, nor timers, nor what comes from outside, nor work of threads."""
+    """Neither ready callbacks, nor timers, nor events from outside, nor work of threads run."""
     scheduler, process = _process()
     loop, ran = process.loop, list[str]()
     loop.call_soon(loop.kill)
@@ -369,7 +369,7 @@ def test_nothing_runs_after_kill() -> None:
 
 @pytest.mark.parametrize("is_resumed", [False, True])
 def test_pause_holds_everything_in_its_order(is_resumed: bool) -> None:
-    """While paused nothing runs; at the end, or when resumed before, all does in the order in which it came up."""
+    """Nothing runs during a pause. At its end, or after an earlier resume, everything runs in its order."""
     scheduler, process = _process()
     loop, ran = process.loop, list[Any]()
     loop.pause(100)
@@ -389,7 +389,7 @@ def test_pause_holds_everything_in_its_order(is_resumed: bool) -> None:
 
 
 def test_pause_may_begin_in_the_middle_of_something() -> None:
-    """So many callbacks still run; the others wait for the end of the pause."""
+    """That many callbacks still run. The others wait for the end of the pause."""
     scheduler, process = _process()
     ran: list[int] = []
     for number in range(5):
@@ -402,7 +402,7 @@ def test_pause_may_begin_in_the_middle_of_something() -> None:
 
 
 def test_timers_ring_at_their_time() -> None:
-    """Timers ring at their time and in its order, those that were cancelled never; sleep takes as long as it says."""
+    """Timers fire at their times and in that order; cancelled ones never. A sleep takes the requested time."""
     scheduler, process = _process()
     loop, rang = process.loop, list[Any]()
     for delay_ms in (30, 10, 20):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands in the place of RocksDB in a simulated world does what RocksDB does, and loses what a machine may lose."""
+"""The replacement for RocksDB in a simulated world behaves like RocksDB, and loses what a machine may lose."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Scenario = Callable[[Path], Any]
 
 
 def same(scenario: Scenario, path: Path) -> Any:
-    """Run a scenario with RocksDB and with what stands in its place; return what both gave."""
+    """Run a scenario with RocksDB and with its replacement, and return the common result."""
     (path / "real").mkdir()
     real = scenario(path / "real")
     databases = Databases(random.Random(1))
@@ -132,7 +132,7 @@ def test_what_is_not_there_cannot_be_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_kill_keeps_what_was_written_and_a_loss_of_power_an_older_offset(tmp_path: Path, seed: int) -> None:
-    """After `kill -9` the image is the last one; without power it is that one or the one of the last flush; a wiped disk has none."""
+    """After `kill -9` the image is the last one. After a power loss it is that one or the last flushed one. A wiped disk has none."""
     databases = Databases(random.Random(seed))
     databases.begin(tmp_path)
     with in_place(databases):
@@ -174,7 +174,7 @@ def test_a_loss_of_power_leaves_both_in_some_seeds(tmp_path: Path) -> None:
 
 
 def test_full_disk_of_a_machine_refuses_writes_and_is_read(tmp_path: Path) -> None:
-    """A full disk is met in memory with what stands for RocksDB, too; other machines write on."""
+    """The replacement in memory meets a full disk too. Other machines can write."""
     databases = Databases(random.Random(1))
     databases.begin(tmp_path)
     world = worked()

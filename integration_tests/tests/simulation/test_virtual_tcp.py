@@ -20,10 +20,10 @@ SENT: Final = [b"", b"x", bytes(3 * WINDOW_BYTES), b"y" * 20_000, b"end"]
 
 
 class Messages(asyncio.Protocol):
-    """Messages over a transport of asyncio: four bytes of length, then the message.
+    """Messages over an asyncio transport: four bytes of length, then the message.
 
     Args:
-        on_open: told when the connection is there.
+        on_open: called when the connection is open.
     """
 
     def __init__(self, on_open: Callable[[Messages], None] | None = None) -> None:
@@ -35,7 +35,7 @@ class Messages(asyncio.Protocol):
         self._transport: Any = None
 
     async def read(self) -> bytes | None:
-        """Return the next message; None: the other side says nothing more."""
+        """Return the next message; None: the other side has closed its end."""
         length = await self._reader.read(4)
         if not length:
             return None
@@ -50,7 +50,7 @@ class Messages(asyncio.Protocol):
             raise self._lost
 
     def end_writing(self) -> None:
-        """Say nothing more."""
+        """Close this side's end."""
         self._transport.write_eof()
 
     def close(self) -> None:
@@ -60,23 +60,23 @@ class Messages(asyncio.Protocol):
     # asyncio.Protocol.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection is there."""
+        """Note that the connection is open."""
         self._transport = transport
         self._reader.set_transport(transport)
         if self._on_open is not None:
             self._on_open(self)
 
     def data_received(self, data: bytes) -> None:
-        """A piece came."""
+        """Receive a piece of data."""
         self._reader.feed_data(data)
 
     def eof_received(self) -> bool:
-        """The other side says nothing more; this one may go on."""
+        """Note that the other side has closed its end. This side may continue."""
         self._reader.feed_eof()
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is over."""
+        """Note that the connection is over."""
         self._lost = exc or ConnectionResetError("this side closed it")
         self._has_room.set()
         if exc is None:
@@ -85,11 +85,11 @@ class Messages(asyncio.Protocol):
             self._reader.set_exception(exc)
 
     def pause_writing(self) -> None:
-        """The transport is full."""
+        """Stop writing: the transport is full."""
         self._has_room.clear()
 
     def resume_writing(self) -> None:
-        """The transport has room."""
+        """Continue writing: the transport has room."""
         self._has_room.set()
 
 
@@ -100,7 +100,7 @@ def new_process(scheduler: Scheduler, machine: str, faults: list[str]) -> SimPro
 
 
 def run(scenario: Callable[[Callable[[], None], Network], Awaitable[Any]], seed: int) -> Any:
-    """Run a scenario beside a server that sends back what it is sent; it gets what kills the server, and the network."""
+    """Run a scenario beside an echo server. The scenario gets a function that kills the server, and the network."""
     scheduler, faults = Scheduler(seed), list[str]()
     network = Network(scheduler, scheduler.rng("network"), delay_ms_max=5)
     results: list[Any] = []
@@ -151,7 +151,7 @@ async def dialled(port: int = 1) -> Messages:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_messages_come_back_in_order_and_the_end_behind_them(seed: int) -> None:
-    """Cut into pieces at random, and held up by the window; the half that is closed ends the other one once all is said."""
+    """They are cut into random pieces and delayed by the window. A half-closed connection ends after all messages."""
 
     async def scenario(_kill: Callable[[], None], _network: Network) -> Any:
         stream = await dialled()
@@ -171,7 +171,7 @@ def test_messages_come_back_in_order_and_the_end_behind_them(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_writer_waits_while_nobody_reads(seed: int) -> None:
-    """What is on the way is bounded in each direction; all of it comes once somebody takes it."""
+    """Data on the way is bounded in each direction. All of it arrives once it is read."""
 
     async def scenario(_kill: Callable[[], None], _network: Network) -> Any:
         stream = await dialled()
@@ -195,7 +195,7 @@ def test_writer_waits_while_nobody_reads(seed: int) -> None:
 
 
 def test_dead_address_refuses() -> None:
-    """Nobody listens there."""
+    """No process listens at the address."""
 
     async def scenario(_kill: Callable[[], None], _network: Network) -> Any:
         with pytest.raises(ConnectionRefusedError):
@@ -250,7 +250,7 @@ def test_forgotten_connection_says_nothing_more(way: str) -> None:
         stream.close()
         return heard
 
-    # What the server says is heard, and so is its end.
+    # The server's messages arrive, and so does its end.
     end = "reset" if way == "to the server" else "nothing"
     assert run(scenario, 1) == [b"before", "nothing", b"over a new one", end]
 

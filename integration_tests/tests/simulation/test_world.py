@@ -39,13 +39,13 @@ QUICKLY_FOUND = {
 
 
 def in_a_process(*arguments: str, hash_seed: str = "1") -> subprocess.CompletedProcess[str]:
-    """Run Python: what a world that broke leaves behind must not speak up in other tests."""
+    """Run Python in its own process, so that the remains of a broken world do not disturb other tests."""
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
     return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False)
 
 
 def test_smoke_seeds_are_clean_and_every_fault_occurs() -> None:
-    """Every law holds in seeds of all kinds, and the seeds do exercise what they are for."""
+    """Every law holds in seeds of all kinds, and the seeds cause the events that they are for."""
     found = in_a_process("-m", "integration_tests.simulation.run", "--seeds", SMOKE_SEEDS, "--events", SMOKE_EVENTS)
     assert found.returncode == 0, found.stdout
     assert f"{SMOKE_SEEDS} seeds clean, 0 failed" in found.stdout
@@ -137,7 +137,7 @@ except InvariantViolation as violation:
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_every_mistake_can_be_made(mutant: WorldMutant) -> None:
-    """The code that a mutant changes is there: the hunt would stop at it otherwise."""
+    """The code that a mutant changes exists. Otherwise the hunt would stop at it."""
     with apply(mutant):
         pass
 
@@ -151,6 +151,6 @@ def test_a_failure_says_where_everything_stands_and_how_to_repeat_it() -> None:
 
 
 def test_a_fault_of_a_server_fails_the_seed() -> None:
-    """What a server raises and nobody expects is a violation, not a line in a log."""
+    """An unexpected exception in a server is a violation, not only a log line."""
     found = in_a_process("-c", FAULTY_RUN)
     assert "scripted" in found.stdout, found.stderr

@@ -20,7 +20,7 @@ SECOND_NS = 1_000_000_000
 
 
 class Story:
-    """Writes a history by hand: one event a second, unless told otherwise."""
+    """Writes a history by hand, one event per second by default."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -38,7 +38,7 @@ class Story:
         return self.op
 
     def send(self, value: str, offset: int | None, type: Type = Type.OK, *, process: str = "s", tp: str = TP) -> None:
-        """Send one value and learn its fate."""
+        """Send one value and note its result."""
         op = self.begin(process, Kind.SEND, partition=tp, values=[value])
         self.add(op, process, type, Kind.SEND, offsets=[offset] if offset is not None else [])
 
@@ -90,7 +90,7 @@ def lost_tail(story: Story) -> None:
 
 
 def lost_without_final_read(story: Story) -> None:
-    """Somebody read beyond an acknowledged value, and nobody that one."""
+    """A reader read beyond an acknowledged value, which no reader got."""
     for number in range(3):
         story.send(f"v{number}", number)
     story.poll((0, "v0"))
@@ -106,20 +106,20 @@ def vanished(story: Story) -> None:
 
 
 def duplicate(story: Story) -> None:
-    """A value is there twice."""
+    """A value exists twice."""
     story.send("v0", 0)
     story.read((0, "v0"), (1, "v0"))
 
 
 def unknown_twice(story: Story) -> None:
-    """An unknown value is there twice."""
+    """An unknown value exists twice."""
     story.send("v0", None, Type.INFO)
     story.send("v1", 1)
     story.read((0, "v0"), (1, "v1"), (2, "v0"))
 
 
 def moved(story: Story) -> None:
-    """A value is not where its receipt said."""
+    """A value is not at the offset of its receipt."""
     story.send("v0", 1)
     story.send("v1", 0, process="r")
     story.read((0, "v0"), (1, "v1"))
@@ -134,14 +134,14 @@ def inconsistent(story: Story) -> None:
 
 
 def aborted(story: Story) -> None:
-    """A value that was refused is there."""
+    """A refused value exists."""
     story.send("v0", None, Type.FAIL)
     story.send("v1", 1)
     story.read((0, "v0"), (1, "v1"))
 
 
 def phantom(story: Story) -> None:
-    """A value is there that nobody sent to this partition."""
+    """A value exists that no client sent to this partition."""
     story.send("v0", 0)
     story.send("v1", 0, tp="t-1")
     story.read((0, "v0"), (1, "v1"))
@@ -227,7 +227,7 @@ def internal_reordered(story: Story) -> None:
 
 
 def stale_end(story: Story) -> None:
-    """Ten seconds after a receipt the end is still told without it."""
+    """Ten seconds after a receipt, an answer about the end still lacks its value."""
     story.send("v0", 0)
     for _ in range(10):
         story.add(story.begin("x", Kind.FAULT), "x", Type.INFO, Kind.FAULT)
@@ -263,7 +263,7 @@ def stale_end(story: Story) -> None:
     ids=lambda value: value.__name__ if callable(value) else "",
 )
 def test_planted_anomaly_is_found(plant: Callable[[Story], None], names: set[str]) -> None:
-    """Each kind of anomaly is found under its name, and no other but what it is as well."""
+    """Each kind of anomaly is found under its name, together only with the anomalies that it implies."""
     story = Story()
     plant(story)
     verdict = check(story.events)
@@ -310,7 +310,7 @@ def test_unknown_outcome_may_come_late() -> None:
 
 
 def test_failed_poll_and_new_assignment_are_no_skip() -> None:
-    """A consumer that begins anew may read again or further on; a failed poll moves nothing."""
+    """A consumer that starts again may read again or further on. A failed poll moves nothing."""
     story = Story()
     for number in range(4):
         story.send(f"v{number}", number)
@@ -326,7 +326,7 @@ def test_failed_poll_and_new_assignment_are_no_skip() -> None:
 
 
 def test_fresh_and_failed_answers_about_the_end_are_allowed() -> None:
-    """An end may be old for the time that is allowed, and lacks what is acknowledged after the question."""
+    """An end may be old for the permitted time, and lacks what is acknowledged after the question."""
     story = Story()
     story.end(0)
     story.send("v0", 0)
@@ -338,7 +338,7 @@ def test_fresh_and_failed_answers_about_the_end_are_allowed() -> None:
 
 
 def test_partition_without_a_final_read_is_undetermined() -> None:
-    """Nobody knows what was lost in a partition that was not read at the end; nothing acknowledged proves nothing."""
+    """What a partition without a final read lost is unknown. Without acknowledgements a history proves nothing."""
     story = Story()
     good(story)
     story.send("x", 0, tp="t-1")
@@ -348,7 +348,7 @@ def test_partition_without_a_final_read_is_undetermined() -> None:
 
 
 def test_history_comes_back_from_its_file(tmp_path: Path) -> None:
-    """What is written is read again, op by op, and a torn last line is passed over; anything else is refused."""
+    """A written history is read back, op by op. A torn last line is skipped; any other invalid line is refused."""
     path = tmp_path / "history.jsonl"
     with HistoryFile(path) as history:
         op = history.begin("s", Kind.SEND, partition=TP, values=["v"])
@@ -380,7 +380,7 @@ def test_history_comes_back_from_its_file(tmp_path: Path) -> None:
 
 
 def steps_of_check(record_count: int) -> int:
-    """Lines of Python that the checker runs for a history of so many records, half of which nobody has a receipt for."""
+    """Return the lines of Python that the checker runs for a history of that many records, half of which have no receipt."""
     story = Story()
     for number in range(record_count):
         story.send(f"v{number}", number if number % 2 else None, Type.OK if number % 2 else Type.INFO)

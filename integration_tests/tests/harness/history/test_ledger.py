@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ledger of metadata changes finds what is lost and what was carried out twice."""
+"""The ledger of metadata changes finds lost changes and changes that were carried out twice."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from integration_tests.harness.history.ledger import Ledger
 
 
 def test_ledger_notices_lost_and_repeated_changes() -> None:
-    """Each kind of damage is found, and what has an unknown outcome may be there or not."""
+    """Each kind of damage is found. A change with an unknown outcome may exist or not."""
     ledger = Ledger()
     for number in range(3):
         ledger.topic_acknowledged(f"t{number}", bytes([number]))
@@ -36,7 +36,7 @@ def test_ledger_notices_lost_and_repeated_changes() -> None:
 
 
 def test_ledger_gives_a_retired_register_to_nobody() -> None:
-    """A write that may yet take effect would be taken for a later one; once it cannot, the register is used again."""
+    """A write that may still take effect would look like a later one. Once it cannot, the register is used again."""
     ledger = Ledger()
     ledger.topic_acknowledged("t", b"t")
     register = ledger.take_register()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a load of metadata changes says of itself."""
+"""Figures of a load of metadata changes."""
 
 from __future__ import annotations
 

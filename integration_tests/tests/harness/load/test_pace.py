@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pace of a load: what is due, and standstills."""
+"""The pace of a load: due operations and process pauses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from integration_tests.harness.load.pace import STANDSTILL_S_MIN, TICK_S, Pace, 
 
 
 def look(pace: Pace, now_s: float) -> int:
-    """Take what is due and rest, as a load does."""
+    """Take the due operations and rest, as a load does."""
     due = pace.due(now_s)
     pace.rest(now_s)
     return due
@@ -23,7 +23,7 @@ def test_what_is_due_follows_the_rate() -> None:
 
 
 def test_standstill_is_noted_and_nothing_of_it_is_due() -> None:
-    """A look that comes far too late shows it; the pace goes on from there."""
+    """A check that comes far too late shows a pause. The pace continues from there."""
     pace = Pace(10.0)
     pace.start(100.0)
     look(pace, 100.0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The workload on real servers makes histories that pass, and its parts say what they should."""
+"""The workload on real servers makes histories that pass, and its parts report correctly."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from integration_tests.harness.load.times import Wait, longest, quantile, summar
 
 
 def test_wait_belongs_to_every_span_that_it_touches() -> None:
-    """Sent before, within or acknowledged after: it waited there; what ended before or began after did not."""
+    """Values sent before, during or acknowledged after a span waited in it. Waits that end before or begin after it did not."""
     before, into, inside, out_of, across, after = (
         Wait(0, 0.0, 1.0),
         Wait(0, 0.5, 1.5),

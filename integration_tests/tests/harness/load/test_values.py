@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of a load tell their names, and a change of them shows."""
+"""Values of a load contain their names, and a changed value is detected."""
 
 from __future__ import annotations
 

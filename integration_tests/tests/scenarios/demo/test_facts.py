@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The proof itself: what it notices."""
+"""The proof of the demo itself: the differences that it detects."""
 
 from __future__ import annotations
 

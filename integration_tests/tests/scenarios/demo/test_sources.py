@@ -71,7 +71,7 @@ def test_json_lines_keep_their_bytes(tmp_path: Path) -> None:
 
 
 def test_csv_rows_become_json(tmp_path: Path) -> None:
-    """The first column is the key and the time of the run the timestamp when nothing better is there."""
+    """By default the first column is the key, and the time of the run is the timestamp."""
     path = write(tmp_path / "a.csv", 'id,text\n7,"a,b"\n')
     assert read(path) == [SourceRecord(key=b"7", value=b'{"id":"7","text":"a,b"}', timestamp_ms=NOW_MS)]
 
