@@ -60,7 +60,7 @@ class Moment:
 
     @property
     def is_over(self) -> bool:
-        """True when a row is to be given up."""
+        """True after `LIMIT_S`, when a row is given up."""
         return time.monotonic() - self.at_s > LIMIT_S
 
 

@@ -24,10 +24,10 @@ from brokerd.process.server import BrokerServer
 from brokerd.process.standalone import standalone_settings
 
 START_WAIT_MS: Final = 30_000
-"""Milliseconds that `start` waits until the cluster serves."""
+"""Maximum milliseconds that `start` waits until the cluster serves."""
 
 STOP_WAIT_MS: Final = 30_000
-"""Milliseconds that `stop` waits until the thread ends."""
+"""Maximum milliseconds that `stop` waits until the thread ends."""
 
 
 class EmbeddedCluster:

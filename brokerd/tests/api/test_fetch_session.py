@@ -179,7 +179,7 @@ def test_steady_flow_puts_the_mark_off() -> None:
 
 
 def test_route_that_waits_for_credit_gets_no_mark() -> None:
-    """A ready route is not told that it has caught up, and its schedule goes on."""
+    """A ready route gets no mark that it has caught up, and its schedule continues."""
     session = opened_session(Bound(1), credit_bytes=0)
     session.take_answers()
     move(session, 1, 5)

@@ -136,7 +136,7 @@ async def test_connection_that_swallows_everything_is_left_for_another_one() -> 
 
 
 async def test_slow_answer_costs_no_connection(silent: tuple[ScriptedController, ControllerCalls]) -> None:
-    """A live process answers a ping whatever its handlers do: what else waits over the connection goes on to its end."""
+    """A live process answers a ping whatever its handlers do, so other calls over the connection continue to their ends."""
     controller, calls = silent
     may_answer = asyncio.Event()
 
