@@ -174,7 +174,7 @@ FLUSH_THREADS: Final = 4
 """Threads that run fdatasync."""
 
 PRODUCER_ID_LOW_WATER: Final = 100
-"""Remaining producer ids in the block at which the broker fetches the next block in advance."""
+"""If fewer producer ids than this are left in the block, the broker fetches the next block in advance."""
 
 DELETED_PARTITION_KEEP_MS: Final = 60_000
 """Milliseconds that the broker keeps the directory of a deleted partition before it removes the files."""
@@ -189,10 +189,10 @@ SPACE_CHECK_MS: Final = 1_000
 """Milliseconds between two checks of the free space of the log directories. Appends cause further checks."""
 
 DRAIN_MS: Final = 2_000
-"""Milliseconds between the GoAway on the streams and the end of the server at a clean shutdown."""
+"""Maximum milliseconds that streams have to end after their GoAway at a clean shutdown."""
 
 SHUTDOWN_HANDOVER_MS: Final = 2_000
-"""Milliseconds that a clean shutdown waits for the controller's permission."""
+"""Maximum milliseconds that a clean shutdown waits for the controller's permission."""
 
 KEEPALIVE_MS: Final = 10_000
 """Milliseconds of silence after which a server pings a client."""
@@ -253,7 +253,7 @@ MAX_REPLICATE_STREAMS: Final = 1_024
 """Streams of followers that may be open on one broker, one for each other broker; more are refused with OVERLOADED."""
 
 REPLICA_SLICE: Final = 200
-"""Partitions that the broker handles after the end of a stream before the event loop gets its turn."""
+"""Maximum partitions that one turn of the event loop handles, for a message with many entries and at the end of a stream."""
 
 HIGH_WATERMARK_SAVE_MS: Final = 5_000
 """Milliseconds between two saves of the high watermarks of partitions with several replicas."""
