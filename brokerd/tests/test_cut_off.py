@@ -170,7 +170,7 @@ def test_acknowledged_records_that_are_committed_keep_nobody() -> None:
 
 
 def test_records_of_earlier_leaders_that_are_not_known_to_be_committed_keep_the_leader() -> None:
-    """One of them may have acknowledged them."""
+    """An earlier leader may have acknowledged them."""
     replica = leader(end=4, followers=())
     assert replica.core.high_watermark < 4
     shrink(replica)
@@ -178,7 +178,7 @@ def test_records_of_earlier_leaders_that_are_not_known_to_be_committed_keep_the_
 
 
 def test_leader_asks_when_its_proposal_is_decided() -> None:
-    """Before that it does not know who is in sync."""
+    """Before the decision it does not know which replicas are in sync."""
     replica = leader()
     lose(replica, 2, 3)
     replica.step(changed(image(isr=(1,), partition_epoch=8, elr=(2, 3))))

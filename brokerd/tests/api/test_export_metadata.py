@@ -125,7 +125,7 @@ async def test_nobody_there_is_told_as_such() -> None:
 
 
 async def test_refusal_of_the_controller_reaches_the_client() -> None:
-    """As it is."""
+    """The client gets the refusal unchanged."""
 
     async def refuse(_method: Method, _stream: Stream) -> None:
         raise RefusalError(ErrorCode.OVERLOADED, "too many exports", retry_after_ms=70)

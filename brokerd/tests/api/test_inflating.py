@@ -135,7 +135,7 @@ def test_a_bomb_of_less_than_two_megabytes_is_checked_in_a_thread(value: bytes |
 
 @pytest.mark.parametrize("is_owner", [True, False])
 async def test_turns_are_short_while_batches_are_worked_on(is_owner: bool) -> None:
-    """Only in the program that owns the process, and only until the last work ends."""
+    """Turns are short only in the program that owns the process, and only until the last work ends."""
     usual_s, threads = sys.getswitchinterval(), BatchThreads(MIN_BUDGET_BYTES)
     if is_owner:
         threads.short_turns = ShortTurns()

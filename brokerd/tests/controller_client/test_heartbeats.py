@@ -106,7 +106,7 @@ async def test_broker_registers_and_beats_over_one_connection() -> None:
 
 
 async def test_news_are_told_at_once() -> None:
-    """Not only with the next heartbeat, which is far away."""
+    """A change is sent at once, not only with the next heartbeat, which is far away."""
     controller = Controller()
     controller.interval_ms = 600_000
     async with controller_of(controller), broker_of(controller) as broker:

@@ -123,7 +123,7 @@ TOO_MANY = range(LIMITS.subscribes_per_message + 1)
     ids=["subscriptions", "unsubscriptions", "acks"],
 )
 def test_a_message_has_a_most(say: Callable[[LeaderSession], list[object]]) -> None:
-    """One with more entries ends the stream and has no other effect."""
+    """A message with more entries than the maximum ends the stream and has no other effect."""
     session = opened_session()
     assert say(session) == []
     assert "2001" in refusal(session)

@@ -33,7 +33,7 @@ class Logs:
 
 
 async def test_some_are_opened_at_a_time_in_order() -> None:
-    """As at a start, when nothing is being created."""
+    """They are opened in order while no partitions are created, as at a start."""
     turns = OpeningTurns()
     logs = Logs(turns, MANY)
     assert await logs.settle() == list(range(LOG_OPEN_TASKS))
@@ -72,7 +72,7 @@ async def test_timer_that_comes_a_little_early_ends_the_burst(monkeypatch: pytes
 
 
 async def test_one_that_somebody_waits_for_goes_before_the_others() -> None:
-    """Also while partitions are created."""
+    """This holds while partitions are created too."""
     turns = OpeningTurns()
     turns.note_new()
     logs = Logs(turns, MANY)

@@ -232,7 +232,7 @@ async def test_new_leader_does_not_know_the_end_at_once(three: BrokerOfThree) ->
 
 
 async def test_batches_of_unknown_epochs_go_one_by_one_with_the_epoch_of_their_header(tmp_path: Path) -> None:
-    """As after damage to a whole log and its epoch checkpoint, which other replicas repaired."""
+    """The epochs are unknown after damage to a whole log and its epoch checkpoint, which other replicas repaired."""
     replica = LeadingReplica(tmp_path, epochs=(1, 1, 3))
     replica.log._epochs = LeaderEpochs()  # pyright: ignore[reportPrivateUsage]
     found = [replica.read_for_follower(offset, 10**6) for offset in range(3)]

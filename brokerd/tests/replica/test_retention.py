@@ -98,7 +98,7 @@ async def test_old_data_of_an_idle_partition_goes(lone: LoneBroker) -> None:
     "configs", [{"retention_ms": "-1"}, {"cleanup_policy": "compact"}, {"retention_ms": str(2 * LATER_MS + wall_ms())}]
 )
 async def test_data_that_is_to_be_kept_stays(lone: LoneBroker, configs: dict[str, str]) -> None:
-    """Without a limit, without `delete` in the cleanup policy, or with a longer one."""
+    """Data stays without a limit, without `delete` in the cleanup policy, or with a longer limit."""
     lone.create_topic()
     replica = await filled(lone)
     configure(lone, **configs)

@@ -115,7 +115,7 @@ async def test_a_leader_without_a_registration_asks_to_wait(world: LeaderWorld) 
 
 
 async def test_streams_have_a_most(world: LeaderWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One more than the limit is refused with OVERLOADED."""
+    """One stream above the limit is refused with OVERLOADED."""
     monkeypatch.setattr(world.streams, "_max_streams", 1)
     first = await world.follow(2)
     second = await world.dial()

@@ -56,7 +56,7 @@ def test_enumeration_and_model_fail_on_a_wrong_engine(
 
 
 def test_every_finder_has_mutants() -> None:
-    """At least twelve wrong decisions, and each proof finds some of them."""
+    """There are at least twelve mutants, and each proof finds some of them."""
     assert len(MUTANTS) >= 12
     assert {mutant.finder for mutant in MUTANTS} == set(Finder)
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)

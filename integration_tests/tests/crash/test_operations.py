@@ -148,7 +148,7 @@ def _left(stage: Stage) -> Sequence[tuple[int, object]]:
 
 
 def test_openings_are_crashed_at_evenly_spread_calls() -> None:
-    """At most the given number of calls, beginning with the first."""
+    """The spread has at most the given number of calls, beginning with the first."""
     points = [
         Point(call=SimCall(operation=str(number), path=""), disk=SimDisk(), history=History()) for number in range(20)
     ]

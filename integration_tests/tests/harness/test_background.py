@@ -29,7 +29,7 @@ def test_work_ends_when_it_is_asked_to() -> None:
 
 
 def test_what_breaks_the_work_is_raised() -> None:
-    """By `join` and by `check`, with the exception as the cause."""
+    """`join` and `check` raise an error with the exception as its cause."""
 
     def work() -> None:
         raise ValueError("no such topic")
@@ -43,7 +43,7 @@ def test_what_breaks_the_work_is_raised() -> None:
 
 
 def test_work_that_does_not_end_is_told() -> None:
-    """After its time `join` raises; the thread is left to itself."""
+    """After its time limit `join` raises. The thread keeps running."""
     over = threading.Event()
 
     def work() -> None:

@@ -92,7 +92,7 @@ def test_demo_works_without_any_java(events: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(DEADLINE_S + 20)
 def test_demo_notices_a_forged_record(orders: Path) -> None:
-    """One record replaced by another, the count unchanged: a red line and a non-zero exit."""
+    """If one record is replaced by another, the demo prints a red line and its exit status is not 0."""
     answer = run("-c", TAMPERED, "--input", orders)
     assert answer.returncode == 1, answer.stdout + answer.stderr
     assert "DIFFERENT" in answer.stdout
