@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Client side of the ceiling: the same window, message sizes and paces as the Lograft side, over a bare stream."""
+"""Client side of the ceiling: the window, message sizes and rates of the Lograft side, over a bare stream."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def connect(address: str) -> grpc.aio.Channel:
 
 
 async def produce(address: str, message: bytes, count: int, *, method: str, service: str = SERVICE) -> float:
-    """Send `count` messages with 8 in flight; return the seconds until the last answer."""
+    """Send `count` messages with 8 in flight, and return the seconds until the last answer."""
     async with connect(address) as channel:
         call = channel.stream_stream(f"/{service}/{method}", identity, identity)()
         await call.wait_for_connection()
@@ -47,7 +47,7 @@ async def produce(address: str, message: bytes, count: int, *, method: str, serv
 
 
 async def fetch(address: str, chunk_bytes: int, limit_bytes: int) -> float:
-    """Receive the first `limit_bytes` of the server's file; return the seconds."""
+    """Receive the first `limit_bytes` of the server's file, and return the seconds."""
     async with connect(address) as channel:
         call = channel.unary_stream(f"/{SERVICE}/Fetch", identity, identity)(FETCH.pack(chunk_bytes, limit_bytes))
         await call.wait_for_connection()
@@ -61,7 +61,7 @@ async def fetch(address: str, chunk_bytes: int, limit_bytes: int) -> float:
 
 
 async def relay_latencies_ms(address: str, message: bytes, count: int, rate: int) -> list[float]:
-    """Send `count` messages at `rate` a second; return for each the milliseconds until the subscriber had it."""
+    """Send `count` messages at `rate` per second. Return for each the milliseconds until the subscriber had it."""
     async with connect(address) as up, connect(address) as down:
         subscription = down.unary_stream(f"/{SERVICE}/Subscribe", identity, identity)(b"")
         received: AsyncIterator[bytes] = subscription.__aiter__()

@@ -36,7 +36,7 @@ def identity(data: bytes) -> bytes:
 
 
 class Ceiling:
-    """The handlers; one file, one flusher thread, at most one relay subscriber."""
+    """The handlers, with one file, one flusher thread, and at most one relay subscriber."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
@@ -83,13 +83,13 @@ class Ceiling:
         await flushing
 
     async def fetch(self, request: bytes, _context: object) -> AsyncIterator[bytes]:
-        """Send the first `limit` bytes of the file in chunks of the size asked for."""
+        """Send the first `limit` bytes of the file in chunks of the requested size."""
         chunk_bytes, limit = FETCH.unpack(request)
         for position in range(0, limit, chunk_bytes):
             yield os.pread(self._descriptor, min(chunk_bytes, limit - position), position)
 
     async def relay(self, requests: AsyncIterator[bytes], _context: object) -> AsyncIterator[bytes]:
-        """Append each message, push it to the subscribers, answer."""
+        """Append each message, push it to the subscribers, and answer."""
         async for message in requests:
             self._append(message)
             for subscriber in self._subscribers:

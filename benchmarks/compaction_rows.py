@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compaction of one log alone, in this process: a whole pass, from the plan to the checkpoint, with its syncs, at no limited rate.
+"""Compaction of one log alone, in this process: a whole pass, from the plan to the checkpoint, with its syncs, without a rate limit.
 
-Two workloads, both in batches of 256 KB. *Half dirty*, what the default settings bring about (`min.cleanable.dirty.ratio`
-0.5): each key once, compacted already, then as many records with keys drawn at random; half of the records stays, and only the
-dirty half needs the key map. *First pass*: keys drawn at random from a set a tenth as large, nothing compacted yet; a tenth
-stays. Page state: the log was just written and flushed, so its bytes are in the page cache; free pages are recycled
-(`benchmarks.pages`). The ceiling reads the same segment files once with `pread` of 1 MiB, and writes as many bytes as the pass
-left, 1 MiB at once, to a new file that it syncs as the pass does; in turns with the pass. The pass itself must read what is dirty
-twice: to learn the newest record of each key, then to copy it.
+Two workloads, both in batches of 256 KB. *Half dirty* is what the default settings lead to (`min.cleanable.dirty.ratio` 0.5): each key
+once, compacted already, then as many records with random keys. Half of the records stays, and only the dirty half needs the key map.
+*First pass*: random keys from a set a tenth as large as the records, nothing compacted yet; a tenth stays. Page state: the log was just
+written and flushed, so its bytes are in the page cache, and free pages are recycled (`benchmarks.pages`).
+
+The ceiling reads the same segment files once with `pread` of 1 MiB, and writes as many bytes as the pass left, 1 MiB at a time, to a
+new file, which it syncs as the pass does. Pass and ceiling run in turns. The pass itself must read the dirty part twice: to learn the
+newest record of each key, and to copy.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ from storage.log.partition_log import PartitionLog
 from storage.types import LogSettings
 
 BATCH_BYTES = 256 * 1024
-"""Bytes of the values of one batch, about."""
+"""Approximate bytes of the values of one batch."""
 
 CHUNK_BYTES = 1024 * 1024
-"""Bytes that the ceiling reads or writes at once."""
+"""Bytes that the ceiling reads or writes at a time."""
 
 MAX_KEYS = 671_088
-"""Keys of the key map: what a cleaner has with its usual memory."""
+"""Keys of the key map: the number that a cleaner has with its usual memory."""
 
 RECORDS_PER_KEY = 10
-"""Records of one key in a first pass, on average."""
+"""Records per key in a first pass, on average."""
 
 SMALL_RECORDS = 1_000_000
 """Records of 100 B in one log."""
@@ -63,14 +64,14 @@ Rounds = Callable[..., list[list[float]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassCost:
-    """What one pass over a fresh log took.
+    """The cost of one pass over a fresh log.
 
     Attributes:
-        seconds: wall clock.
+        seconds: wall clock time.
         cpu_seconds: processor time of this process.
         read_count: records of the log.
         kept_count: records that stayed.
-        kept_bytes: bytes of the segments afterwards.
+        kept_bytes: bytes of the segments after the pass.
     """
 
     seconds: float
@@ -82,11 +83,11 @@ class PassCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What a log holds when the measured pass begins.
+    """The content of a log at the start of the measured pass.
 
     Attributes:
-        name: for the row.
-        settled: batches that a pass compacted before.
+        name: name in the row.
+        settled: batches that an earlier pass compacted.
         dirty: batches behind them.
     """
 
@@ -108,7 +109,7 @@ class CompactionBench:
         self._rounds_of = rounds_of
         self._count = 0
         self._disk = PosixDisk()
-        # As every broker does; the ceiling reads with the same allocator.
+        # As in every broker. The ceiling then reads with the same allocator.
         tune_allocator()
 
     def results(self) -> list[Result]:
@@ -121,7 +122,7 @@ class CompactionBench:
         ]
 
     def small_records(self, workload: Workload) -> Result:
-        """Compact 100 B records; counts the records that the pass read."""
+        """Compact 100 B records. The rate counts the records that the pass read."""
         costs: list[PassCost] = []
 
         def measure() -> float:
@@ -134,7 +135,7 @@ class CompactionBench:
         return absolute(f"compaction 100 B, {workload.name}", "M records/s", rates, at_least=1.0, note=note)
 
     def large_records(self, workload: Workload) -> Result:
-        """Compact 1 KB records; counts the bytes of the log before the pass."""
+        """Compact 1 KB records. The rate counts the bytes of the log before the pass."""
         size_bytes = workload.size_bytes
         costs: list[PassCost] = []
 
@@ -150,7 +151,7 @@ class CompactionBench:
         return compare(f"compaction 1 KB, {workload.name}", "MB/s", measured, ceilings, at_least=0.3, note=note)
 
     def _log_of(self, workload: Workload) -> tuple[str, PartitionLog]:
-        """Make a log whose segments are sealed and flushed."""
+        """Create a log whose segments are sealed and flushed."""
         self._count += 1
         directory = f"{self._directory}/compacted-{self._count}"
         os.mkdir(directory)
@@ -179,7 +180,7 @@ class CompactionBench:
         )
 
     def _read_and_write(self, workload: Workload, kept_bytes: int) -> float:
-        """Return the seconds that bare system calls need to read a log like that and to write what stays of it."""
+        """Return the seconds that bare system calls need to read such a log and to write what stays of it."""
         directory, log = self._log_of(workload)
         log.close(clean=False)
         paths = sorted(Path(f"{directory}/log").glob("*.log"))
@@ -200,7 +201,7 @@ class CompactionBench:
 
 
 def run_pass(log: PartitionLog) -> PassOutcome:
-    """Make one pass, as the cleaner does, but without its rate limit."""
+    """Run one pass as the cleaner does, but without its rate limit."""
     rules = LogCompaction(log).rules
     assert rules is not None, "the log is not compacted"
     chosen = find_range(LogCompaction(log).facts(log.log_end_offset), rules, 1)
@@ -216,7 +217,7 @@ def run_pass(log: PartitionLog) -> PassOutcome:
 
 
 def half_dirty(record_count: int, value_bytes: int) -> Workload:
-    """Return each key once, in random order, compacted, and as many records with keys at random; the same at every call."""
+    """Return each key once in random order, compacted, and as many records with random keys. Every call returns the same."""
     randoms = random.Random(7)
     keys = _keys(record_count // 2)
     settled = randoms.sample(keys, len(keys))
@@ -228,7 +229,7 @@ def half_dirty(record_count: int, value_bytes: int) -> Workload:
 
 
 def first_pass(record_count: int, value_bytes: int) -> Workload:
-    """Return records with keys at random, a tenth as many keys as records; the same at every call."""
+    """Return records with random keys, a tenth as many keys as records. Every call returns the same."""
     randoms = random.Random(7)
     keys = randoms.choices(_keys(record_count // RECORDS_PER_KEY), k=record_count)
     return Workload(name="first pass", settled=[], dirty=_batches(keys, value_bytes, randoms))
@@ -256,4 +257,4 @@ def _workload(cost: PassCost) -> str:
 
 
 def _no_pace(size_bytes: int) -> None:
-    """No rate limit."""
+    """Do nothing: there is no rate limit."""

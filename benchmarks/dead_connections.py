@@ -29,7 +29,7 @@ from integration_tests.harness.faults.forgetful_proxy import ForgetfulProxy, Way
 LIMIT_S: Final = 150.0
 """Seconds after which a row is given up."""
 QUIET_S: Final = 7.0
-"""Seconds without a record before the connections die: idle consumers hear marks alone."""
+"""Seconds without a record before the connections die, so that idle consumers hear only marks."""
 FENCED_LOOK_S: Final = 60.0
 """Seconds for which the broker is watched."""
 FEED_S: Final = 0.05
@@ -42,7 +42,7 @@ IDLE: Final = ("idle-blocking", "idle-asyncio")
 
 
 class Moment:
-    """When the connections died, and when they are about to."""
+    """The moment at which the connections die. All parties wait for it."""
 
     def __init__(self, party_count: int) -> None:
         self.ready = threading.Barrier(party_count + 1)
@@ -50,22 +50,22 @@ class Moment:
         self.at_s = float("inf")
 
     def wait(self) -> None:
-        """Be ready, and wait for it."""
+        """Note that this party is ready, and wait for the moment."""
         self.ready.wait()
         self.passed.wait()
 
     def has_news(self, records: Sequence[ConsumerRecord]) -> bool:
-        """True if one of the records was stored after it."""
+        """Return True if one of the records was stored after the moment."""
         return any(float(record.value or b"0") > self.at_s for record in records)
 
     @property
     def is_over(self) -> bool:
-        """True when a row is to be given up."""
+        """True after `LIMIT_S`, when a row is given up."""
         return time.monotonic() - self.at_s > LIMIT_S
 
 
 def produce(bootstrap: str, moment: Moment) -> None:
-    """Blocking: send and flush until that works."""
+    """Send and flush with the blocking client until that works."""
     with Producer(bootstrap) as producer:
         producer.send("sent", b"before")
         producer.flush()
@@ -82,7 +82,7 @@ def produce(bootstrap: str, moment: Moment) -> None:
 
 
 async def produce_aio(bootstrap: str, moment: Moment) -> None:
-    """The same, asyncio."""
+    """Send and flush with the asyncio client until that works."""
     async with aio.Producer(bootstrap) as producer:
         await producer.send("sent", b"before")
         await producer.flush()
@@ -99,7 +99,7 @@ async def produce_aio(bootstrap: str, moment: Moment) -> None:
 
 
 def consume(bootstrap: str, topic: str, moment: Moment) -> None:
-    """Blocking: poll until a record comes that was stored after the moment."""
+    """Poll with the blocking client until a record comes that was stored after the moment."""
     with Consumer(bootstrap) as consumer:
         consumer.assign([TopicPartition(topic, 0)])
         assert consumer.poll(timeout_ms=20_000)
@@ -114,7 +114,7 @@ def consume(bootstrap: str, topic: str, moment: Moment) -> None:
 
 
 async def consume_aio(bootstrap: str, topic: str, moment: Moment) -> None:
-    """The same, asyncio."""
+    """Poll with the asyncio client until a record comes that was stored after the moment."""
     async with aio.Consumer(bootstrap) as consumer:
         await consumer.assign([TopicPartition(topic, 0)])
         assert await consumer.poll(timeout_ms=20_000)
@@ -129,7 +129,7 @@ async def consume_aio(bootstrap: str, topic: str, moment: Moment) -> None:
 
 
 def ask(bootstrap: str, moment: Moment) -> None:
-    """Blocking: list the topics until that works."""
+    """List the topics with the blocking client until that works."""
     with Admin(bootstrap) as admin:
         admin.list_topics()
         moment.wait()
@@ -144,7 +144,7 @@ def ask(bootstrap: str, moment: Moment) -> None:
 
 
 async def ask_aio(bootstrap: str, moment: Moment) -> None:
-    """The same, asyncio."""
+    """List the topics with the asyncio client until that works."""
     async with aio.Admin(bootstrap) as admin:
         await admin.list_topics()
         await asyncio.to_thread(moment.wait)
@@ -171,7 +171,7 @@ ROWS: Final[dict[str, Callable[[str, Moment], object]]] = {
 
 
 def feed(bootstrap: str, topics: Sequence[str], stop: threading.Event) -> None:
-    """Store the time as a record in each topic, again and again."""
+    """Store the time as a record in each topic, repeatedly."""
     with Producer(bootstrap, delivery_timeout_ms=1_000) as producer:
         while not stop.wait(FEED_S):
             try:
@@ -184,7 +184,7 @@ def feed(bootstrap: str, topics: Sequence[str], stop: threading.Event) -> None:
 
 @contextmanager
 def feeding(bootstrap: str, topics: Sequence[str]) -> Iterator[None]:
-    """Feed meanwhile."""
+    """Feed the topics while the context runs."""
     stop = threading.Event()
     thread = threading.Thread(target=feed, args=(bootstrap, topics, stop), daemon=True)
     thread.start()
@@ -196,7 +196,7 @@ def feeding(bootstrap: str, topics: Sequence[str]) -> Iterator[None]:
 
 @contextmanager
 def stage(directory: Path) -> Iterator[tuple[Cluster, ForgetfulProxy, ForgetfulProxy]]:
-    """A voter and a broker, with a proxy before each."""
+    """Run a voter and a broker, each behind a proxy."""
     with ForgetfulProxy() as front, ForgetfulProxy() as back:
         cluster = Cluster(
             directory,
@@ -212,7 +212,7 @@ def stage(directory: Path) -> Iterator[tuple[Cluster, ForgetfulProxy, ForgetfulP
 
 
 def clients(way: Way) -> dict[str, float]:
-    """Seconds for each row; infinite: not within `LIMIT_S`."""
+    """Return the seconds of each row; infinite if it took longer than `LIMIT_S`."""
     found: dict[str, float] = {}
     moment = Moment(len(ROWS))
     with tempfile.TemporaryDirectory() as directory, stage(Path(directory)) as (_, front, _):
@@ -248,7 +248,7 @@ def clients(way: Way) -> dict[str, float]:
 
 
 def heartbeats(way: Way) -> float:
-    """Seconds for which the controller has the broker fenced, of the first `FENCED_LOOK_S`."""
+    """Return the seconds within the first `FENCED_LOOK_S` for which the controller has the broker fenced."""
     fenced_s = 0.0
     with (
         tempfile.TemporaryDirectory() as directory,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lograft side of the benchmarks: the public SDK against `lograft dev`, over the same bytes as the ceiling."""
+"""Lograft side of the benchmarks: the public SDK against `lograft dev`, with the same bytes as the ceiling."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from benchmarks.processes import ServerProcess
 POLL_TIMEOUT_MS = 10_000
 SEALED_LAPS = 5
 PIPELINE_RECORDS = 130_000
-"""Records of 100 B that fill the pipelines to six partitions: eight batches of 256 KiB each."""
+"""Records of 100 B that fill the pipelines to six partitions: eight batches of 256 KiB for each."""
 SETTLE_S = 0.2
-"""Seconds in which the producer has put all it may on the wire."""
+"""Seconds after which the producer has sent all that it may."""
 
 
 def create_topic(address: str, topic: str, *, flush_policy: str, partition_count: int = 1) -> None:
@@ -29,7 +29,7 @@ def create_topic(address: str, topic: str, *, flush_policy: str, partition_count
 
 
 def produce(address: str, topic: str, batches: Sequence[Sequence[bytes]]) -> float:
-    """Produce lists of values with `send_many`, until all are acknowledged; return the seconds."""
+    """Produce lists of values with `send_many` until all are acknowledged, and return the seconds."""
     with Producer(address, linger_ms=5) as producer:
         producer.send_many(topic, batches[0][:1], partition=0)
         producer.flush()
@@ -51,12 +51,12 @@ def send_keyed(
     """Call `send` once per record with a key.
 
     Returns:
-        (seconds until the last record is in a sealed batch, in laps that fit into the producer's usual buffer, the first of which
-        does not count; seconds of bare calls for the same records, each lap right after one of `send`; seconds of a second round
-        of `send` until all are acknowledged)
+        (seconds until the last record is in a sealed batch, in laps that fit into the producer's usual buffer, without the first
+        lap; seconds of bare calls for the same records, each lap right after one of `send`; seconds of a second round of `send`
+        until all are acknowledged)
 
-    Nothing but `send` and the sealing is in the first figure: during a lap the server is stopped (SIGSTOP) and the pipelines to
-    it are full, so that the producer's event loop, which would have the interpreter lock at times, has nothing to do.
+    The first figure has only `send` and the sealing. During a lap the server is stopped (SIGSTOP) and the pipelines to it are full.
+    So the producer's event loop, which would sometimes hold the interpreter lock, has nothing to do.
     """
     with Producer(address, linger_ms=5) as producer:
         producer.send(topic, values[0], key=keys[0])
@@ -88,7 +88,7 @@ def _send_all(producer: Producer, topic: str, keys: Sequence[bytes], values: Seq
 
 
 def fetch_batches(address: str, topic: str, limit_offset: int) -> tuple[float, int]:
-    """Fetch raw batches up to an offset; return the seconds and the bytes."""
+    """Fetch raw batches up to an offset, and return the seconds and the bytes."""
     with Consumer(address) as consumer:
         consumer.assign([TopicPartition(topic, 0)])
         started = time.perf_counter()
@@ -104,7 +104,7 @@ def fetch_batches(address: str, topic: str, limit_offset: int) -> tuple[float, i
 
 
 def consume_lists(address: str, topic: str, limit_offset: int) -> float:
-    """Fetch and decode to lists of values up to an offset; return the seconds."""
+    """Fetch and decode to lists of values up to an offset, and return the seconds."""
     with Consumer(address) as consumer:
         consumer.assign([TopicPartition(topic, 0)])
         started = time.perf_counter()
@@ -118,7 +118,7 @@ def consume_lists(address: str, topic: str, limit_offset: int) -> float:
 
 
 async def latencies_ms(address: str, topic: str, value: bytes, count: int, rate: int) -> list[float]:
-    """Send `count` records at `rate` a second; return for each the milliseconds until the consumer had it."""
+    """Send `count` records at `rate` per second. Return for each the milliseconds until the consumer had it."""
     async with lograft.aio.Producer(address, linger_ms=0) as producer, lograft.aio.Consumer(address) as consumer:
         await producer.send(topic, value, partition=0)
         await producer.flush()

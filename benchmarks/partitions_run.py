@@ -45,7 +45,7 @@ MOST_PARTITIONS: Final = 10_000
 """Partitions that one request creates."""
 
 SINGLE_TOPICS: Final = 100
-"""Topics made one call after the other, before and after the many."""
+"""Topics created one call after the other, before and after the many."""
 
 PARALLEL_CALLS: Final = 32
 REQUEST_TIMEOUT_MS: Final = 1_800_000
@@ -53,7 +53,7 @@ PHASE_TIMEOUT_S: Final = 1_800.0
 LOOK_S: Final = 0.02
 IDLE_S: Final = 0.5
 IDLE_SHARE: Final = 0.1
-"""Servers are idle that use less than this share of a core for `IDLE_S`."""
+"""Share of a core below which servers count as idle, if they stay below it for `IDLE_S`."""
 
 PAUSE: Final = threading.Event()
 """Never set: a wait for it is a pause."""
@@ -61,7 +61,7 @@ PAUSE: Final = threading.Event()
 
 @dataclass(slots=True, kw_only=True)
 class Row:
-    """One case. Times in seconds, `_cpu_s` of all servers (of the stopped one after `stop_`), memory in bytes of all servers."""
+    """One case. Times are in seconds, `_cpu_s` of all servers (of the stopped one after `stop_`), memory in bytes of all servers."""
 
     setup: str
     shape: str
@@ -86,7 +86,7 @@ class Row:
 
 
 class Server:
-    """One process, run as `python -m <arguments>` on the code in a directory; its output goes to one file."""
+    """One process, run as `python -m <arguments>` with the code in a directory. Its output goes to one file."""
 
     def __init__(self, arguments: Sequence[str], log_path: Path, code: Path, *, ready: bytes = b"ready on") -> None:
         self._command = [sys.executable, "-m", *arguments]
@@ -96,7 +96,7 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> float:
-        """Start, wait until it says that it is ready; return the seconds of that."""
+        """Start the process, wait until it says that it is ready, and return the seconds until then."""
         seen = self.log_bytes()
         begun_s = time.monotonic()
         environment = {**os.environ, "PYTHONPATH": f"{self._code}:{self._code / 'sdk'}"}
@@ -110,29 +110,29 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Process id."""
         assert self._process is not None, "not started"
         return self._process.pid
 
     def cpu_s(self) -> float:
-        """Seconds of processor time that it has used."""
+        """Return the seconds of processor time that it has used."""
         times = psutil.Process(self.pid).cpu_times()
         return times.user + times.system
 
     def memory(self) -> int:
-        """Resident bytes."""
+        """Return its resident bytes."""
         return int(psutil.Process(self.pid).memory_info().rss)
 
     def log_bytes(self) -> int:
-        """Size of its output."""
+        """Return the size of its output."""
         return self._log_path.stat().st_size if self._log_path.exists() else 0
 
     def log_lines(self, start: int) -> int:
-        """Lines of its output from a byte on."""
+        """Return the number of lines of its output from a byte on."""
         return self._read(start).count(b"\n")
 
     def stop(self) -> tuple[float, float]:
-        """Send SIGTERM and wait for the end; return seconds, and seconds of processor time."""
+        """Send SIGTERM, wait for the end, and return the seconds and the seconds of processor time."""
         assert self._process is not None, "not started"
         cpu_s, children_s = self.cpu_s(), _children_cpu_s()
         begun_s = time.monotonic()
@@ -144,7 +144,7 @@ class Server:
         return took_s, _children_cpu_s() - children_s - cpu_s
 
     def kill(self) -> None:
-        """Leave no process behind."""
+        """Kill the process if it was started."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -156,7 +156,7 @@ class Server:
 
 
 class Stage:
-    """The servers of one case; a context manager that leaves no process behind."""
+    """The servers of one case; a context manager that ends all processes."""
 
     def __init__(self, setup: str, directory: Path, code: Path) -> None:
         self.bootstrap = f"127.0.0.1:{free_port()}"
@@ -186,15 +186,15 @@ class Stage:
             server.kill()
 
     def cpu_s(self) -> float:
-        """Processor time of all servers."""
+        """Return the processor time of all servers."""
         return sum(server.cpu_s() for server in self.servers)
 
     def memory(self) -> int:
-        """Resident bytes of all servers."""
+        """Return the resident bytes of all servers."""
         return sum(server.memory() for server in self.servers)
 
     def wait_logs(self, count: int) -> None:
-        """Wait until so many logs lie in the broker's directory, and the servers have nothing to do."""
+        """Wait until that many logs exist in the broker's directory and the servers are idle."""
         give_up_s = time.monotonic() + PHASE_TIMEOUT_S
         while len(os.listdir(self._logs)) < count:
             assert time.monotonic() < give_up_s, "the logs do not come"
@@ -202,7 +202,7 @@ class Stage:
         self.wait_idle()
 
     def wait_idle(self) -> None:
-        """Wait until the servers have nothing to do."""
+        """Wait until the servers are idle."""
         give_up_s = time.monotonic() + PHASE_TIMEOUT_S
         used_s = self.cpu_s()
         while True:
@@ -214,7 +214,7 @@ class Stage:
 
 
 def measure(row: Row, directory: Path, code: Path) -> None:
-    """Fill a row."""
+    """Measure the figures of a row."""
     row.load_before = os.getloadavg()[0]
     with Stage(row.setup, directory, code) as stage:
         with Admin(stage.bootstrap, request_timeout_ms=REQUEST_TIMEOUT_MS) as admin:
@@ -300,7 +300,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def main() -> None:
-    """Measure, print the table; `--write` keeps it."""
+    """Measure and print the table. `--write` also stores it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--partitions", nargs="*", type=int, default=list(SIZES), help="sizes")
     parser.add_argument("--setups", nargs="*", choices=SETUPS, default=list(SETUPS))
@@ -327,7 +327,7 @@ def main() -> None:
 
 
 def _add(row: Row, directory: Path) -> None:
-    """Put a row in the place of an older one of the same case."""
+    """Store a row. It replaces an older one of the same case."""
     path = directory / "partitions.json"
     kept = [Row(**each) for each in json.loads(path.read_text())] if path.exists() else []
     rows = [*(each for each in kept if _case(each) != _case(row)), row]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Server processes of the benchmarks: started for a run, watched for their CPU time, ended with it."""
+"""Server processes of the benchmarks: started for a run, measured by their CPU time, ended with it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STOP_TIMEOUT_S = 20.0
 
 
 class ServerProcess:
-    """A server that prints a line ending in its port when it is ready."""
+    """A server that prints a line with its port at the end when it is ready."""
 
     def __init__(self, arguments: list[str], log_path: Path) -> None:
         self._log = log_path.open("wb")
@@ -45,7 +45,7 @@ class ServerProcess:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Stop the server's time (SIGSTOP) for the length of the block."""
+        """Stop the server (SIGSTOP) while the block runs."""
         self._process.send_signal(signal.SIGSTOP)
         try:
             yield
@@ -53,7 +53,7 @@ class ServerProcess:
             self._process.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
-        """Ask the process to stop; kill it when it does not."""
+        """Ask the process to stop, and kill it if it does not."""
         self._process.terminate()
         try:
             self._process.wait(STOP_TIMEOUT_S)

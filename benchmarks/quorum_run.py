@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make bench-quorum`: changes of metadata by three voters beside puts by three members of etcd, in the same run.
+"""`make bench-quorum`: metadata changes of three voters beside puts of three members of etcd, in the same run.
 
-Both are processes on loopback that sync every change to the same disk before they answer. One client program does both: a call
-is the bytes of a request that were made before, sent by a bare grpc.aio channel to the leader; so the client costs the same. A
-change is AlterConfigs of one value of 256 B (the description of a topic), a put has a value of 256 B. Rounds are taken in turns.
-Topics need a broker when they are created. While it runs, it follows every change, as nobody does who reads from etcd: those rows
-are stated. What is compared is three voters with three members: the broker has stopped by then.
+Both run as processes on loopback and sync every change to the same disk before they answer. One client program calls both. A call sends
+the bytes of a prepared request over a bare grpc.aio channel to the leader, so the client costs the same. A change is AlterConfigs with
+one value of 256 B (the description of a topic); a put has a value of 256 B. Rounds are taken in turns.
 
-etcd is not part of this project: `--etcd` names its program (Debian: package etcd-server, 3.4), or it is found in the PATH;
-without it only our own figures are shown, and nothing is compared.
+Creating topics needs a broker. While the broker runs, it follows every change, and no reader of etcd does that; these rows are stated
+only. The comparison is between three voters and three members, after the broker has stopped.
+
+etcd is not part of this project. `--etcd` names its program (Debian: package etcd-server, 3.4), or it is found in the PATH. Without it
+only Lograft's figures are shown, and nothing is compared.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from integration_tests.harness.ports import free_port
 from integration_tests.harness.wait import wait_for
 
 VALUE_BYTES = 256
-"""Bytes of a value, of a change as of a put."""
+"""Bytes of the value of a change or a put."""
 
 KEYS = 64
 """Topics, or keys of etcd, that are changed in turns."""
@@ -60,7 +61,7 @@ class Calls:
         address: `host:port` of the leader.
         method: full name of the method.
         requests: serialized requests.
-        entries: changes in each of them.
+        entries: changes in each request.
     """
 
     address: str
@@ -70,7 +71,7 @@ class Calls:
 
 
 def measure(calls: Calls, client_count: int) -> float:
-    """Return the entries per second that so many clients, each with one call under way, get through."""
+    """Return the entries per second of `client_count` clients, each with one call under way."""
     return uvloop.run(_measure(calls, client_count))
 
 
@@ -95,7 +96,7 @@ async def _measure(calls: Calls, client_count: int) -> float:
 
 @contextlib.contextmanager
 def lograft_calls(directory: Path) -> Generator[tuple[Calls, Calls, Cluster]]:
-    """Run three voters and a broker with `KEYS` topics; give the calls of one change each, and of `BATCH_CHANGES`."""
+    """Run three voters and a broker with `KEYS` topics. Yields the calls of one change each, and of `BATCH_CHANGES`."""
     with Cluster(directory, voter_count=3, broker_count=1) as cluster:
         with Admin(cluster.bootstrap, request_timeout_ms=ADMIN_TIMEOUT_MS) as admin:
             topics = [f"topic-{number:03d}" for number in range(KEYS)]
@@ -126,7 +127,7 @@ def _alter(topics: list[str]) -> bytes:
 
 @contextlib.contextmanager
 def etcd_calls(program: str, directory: Path) -> Generator[Calls]:
-    """Run three members of etcd; give the calls of one put each, to the leader."""
+    """Run three members of etcd. Yields the calls of one put each, to the leader."""
     peers = {f"m{number}": f"http://{HOST}:{free_port()}" for number in range(3)}
     clients = {name: f"{HOST}:{free_port()}" for name in peers}
     initial = ",".join(f"{name}={url}" for name, url in peers.items())
@@ -162,7 +163,7 @@ def _put(key: bytes) -> bytes:
 
 
 def _etcd_leader(clients: dict[str, str]) -> str | None:
-    """Return the client address of the leader: the one whose own member id is the leader's in its StatusResponse."""
+    """Return the client address of the leader: the member whose own id is the leader's id in its StatusResponse."""
     for address in clients.values():
         with grpc.insecure_channel(address) as channel:
             try:
@@ -178,7 +179,7 @@ def _etcd_leader(clients: dict[str, str]) -> str | None:
 
 
 def _varints(message: bytes) -> dict[int, int | bytes]:
-    """Parse the varint and bytes fields of a protobuf message, the last of each number."""
+    """Parse the varint and bytes fields of a protobuf message. Of a repeated field number the last one counts."""
     fields: dict[int, int | bytes] = {}
     position = 0
 
@@ -227,7 +228,7 @@ def run(etcd: str | None, rounds: int) -> list[Result]:
 
 
 def _turns(ours: Calls, puts: Calls | None, client_count: int, rounds: int) -> tuple[list[float], list[float]]:
-    """Measure in turns; the first round of each does not count."""
+    """Measure in turns, without the first round of each."""
     measured: list[float] = []
     theirs: list[float] = []
     for _ in range(rounds + 1):
@@ -244,7 +245,7 @@ def _result(name: str, measured: list[float], theirs: list[float], at_least: flo
 
 
 def main() -> int:
-    """Command line; returns 2 when a row misses its figure."""
+    """Run the command line. Return 2 if a row misses its figure."""
     parser = argparse.ArgumentParser(prog="benchmarks.quorum_run", description="Changes of metadata beside etcd")
     parser.add_argument("--etcd", default=shutil.which("etcd"), help="program of etcd; default: the one in the PATH")
     parser.add_argument("--rounds", type=int, default=5, help="rounds that count")

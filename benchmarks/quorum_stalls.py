@@ -37,25 +37,25 @@ from metaquorum.testing.sim_quorum import SimulatedQuorum
 MINUTE_MS = 60_000
 LOSSES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2)
 BUDGET_S = 900
-"""No row begins later than this after the start, in seconds of the machine."""
+"""Seconds of real time after the start from which on no row begins."""
 REQUEST_TIMEOUT_MS_BEFORE = 1_000
-"""The request time of before: as long as the fetch timeout, so that one lost fetch was a silent leader."""
+"""The earlier request timeout. It equalled the fetch timeout, so one lost fetch looked like a silent leader."""
 PROPOSAL_EVERY_MS = 100
 """Mean time between two changes of the client."""
 RETRY_MS = 10
-"""The client looks so often whether somebody leads, and tells them what is not under way."""
+"""Time between two checks of the client for a leader, to which it sends what is not under way."""
 SETTLE_MS = 5_000
-"""Virtual time before anything is measured."""
+"""Virtual time before the measurement begins."""
 STRIKE_EVERY_MS = 10_000
 DOWN_MS = 4_000
-"""A leader is killed or frozen so often, and for so long."""
+"""How often a leader is killed or frozen, and for how long."""
 
 CALM = calm(observer_count=0, proposal_every_ms=PROPOSAL_EVERY_MS)
 
 
 @dataclass(slots=True, eq=False)
 class Change:
-    """Something that the client wants to have committed; `payload` is None until somebody has appended it."""
+    """A change that the client wants committed. `payload` is None until a leader has appended it."""
 
     asked_ms: int
     node: SimNode | None = None
@@ -67,7 +67,7 @@ class Change:
 
 @dataclass(slots=True)
 class Figures:
-    """What one run shows. Times in milliseconds of virtual time."""
+    """The figures of one run. Times are milliseconds of virtual time."""
 
     measured_ms: int = 0
     leaderships: int = 0
@@ -78,13 +78,13 @@ class Figures:
 
 
 class MeasuredQuorum(SimulatedQuorum):
-    """A simulated quorum with a client that counts.
+    """A simulated quorum with a client that measures.
 
     Args:
-        seed: names the run.
+        seed: seed of the run.
         config: times of the quorum.
-        loss: chance that a message is lost.
-        has_client: whether the client has anything to commit.
+        loss: probability that a message is lost.
+        has_client: True if the client has changes to commit.
     """
 
     def __init__(self, seed: int, config: RaftConfig, *, loss: float, has_client: bool) -> None:
@@ -97,7 +97,7 @@ class MeasuredQuorum(SimulatedQuorum):
         self._is_measuring = False
 
     def measure(self, duration_ms: int, strike: Callable[[SimNode], None] | None = None) -> Figures:
-        """Run for so long after a time to settle; `strike` hits the leader again and again."""
+        """Run for `duration_ms` after a time to settle. `strike` hits the leader repeatedly."""
         for node in self.nodes:
             self.start(node)
         self._run_until(SETTLE_MS)
@@ -122,7 +122,7 @@ class MeasuredQuorum(SimulatedQuorum):
                 self.figures.leaderless_ms += scheduler.now_ms - before_ms
 
     def _leader(self) -> SimNode | None:
-        """Who leads the highest epoch that anybody knows, and has committed a record of it."""
+        """Return the leader of the highest known epoch, if it has committed a record of that epoch."""
         epochs = [node.raft.state.quorum_epoch for node in self.nodes if node.raft is not None]
         for node in self.nodes:
             if node.raft is None or node.paused_until_ms > self.scheduler.now_ms:
@@ -144,7 +144,7 @@ class MeasuredQuorum(SimulatedQuorum):
         self.scheduler.after(RETRY_MS, self._look)
 
     def _append(self) -> None:
-        """Append what is not under way at the leader. Nothing is looked at while there is none: it can be thousands of changes."""
+        """Append what is not under way at the leader. Without a leader do nothing, because there can be thousands of changes."""
         leader = self._leader()
         if leader is None or leader.raft is None:
             return
@@ -161,7 +161,7 @@ class MeasuredQuorum(SimulatedQuorum):
 
     @staticmethod
     def _may_come(change: Change) -> bool:
-        """Whether the leadership that has appended a change still lasts."""
+        """Return True if the leadership that has appended a change still lasts."""
         node = change.node
         is_same = node is not None and node.is_leader and node.incarnation == change.incarnation
         return is_same and node.raft is not None and node.raft.state.quorum_epoch == change.quorum_epoch
@@ -177,11 +177,11 @@ class MeasuredQuorum(SimulatedQuorum):
                     self.figures.commit_ms.append(self.scheduler.now_ms - change.asked_ms)
 
     def carry_request(self, node: SimNode, send: Send) -> None:
-        """Count and carry."""
+        """Count the request and carry it."""
         self.figures.requests += self._is_measuring
         super().carry_request(node, send)
 
-    # What strikes the leader.
+    # Faults of the leader.
 
     def _strike_later(self, strike: Callable[[SimNode], None]) -> None:
         def hit() -> None:
@@ -202,7 +202,7 @@ class MeasuredQuorum(SimulatedQuorum):
             self.figures.outage_ms.append(self.scheduler.now_ms - struck_ms)
 
     def kill(self, node: SimNode) -> None:
-        """End a process as `kill -9` does, which breaks its connections; it starts again later."""
+        """End a process as `kill -9` does, which breaks its connections. It starts again later."""
         node.stop()
         for other in self.nodes:
             role = None if other.raft is None else other.raft.state.role
@@ -211,13 +211,13 @@ class MeasuredQuorum(SimulatedQuorum):
         self.scheduler.after(DOWN_MS, lambda: self.start(node))
 
     def freeze(self, node: SimNode) -> None:
-        """Stop a process for a while, as SIGSTOP does: nothing tells the others."""
+        """Stop a process for a while, as SIGSTOP does. Nothing tells the others."""
         node.paused_until_ms = self.scheduler.now_ms + DOWN_MS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """The times of one row, in milliseconds; see `RaftConfig`."""
+    """The times of one row, in milliseconds, with the meaning of `RaftConfig`."""
 
     fetch_wait_ms: int
     request_timeout_ms: int
@@ -225,7 +225,7 @@ class Times:
     election_timeout_ms: int
 
     def config(self) -> RaftConfig:
-        """As the core takes them."""
+        """Return the times as the core's configuration."""
         return RaftConfig(
             fetch_wait_ms=self.fetch_wait_ms,
             fetch_wait_ms_max=self.fetch_wait_ms,
@@ -241,7 +241,7 @@ class Times:
 
 
 def default_times() -> Times:
-    """Those of the defaults."""
+    """Return the default times."""
     config = RaftConfig()
     return Times(
         fetch_wait_ms=config.fetch_wait_ms,
@@ -252,7 +252,7 @@ def default_times() -> Times:
 
 
 def grid() -> list[Times]:
-    """The defaults, those of before, and each time of the defaults changed by itself."""
+    """Return the defaults, the earlier times, and the defaults with each time changed by itself."""
     base = default_times()
     return [
         base,
@@ -277,7 +277,7 @@ class Task:
 
 
 def run_task(task: Task) -> Figures:
-    """Run it."""
+    """Run a task."""
     quorum = MeasuredQuorum(task.seed, task.times.config(), loss=task.loss, has_client=task.kind != "idle")
     strikes = {"kill": quorum.kill, "freeze": quorum.freeze}
     return quorum.measure(task.duration_ms, strikes.get(task.kind))
@@ -287,12 +287,12 @@ Row = dict[str, float | int | str]
 
 
 def percentile(values: Sequence[int], share: float) -> int:
-    """The value below which a share of them lies; 0 for none."""
+    """Return the value below which a share of the values lies; 0 without values."""
     return sorted(values)[min(len(values) - 1, int(len(values) * share))] if values else 0
 
 
 def summary(task: Task, runs: Sequence[Figures]) -> Row:
-    """The figures of all seeds of one row."""
+    """Return the figures of all seeds of one row."""
     measured_ms = sum(each.measured_ms for each in runs)
     commit_ms = [value for each in runs for value in each.commit_ms]
     outage_ms = [value for each in runs for value in each.outage_ms]
@@ -314,7 +314,7 @@ def summary(task: Task, runs: Sequence[Figures]) -> Row:
 
 
 def run_rows(rows: Sequence[Task], *, seeds: int, jobs: int) -> list[Row]:
-    """Run every row with each of the seeds, in so many processes; prints a row when it is there. None begins after `BUDGET_S`."""
+    """Run every row with each seed in `jobs` processes, and print each row when it is complete. No row begins after `BUDGET_S`."""
     started_s = time.monotonic()
     context = multiprocessing.get_context("spawn")
     found: list[Row] = []
@@ -332,7 +332,7 @@ def run_rows(rows: Sequence[Task], *, seeds: int, jobs: int) -> list[Row]:
 
 
 def rows_of(times: Sequence[Times], *, minutes: int, losses: Sequence[float]) -> list[Task]:
-    """What is run for each of these times: all losses, an idle quorum, kills and frozen leaders."""
+    """Return the tasks for each of these times: all losses, an idle quorum, kills and frozen leaders."""
     duration_ms = minutes * MINUTE_MS
     rows: list[Task] = []
     for each in times:
@@ -345,7 +345,7 @@ def rows_of(times: Sequence[Times], *, minutes: int, losses: Sequence[float]) ->
 
 
 def markdown(rows: Sequence[Row], *, asked: Sequence[Times], seeds: int, minutes: int) -> str:
-    """The table: a row for each set of times, with the losses side by side; says which of those asked for have none."""
+    """Return the table: a row for each set of times, with the losses side by side. It names the requested times without a row."""
     losses = sorted({row["loss_percent"] for row in rows if row["kind"] == "loss"})
     head = ["wait / request / fetch / election, ms", *(f"{loss} % lost" for loss in losses)]
     present = {_times_of(row) for row in rows}
@@ -403,7 +403,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def main() -> int:
-    """Run the grid, or the defaults alone; print and perhaps keep the table."""
+    """Run the grid, or only the defaults; print the table and optionally store it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--minutes", type=int, default=3, help="of virtual time for each seed")

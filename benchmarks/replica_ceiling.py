@@ -31,7 +31,7 @@ COUNT = struct.Struct(">Q")
 
 
 class Log:
-    """One file, appended to with a checked message at a time, flushed in groups by one thread."""
+    """One file. It appends one checked message at a time, and one thread flushes it in groups."""
 
     def __init__(self, path: Path, *, is_flushed: bool) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
@@ -44,7 +44,7 @@ class Log:
         self._task = asyncio.create_task(self._flush()) if is_flushed else None
 
     def append(self, message: bytes) -> None:
-        """Check and append; `held` follows at once, or after a flush."""
+        """Check and append a message. `held` follows at once, or after a flush."""
         if CRC.unpack_from(message, CRC_POSITION)[0] != crc32c(memoryview(message)[CRC_COVERS_FROM:]):
             raise ValueError("checksum does not match")
         os.writev(self._descriptor, [message])
@@ -69,7 +69,7 @@ class Log:
 
 
 class Follower:
-    """Appends what the leader sends, and says how many messages it holds."""
+    """Appends what the leader sends, and reports how many messages it holds."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -91,7 +91,7 @@ class Follower:
 
 
 class Leader:
-    """Appends what the producer sends, hands it on to the followers, and answers when all hold it."""
+    """Appends what the producer sends, passes it to the followers, and answers when all hold it."""
 
     def __init__(self, log: Log, followers: Sequence[str]) -> None:
         self._log = log
@@ -145,7 +145,7 @@ class Leader:
 
 
 async def serve(path: Path, followers: Sequence[str], *, is_flushed: bool) -> None:
-    """Serve on an ephemeral loopback port, printed as `ready PORT`; a leader if there are followers."""
+    """Serve on an ephemeral loopback port, printed as `ready PORT`. With followers this process is the leader."""
     server = grpc.aio.server(
         options=[
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),

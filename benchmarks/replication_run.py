@@ -40,21 +40,22 @@ PRODUCE_BYTES = 128 * MB
 
 LATENCY_RECORDS = 3_000
 LATENCY_RATE = 1_000
-"""Records of one round of latencies, and how many a second."""
+"""Number of records of one round of latencies, and also their rate per second."""
 
 IDLE_TOPIC_PARTITIONS = 1_000
 IDLE_WAIT_S = 300.0
 IDLE_PERCENT = 10.0
 IDLE_LOOK_S = 20.0
-"""Idle partitions: of one topic; seconds until they must be led; processor below which a broker is idle; seconds of the look."""
+"""Settings of the rows of idle partitions: partitions of one topic; seconds until they must have leaders; share of a core below which a
+broker is idle; seconds of the measurement."""
 
 POLICIES = {"none": 0.45, "ack": 0.35}
-"""Flush policies, with the part of the ceiling that is demanded."""
+"""Flush policies, with the demanded share of the ceiling."""
 
 
 @contextmanager
 def ceiling(directory: Path, *, is_flushed: bool) -> Generator[str]:
-    """Run the three bare processes; give the address of the leader."""
+    """Run the three bare processes. Yields the address of the leader."""
     running: list[ServerProcess] = []
     flags = ["--flush"] if is_flushed else []
     try:
@@ -71,7 +72,7 @@ def ceiling(directory: Path, *, is_flushed: bool) -> Generator[str]:
 
 
 class Run:
-    """One cluster, and what was measured."""
+    """One cluster and its measurements."""
 
     def __init__(self, cluster: Cluster, directory: Path, rounds: int) -> None:
         self._cluster = cluster
@@ -107,7 +108,7 @@ class Run:
         self.results.append(compare(name, "MB/s", ours[1:], theirs[1:], at_least=POLICIES[policy]))
 
     def latency(self, policy: str) -> None:
-        """Measure the time to the acknowledgement, of acks=all beside acks=leader."""
+        """Measure the time to the acknowledgement, with acks=all and with acks=leader."""
         topic = self._topic(policy)
         added: list[float] = []
         for _ in range(self._rounds):
@@ -120,7 +121,7 @@ class Run:
         self.results.append(absolute(name, "ms", added, at_most=1.0))
 
     def idle(self, partition_count: int) -> None:
-        """Create partitions of three replicas that nobody uses; tell what they cost each broker."""
+        """Create idle partitions of three replicas, and report what they cost each broker."""
         brokers = [psutil.Process(broker.pid) for broker in self._cluster.brokers.values()]
         before = [process.memory_info().rss for process in brokers]
         with Admin(self._cluster.bootstrap, request_timeout_ms=int(IDLE_WAIT_S * 1000)) as admin:
@@ -159,13 +160,13 @@ class Run:
 
 
 def cpu_s(process: psutil.Process) -> float:
-    """CPU seconds (user and system) that a process has used."""
+    """Return the CPU seconds (user and system) that a process has used."""
     times = process.cpu_times()
     return times.user + times.system
 
 
 async def ack_times_ms(bootstrap: str, topic: str, acks: str) -> list[float]:
-    """Send records at a steady rate; return for each the milliseconds until it was acknowledged."""
+    """Send records at a steady rate. Return for each the milliseconds until it was acknowledged."""
     sent: list[float] = []
     times: list[float] = []
 
@@ -190,7 +191,7 @@ async def ack_times_ms(bootstrap: str, topic: str, acks: str) -> list[float]:
 
 
 def main() -> int:
-    """Run everything; 1 if something that is demanded was not met."""
+    """Run everything. Return 1 if a demand was not met."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="*", default=["none", "ack", "latency", "idle"])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One figure, its ceiling in the same rounds and the ratio; `target` is the ratio or value that is demanded."""
+    """One figure, its ceiling in the same rounds, and the ratio. `target` is the demanded ratio or value."""
 
     name: str
     value: float
@@ -33,7 +33,7 @@ def compare(
     at_most: float | None = None,
     note: str = "",
 ) -> Result:
-    """Build a result from rounds taken in turns; the ratio is the median of the pairwise ratios."""
+    """Return a result from rounds taken in turns. The ratio is the median of the pairwise ratios."""
     ratio = statistics.median(value / ceiling for value, ceiling in zip(values, ceilings, strict=True))
     met = (at_least is None or ratio >= at_least) and (at_most is None or ratio <= at_most)
     bounds = [f">= {at_least}" if at_least is not None else "", f"<= {at_most}" if at_most is not None else ""]
@@ -58,7 +58,7 @@ def absolute(
     at_most: float | None = None,
     note: str = "",
 ) -> Result:
-    """Build a result without a ceiling from several rounds."""
+    """Return a result without a ceiling from several rounds."""
     value = statistics.median(values)
     bounds = [f">= {at_least:g}" if at_least is not None else "", f"<= {at_most:g}" if at_most is not None else ""]
     return Result(

@@ -45,7 +45,7 @@ ONLY_HELP = (
 
 
 class Bench:
-    """One run: two servers that write below one directory, several rounds, a list of results."""
+    """One run: two servers that write below one directory, several rounds, and a list of results."""
 
     def __init__(self, directory: Path, ceiling: ServerProcess, server: ServerProcess, rounds: int) -> None:
         self._directory = directory
@@ -63,7 +63,7 @@ class Bench:
         return topic
 
     def _rounds_of(self, *measures: Callable[[], float]) -> list[list[float]]:
-        """Run the measures in turns; drop the warm-up round."""
+        """Run the measures in turns, and drop the warm-up round."""
         rounds = [[measure() for measure in measures] for _ in range(self._rounds + 1)][1:]
         return [list(column) for column in zip(*rounds, strict=True)]
 
@@ -98,7 +98,7 @@ class Bench:
         self.results.append(compare(name, "MB/s", measured, ceilings, at_least=0.45, note=note))
 
     def _fill_ceiling(self, message: bytes) -> None:
-        """Let the file of the ceiling hold as much as a fetch reads; without rows of produce before it is empty."""
+        """Make the file of the ceiling as large as a fetch reads. Without produce rows before it, the file is empty."""
         count = -(-(PRODUCE_BYTES - self._ceiling_bytes) // len(message))
         if count > 0:
             uvloop.run(ceiling_client.produce(self._ceiling.address, message, count, method="ProduceNone"))
@@ -130,7 +130,7 @@ class Bench:
             self.results.append(absolute("consume to lists 100 B", "M records/s", rates, at_least=5.0))
 
     def send(self) -> None:
-        """Send one keyed record a call, through to sealed and to acknowledged batches."""
+        """Send one keyed record per call, to sealed batches and to acknowledged batches."""
         keys = [b"key-%07d" % (index % 10_000) for index in range(KEYED_RECORDS)]
         values = [os.urandom(100)] * KEYED_RECORDS
 
@@ -156,7 +156,7 @@ class Bench:
         self.results.append(absolute("send() keyed 100 B, acknowledged", unit, list(acknowledged)))
 
     def storage_steps(self, directory: Path) -> list[tuple[str, Callable[[], None]]]:
-        """Benchmarks of the log engine alone, by name."""
+        """Return the benchmarks of the log engine alone, by name."""
         storage, scale = StorageBench(directory, self._rounds_of), ScaleBench(directory, self._rounds_of)
         compaction = CompactionBench(directory, self._rounds_of)
         rows: list[tuple[str, Callable[[], list[Result]]]] = [
@@ -173,7 +173,7 @@ class Bench:
         return [(name, lambda measure=measure: self.results.extend(measure())) for name, measure in rows]
 
     def latency(self) -> None:
-        """One 100 B record a message at 1,000 a second, from send to the consumer."""
+        """Measure the time from send to the consumer, with one 100 B record per message at 1,000 per second."""
         value = os.urandom(100)
         message = bytes(encode_batch([value], timestamps_ms=1))
         p50: list[list[float]] = [[], []]
@@ -193,13 +193,13 @@ class Bench:
 
 
 def cpu_s() -> float:
-    """CPU seconds of this process."""
+    """Return the CPU seconds of this process."""
     times = os.times()
     return times.user + times.system
 
 
 def main() -> int:
-    """Run the chosen benchmarks and write the table; 1 when a target is missed."""
+    """Run the chosen benchmarks and write the table. Return 1 if a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="counted rounds (default 5)")
     parser.add_argument("--only", default="", help=ONLY_HELP)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brokers of the scale benchmark that host nothing: they register, send heartbeats, and follow the active controller.
+"""Brokers of the scale benchmark without replicas: they register, send heartbeats, and follow the active controller.
 
-Each speaks the controller's calls as a broker does. They share one gRPC listener, so that a redial finds life; the first broker,
-the *victim*, names a port on which nobody listens: when its connection breaks it is found gone, as a killed process is.
-Everything runs on one event loop.
+Each makes the controller calls of a broker. They share one gRPC listener, so a test connection to them succeeds. The first broker, the
+*victim*, names a port on which no process listens. When its connection breaks it is found gone, like a killed process. Everything runs
+on one event loop.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RETRY_S = 0.1
 
 CALL_TIMEOUT_MS = 3_000
 CAUGHT_UP_OFFSET = 2**62
-"""Metadata offset that the brokers claim to have applied: they hold no metadata."""
+"""Metadata offset that the brokers claim to have applied, because they hold no metadata."""
 
 
 class HollowBroker:
@@ -38,7 +38,7 @@ class HollowBroker:
     Args:
         broker_id: node id.
         addresses: internal ports of the voters, by node id.
-        port: port that it names as its own.
+        port: port that it registers as its own.
     """
 
     def __init__(self, broker_id: int, addresses: Mapping[int, str], port: int) -> None:
@@ -50,7 +50,7 @@ class HollowBroker:
         self._incarnation_id = os.urandom(16)
 
     async def run(self) -> None:
-        """Register and send heartbeats, with the next voter whenever one refuses."""
+        """Register and send heartbeats. After a refusal use the next voter."""
         while True:
             for address in self._addresses.values():
                 try:
@@ -88,11 +88,11 @@ class HollowBroker:
 
 
 class HollowBrokers:
-    """Some brokers, from an id on; the first is the victim.
+    """Several brokers with consecutive ids; the first is the victim.
 
     Args:
         first_id: node id of the victim.
-        count: how many.
+        count: number of brokers.
         addresses: internal ports of the voters, by node id.
     """
 
@@ -106,7 +106,7 @@ class HollowBrokers:
 
     @property
     def victim_id(self) -> int:
-        """Node id of the broker that `lose` takes away."""
+        """Node id of the victim."""
         return self._first_id
 
     @property
@@ -116,11 +116,11 @@ class HollowBrokers:
 
     @property
     def ids(self) -> range:
-        """Node ids of all."""
+        """Node ids of all brokers."""
         return range(self._first_id, self._first_id + self._count)
 
     async def start(self) -> None:
-        """Start all and wait until all may lead."""
+        """Start all brokers and wait until all are unfenced."""
         port = self._server.add_insecure_port(f"{HOST}:0")
         await self._server.start()
         for broker_id in range(self._first_id, self._first_id + self._count):
@@ -133,7 +133,7 @@ class HollowBrokers:
         self._tasks[broker_id] = asyncio.create_task(broker.run())
 
     async def wait_unfenced(self) -> None:
-        """Wait until every one that runs may lead."""
+        """Wait until every running broker is unfenced."""
         for broker in self._brokers.values():
             await broker.unfenced.wait()
 
@@ -142,7 +142,7 @@ class HollowBrokers:
         await self._end(self.victim_id)
 
     async def restore(self) -> None:
-        """Start the victim again, as another process; returns when it may lead."""
+        """Start the victim again, as another process, and wait until it is unfenced."""
         self._start(self.victim_id, free_port())
         await self.wait_unfenced()
 
@@ -153,7 +153,7 @@ class HollowBrokers:
         await asyncio.gather(task, return_exceptions=True)
 
     async def stop(self) -> None:
-        """End all."""
+        """Stop all brokers."""
         for broker_id in list(self._tasks):
             await self._end(broker_id)
         await self._server.stop(0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of the scale benchmark to the voters: create topics, see the quorum, change something. All on one event loop."""
+"""Calls of the scale benchmark to the voters: create topics, describe the quorum, make changes. Belongs to one event loop."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 PARTITIONS_PER_TOPIC = 100
 CREATIONS_IN_FLIGHT = 8
-"""CreateTopic calls under way at once."""
+"""CreateTopic calls under way at the same time."""
 
 LOOK_S = 0.02
-"""Seconds between two looks at something that is waited for."""
+"""Seconds between two checks of a condition."""
 
 CALL_TIMEOUT_S = 30.0
 PROBE_TIMEOUT_S = 1.0
@@ -37,16 +37,17 @@ _REFUSED = (
     grpc.StatusCode.UNKNOWN,
     grpc.StatusCode.UNIMPLEMENTED,
 )
-"""What is sent again, elsewhere: changes may come twice, and a node in its first start serves nothing yet."""
+"""Statuses after which a call is sent again to another voter. A change may be made twice, and a node in its first start does not
+serve yet."""
 
 
 @dataclass(slots=True)
 class Created:
-    """What was created.
+    """The created topics.
 
     Attributes:
-        topics: how many topics.
-        replicas: partitions with a replica on each broker, by broker id.
+        topics: number of topics.
+        replicas: number of partitions with a replica on each broker, by broker id.
     """
 
     topics: int
@@ -57,14 +58,14 @@ class Voters:
     """The voters of a cluster by node id, called directly.
 
     Args:
-        addresses: quorum listeners by node id.
+        addresses: internal ports of the voters by node id.
     """
 
     def __init__(self, addresses: Mapping[int, str]) -> None:
         self.addresses = addresses
 
     async def quorum(self) -> admin_pb2.DescribeQuorumResponse:
-        """The quorum as its leader sees it; waits for one."""
+        """Wait for a quorum leader, and return the quorum as the leader sees it."""
         return await until(self._quorum_once, CALL_TIMEOUT_S, "a quorum leader")
 
     async def _quorum_once(self) -> admin_pb2.DescribeQuorumResponse | None:
@@ -83,7 +84,7 @@ class Voters:
         return None
 
     async def is_serving(self, node_id: int) -> bool:
-        """True when the voter's health service says so."""
+        """Return True if the voter's health service says that it serves."""
         async with grpc.aio.insecure_channel(self.addresses[node_id]) as channel:
             check = channel.unary_unary(
                 "/grpc.health.v1.Health/Check", response_deserializer=health_pb2.HealthCheckResponse.FromString
@@ -95,7 +96,7 @@ class Voters:
             return answer.status == health_pb2.HealthCheckResponse.SERVING
 
     async def has_everything(self, node_id: int, *, votes: bool | None = None) -> bool:
-        """True when a replica is as far as the high watermark and fetches; `votes`: only as a voter, or only as an observer."""
+        """Return True if a replica has reached the high watermark and fetches. `votes`: only as a voter, or only as an observer."""
         quorum = await self.quorum()
         replicas = [(True, each) for each in quorum.voters] + [(False, each) for each in quorum.observers]
         return any(
@@ -107,7 +108,7 @@ class Voters:
         )
 
     async def create(self, partitions: int, *, replication_factor: int) -> Created:
-        """Create topics of 100 partitions, several at a time, whoever leads."""
+        """Create topics of 100 partitions, several at a time, at whichever voter leads."""
         count = max(1, partitions // PARTITIONS_PER_TOPIC)
         created = Created(topics=count, replicas={})
         numbers = iter(range(count))
@@ -129,7 +130,7 @@ class Voters:
         return created
 
     async def change(self, topics: Sequence[str], value: str | None) -> None:
-        """Set, or remove, the description of topics, at whichever voter leads; returns with the commit."""
+        """Set or remove the description of topics at whichever voter leads. Returns with the commit."""
         request = admin_pb2.AlterConfigsRequest()
         for topic in topics:
             changes = request.resources.add()
@@ -153,14 +154,14 @@ class Voters:
         await until(attempt, CALL_TIMEOUT_S, "a change to be committed")
 
     async def broker_serves(self, broker_id: int, address: str) -> bool:
-        """True when a broker answers, and does not see itself fenced."""
+        """Return True if a broker answers and does not see itself fenced."""
         async with grpc.aio.insecure_channel(address) as channel:
             call = channel.unary_unary(
                 "/lograft.v1.MetadataService/GetCluster",
                 response_deserializer=metadata_pb2.GetClusterResponse.FromString,
             )
             try:
-                # One topic that is not there: the brokers are wanted, not all topics.
+                # The request names a topic that does not exist, because only the brokers are needed.
                 request = metadata_pb2.GetClusterRequest(topics=["none"]).SerializeToString()
                 answer = await call(request, timeout=PROBE_TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
@@ -170,7 +171,7 @@ class Voters:
         return any(each.broker_id == broker_id and not each.fenced for each in answer.brokers)
 
     async def leader_of(self, topic: str) -> dict[int, int | None]:
-        """Leaders of the partitions of a topic, read linearizably."""
+        """Return the leaders of the partitions of a topic, by a linearizable read."""
 
         async def attempt() -> metadata_pb2.Topic | None:
             quorum = await self.quorum()
@@ -187,7 +188,7 @@ class Voters:
 
 
 async def _created(channel: grpc.aio.Channel, topic: str, replication_factor: int, replicas: dict[int, int]) -> bool:
-    """Create a topic and count its replicas; False when it must be tried again, as its controller is none or has no room."""
+    """Create a topic and count its replicas. Return False if it must be tried again, without an active controller or without room."""
     create = channel.unary_unary(_ADMIN + "CreateTopic", response_deserializer=admin_pb2.CreateTopicResponse.FromString)
     request = admin_pb2.CreateTopicRequest(
         topic=topic, partition_count=PARTITIONS_PER_TOPIC, replication_factor=replication_factor
@@ -196,7 +197,7 @@ async def _created(channel: grpc.aio.Channel, topic: str, replication_factor: in
         _count((await create(request.SerializeToString(), timeout=CALL_TIMEOUT_S)).topic, replicas)
     except grpc.aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.ALREADY_EXISTS:
-            # A try whose answer was lost was carried out.
+            # An earlier attempt whose answer was lost created the topic.
             _count(await described(channel, topic), replicas)
             return True
         if error.code() not in _REFUSED:
@@ -206,7 +207,7 @@ async def _created(channel: grpc.aio.Channel, topic: str, replication_factor: in
 
 
 async def described(channel: grpc.aio.Channel, topic: str) -> metadata_pb2.Topic:
-    """A topic, read linearizably at the voter of the channel."""
+    """Return a topic, by a linearizable read at the voter of the channel."""
     call = channel.unary_unary(
         _ADMIN + "DescribeTopic", response_deserializer=admin_pb2.DescribeTopicResponse.FromString
     )
@@ -218,7 +219,7 @@ def _fetches(replica: admin_pb2.QuorumReplica) -> bool:
 
 
 def topic_name(number: int) -> str:
-    """Name of a topic of the benchmark."""
+    """Return the name of a topic of the benchmark."""
     return f"topic-{number:06d}"
 
 
@@ -229,7 +230,7 @@ def _count(topic: metadata_pb2.Topic, replicas: dict[int, int]) -> None:
 
 
 async def until(condition: Callable[[], Awaitable[T | None]], timeout_s: float, what: str) -> T:
-    """Call `condition` until it gives something true, and return that.
+    """Call `condition` until it returns a true value, and return that value.
 
     Raises:
         TimeoutError: it did not in time.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""More replicas for the partitions that a broker of the scale benchmark leads, so that others can lead when it is lost.
+"""Adds replicas to the partitions that a broker of the scale benchmark leads, so that others can lead when it is lost.
 
-Each partition is reassigned, by the call that `lograft partitions reassign` makes; then the leader says that the new replicas are in
-sync, by the call with which brokers say it. Nothing is copied: the brokers hold nothing. All on one event loop.
+Each partition is reassigned by the call that `lograft partitions reassign` makes. Then the leader reports the new replicas as in
+sync, by the call that brokers use for it. Nothing is copied, because the brokers hold nothing. Everything runs on one event loop.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from integration_tests.harness.cluster import CLUSTER_ID
 from metaquorum.testing.peer_client import ControllerCalls, PeerClient
 
 BATCH_PARTITIONS = 500
-"""Partitions of one request; the most that a reassignment takes."""
+"""Partitions of one request: the maximum of a reassignment."""
 
 BATCHES_IN_FLIGHT = 4
-"""Batches under way at once."""
+"""Batches under way at the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedPartition:
-    """A partition that the victim leads, alone."""
+    """A partition that only the victim has, and leads."""
 
     topic: str
     topic_id: bytes
@@ -38,12 +38,12 @@ class LedPartition:
 
 
 class ReplicaAdder:
-    """Gives replicas to the partitions that the victim leads alone.
+    """Adds replicas to the partitions of which the victim has the only replica.
 
     Args:
-        voters: the voters; whoever leads them must go on leading.
+        voters: the voters. Their leader must not change.
         brokers: the brokers.
-        count: replicas of each partition from here on, at most one for each broker.
+        count: new number of replicas of each partition, at most one for each broker.
     """
 
     def __init__(self, voters: Voters, brokers: HollowBrokers, *, count: int) -> None:
@@ -53,7 +53,7 @@ class ReplicaAdder:
         self._controller: ControllerCalls | None = None
 
     async def add(self, topics: int) -> int:
-        """Add replicas in so many topics; returns in how many partitions."""
+        """Add replicas in that many topics, and return the number of partitions."""
         leader_id = (await self._voters.quorum()).leader_id
         address = self._brokers.addresses[leader_id]
         async with (
@@ -112,7 +112,7 @@ class ReplicaAdder:
             cluster_id=CLUSTER_ID, broker_id=self._brokers.victim_id, broker_epoch=self._brokers.victim_epoch
         )
         for each in batch:
-            # Each change until now was one of the leader, so the two epochs were equal; the reassignment was another one.
+            # Before the reassignment every change was one of the leader, so the two epochs were equal. The reassignment added one.
             proposal = request.proposals.add(
                 topic_id=each.topic_id,
                 partition=each.partition,

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """`make bench-scale`: the metadata quorum with 10,000, 100,000 and 1,000,000 partitions.
 
-Three voters as processes on loopback that sync every change, topics of 100 partitions on ten brokers. The brokers register and
-send heartbeats and host nothing (`scale_brokers`); beside them one real broker process, which gets no partition, holds a broker's
-view of all. Each size has a cluster of its own. Memory is resident memory less that of the same process before the first topic;
-with few partitions that is mostly what any process takes once it works.
+Three voters run as processes on loopback and sync every change. Topics have 100 partitions on ten brokers. The brokers register and
+send heartbeats but have no replicas (`scale_brokers`). Beside them, one real broker process without partitions holds a broker's view
+of all. Each size has its own cluster. Memory is resident memory minus that of the same process before the first topic. With few
+partitions that is mostly what any working process takes.
 
-A killed voter is started again with its data ("restart"), and without ("catch-up": it joins under another directory id). The broker
-that is lost has a tenth of the partitions. Where the cluster offers one replica only, its partitions are left without a leader, and
-led again when it is back: both are measured, and each is a decision and a record for every one of its partitions. Then they are
-reassigned to three brokers each (`scale_replicas`), and the broker is lost once more: now others lead them.
+A killed voter is started again with its data ("restart"), and without ("catch-up": it joins under another directory id). The lost
+broker has a tenth of the partitions. If the cluster offers only one replica, its partitions have no leader until it is back. Both
+changes are measured; each is a decision and a record for every one of its partitions. Then the partitions are reassigned to three
+brokers each (`scale_replicas`), and the broker is lost once more. Now other brokers lead them.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ SIZES = (10_000, 100_000, 1_000_000)
 BROKERS = 10
 FIRST_BROKER_ID = 201
 REPLICATION_FACTORS = (2, 1)
-"""Replicas of a partition: the first that the cluster offers."""
+"""Numbers of replicas to try; the first that the cluster offers is used."""
 
 REPLICAS_TO_MOVE = 3
-"""Replicas that the victim's partitions have when others take over from it."""
+"""Replicas of the victim's partitions before other brokers take over from it."""
 
 FILLER_BYTES = 21 * 1024 * 1024
 """Bytes of log after which every voter has made a snapshot."""
@@ -56,7 +56,7 @@ RESULTS = Path(__file__).parent / "results"
 
 @dataclass(slots=True, kw_only=True)
 class Row:
-    """What was measured with one number of partitions; times in seconds, memory in bytes for each partition."""
+    """The figures for one number of partitions. Times are in seconds, memory in bytes for each partition."""
 
     partitions: int
     replication_factor: int = 0
@@ -84,8 +84,8 @@ class Run:
     """One cluster of one size.
 
     Args:
-        directory: where its data goes.
-        partitions: how many.
+        directory: directory of its data.
+        partitions: number of partitions.
     """
 
     def __init__(self, directory: Path, partitions: int) -> None:
@@ -103,7 +103,7 @@ class Run:
         return next(iter(self.cluster.brokers.values()))
 
     async def measure(self) -> Row:
-        """Take every figure, in an order in which none spoils the next."""
+        """Measure all figures, in an order in which none disturbs the next."""
         for process in (*self.cluster.voters.values(), self.broker):
             process.start()
         await until(self._broker_serves, PHASE_TIMEOUT_S, "the broker to serve")
@@ -169,7 +169,7 @@ class Run:
         return await self.voters.broker_serves(*next(iter(self.cluster.broker_addresses.items())))
 
     async def _fail_over(self, empty: int) -> None:
-        """Kill the leader, commit something, start it again."""
+        """Kill the leader, commit a change, and start it again."""
         leader_id = (await self.voters.quorum()).leader_id
         process = self.cluster.voters[leader_id]
         process.kill()
@@ -189,7 +189,7 @@ class Run:
         self.row.restarted_voter_bytes = round((_resident(process) - empty) / self.row.partitions, 1)
 
     async def _snapshot(self) -> None:
-        """Grow the log until every voter makes a snapshot; the slowest of all that were made counts."""
+        """Grow the log until every voter makes a snapshot. The slowest snapshot counts."""
         topics = [topic_name(number) for number in range(min(FILLER_TOPICS, self.row.partitions // 100))]
         before = self._snapshots()
         for number in range(FILLER_BYTES // (FILLER_VALUE_BYTES * len(topics)) + 1):
@@ -212,7 +212,7 @@ class Run:
         }
 
     async def _catch_up(self) -> None:
-        """Kill a follower, wipe it, start it: it is an observer with everything after so long, and a voter later."""
+        """Kill a follower, wipe it, and start it. Measure when it is an observer with everything, and when it is a voter."""
         leader_id = (await self.voters.quorum()).leader_id
         node_id = next(each for each in self.cluster.voters if each != leader_id)
         process = self.cluster.voters[node_id]
@@ -250,7 +250,7 @@ class Run:
         self.row.elections += (await self.voters.quorum()).quorum_epoch - before.quorum_epoch
 
     async def _lose(self) -> tuple[float, float]:
-        """Lose the broker; returns seconds until all was decided, and processor time of the quorum leader for each, in microseconds."""
+        """Lose the broker. Return seconds until all is decided, and the quorum leader's CPU microseconds per partition."""
         before = await self.voters.quorum()
         leader = psutil.Process(self.cluster.voters[before.leader_id].pid)
         started, used = time.monotonic(), leader.cpu_times()
@@ -261,7 +261,7 @@ class Run:
         return round(took, 2), round(cpu_s / self.row.lost_partitions * 1e6, 1)
 
     async def _wait_for_records(self, offset: int) -> None:
-        """Wait until there was a record for each lost partition; one or more says that the broker is fenced, or is not."""
+        """Wait until there is a record for each lost partition. At least one more record is about the fencing of the broker."""
 
         async def decided() -> bool:
             return (await self.voters.quorum()).high_watermark > offset + self.row.lost_partitions
@@ -304,7 +304,7 @@ COLUMNS = (
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The table: a line for each figure, a column for each size."""
+    """Return the table: a line for each figure, a column for each size."""
     lines = [
         "| figure | demanded | " + " | ".join(f"{row.partitions:,}" for row in rows) + " |",
         "|---|---|" + "---:|" * len(rows),
@@ -315,7 +315,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def misses(rows: Sequence[Row]) -> list[str]:
-    """What was demanded and not met. Memory counts at the largest size, where it is not lost in what any process takes."""
+    """Return the demands that were not met. Memory counts at the largest size, where the base memory of a process matters least."""
     found: list[str] = []
     for row in rows:
         limits = {"restart_s": 3, "failover_s": 3, "snapshot_s": 1, "fence_s": 15, "moved_s": 15, "elections": 0}
@@ -349,7 +349,7 @@ async def run(sizes: Sequence[int], directory: Path | None) -> list[Row]:
 
 
 def main() -> int:
-    """Command line; returns 2 when a figure is missed."""
+    """Run the command line. Return 2 if a figure is missed."""
     parser = argparse.ArgumentParser(prog="benchmarks.scale_run", description="The quorum with many partitions")
     parser.add_argument("--partitions", type=int, nargs="+", default=SIZES, help="sizes, in turns")
     parser.add_argument("--directory", type=Path, default=None, help="where the data goes; default: the usual place")

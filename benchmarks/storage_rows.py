@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The log engine alone, in this process, beside bare system calls that move the same bytes.
 
-Append: batches of 256 KB whose CRC is checked first, as on a broker; the ceiling writes the same bytes with `writev` (and
-`fdatasync` after each, for `ack`) to a growing file, in turns, on recycled pages. Read: chunks of whole batches of about 1 MiB
-from the page cache; the ceiling is `pread` of 1 MiB. Look-ups: random offsets and timestamps over 10 and over 1,000 segments;
-growth is the ratio of their costs. Many partitions: small batches to 1,000 logs at a fixed rate, each flushed by the engine's
-own flusher, beside one partition at the same rate for itself.
+Append: batches of 256 KB whose CRC is checked first, as on a broker. The ceiling writes the same bytes with `writev` (and `fdatasync`
+after each, for `ack`) to a growing file, in turns, on recycled pages. Read: chunks of whole batches of about 1 MiB from the page cache.
+The ceiling is `pread` of 1 MiB. Look-ups: random offsets and timestamps over 10 and over 1,000 segments; growth is the ratio of their
+costs. Many partitions: small batches to 1,000 logs at a fixed rate, flushed by the engine's own flusher, beside one partition alone at
+the same rate.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PARTITIONS = 1_000
 PARTITION_RATE = 10
 PARTITION_SECONDS = 5
 LONE_PARTITION_SECONDS = 20
-"""Seconds of a round with one partition: 200 batches, so that the p99 is not just the worst of a few."""
+"""Seconds of a round with one partition: 200 batches, so that the p99 is more than the worst of a few."""
 FLUSH_TIMEOUT_S = 10.0
 MB = 1e6
 
@@ -76,7 +76,7 @@ class StorageBench:
         return opened.log
 
     def append(self, flush_policy: str, *, at_least: float) -> Result:
-        """Append 256 KB batches of 100 B records, flushing after each for `ack`."""
+        """Append 256 KB batches of 100 B records. For `ack`, flush after each."""
         batch = usual_batch()
         count = APPEND_BYTES // len(batch)
 
@@ -115,7 +115,7 @@ class StorageBench:
         return compare(f"storage append {flush_policy}", "MB/s", measured, ceilings, at_least=at_least, note=note)
 
     def payload_check(self) -> Result:
-        """The whole check that a broker makes of a batch, without any disk."""
+        """Run a broker's whole check of a batch, without any disk."""
         batch = usual_batch()
         count = APPEND_BYTES // len(batch)
 
@@ -163,7 +163,7 @@ class StorageBench:
         return compare("storage read 1 MiB", "MB/s", measured, ceilings, at_least=0.6, note="page cache")
 
     def lookups(self) -> list[Result]:
-        """Random look-ups by offset and by timestamp; cost over 1,000 segments against cost over 10."""
+        """Look up random offsets and timestamps, and compare the cost over 1,000 segments with the cost over 10."""
         costs: dict[str, list[float]] = {"offset": [], "timestamp": []}
         for segments in LOOKUP_SEGMENTS:
             directory = self._fresh()
@@ -182,7 +182,7 @@ class StorageBench:
                 costs[kind].append((time.perf_counter() - started) / len(targets) * 1e6)
             log.close(clean=False)
             shutil.rmtree(directory)
-        # log2(1000 * 50) / log2(10 * 50): what a bisection over all batches would grow by.
+        # log2(1000 * 50) / log2(10 * 50): the growth of a bisection over all batches.
         bound = 1.74
         return [
             compare(
@@ -207,7 +207,7 @@ class StorageBench:
         return log, offset
 
     def many_partitions(self) -> Result:
-        """1,000 partitions, each ten 1 KB batches a second with `ack`; p99 from append to flushed against one partition."""
+        """Run 1,000 partitions with ten 1 KB batches per second each and `ack`: p99 from append to flushed, beside one partition."""
         medians_ms: dict[int, list[float]] = {1: [], PARTITIONS: []}
         shares: list[float] = []
 
@@ -235,7 +235,7 @@ class StorageBench:
             Path(f"{directory}/{number}").mkdir()
             logs.append(self._open(f"{directory}/{number}", files=files))
         for log in logs:
-            # The first flush of a leader epoch saves a checkpoint as well: measured is the steady state.
+            # The first flush of a leader epoch also saves a checkpoint, but this measures the steady state.
             log.append_as_leader(small, read_header(small), leader_epoch=1, now_ms=0)
             log.flush()
         run = _PacedRun(logs, small)
@@ -250,13 +250,13 @@ class StorageBench:
 
 
 class _PacedRun:
-    """One owner thread that appends to each log in turn at its rate, and the flusher's threads."""
+    """One owner thread that appends to each log in turn at its rate, and the threads of the flusher."""
 
     def __init__(self, logs: list[PartitionLog], batch: bytes) -> None:
         self._logs = logs
         self._batch = batch
         self._flusher = GroupFlusher()
-        # Not a SimpleQueue: in Python 3.11 its `get` may wait for ever when a timeout of microseconds runs out at the wrong moment.
+        # Not a SimpleQueue: in Python 3.11 its `get` may wait forever if a timeout of microseconds ends at the wrong moment.
         self._done: deque[tuple[int, FlushWork, BaseException | None]] = deque()
         self._signal = threading.Event()
         self._is_waiting = False
@@ -273,7 +273,7 @@ class _PacedRun:
         started = time.perf_counter()
         for step in range(total):
             due_s = started + step * interval_s
-            # Whatever is done is taken first, so that no next group waits for an append.
+            # Flushed groups are handled first, so that no next group waits for an append.
             while self._take_done(max(0.0, due_s - time.perf_counter())) or time.perf_counter() < due_s:
                 pass
             number = step % len(self._logs)
@@ -297,7 +297,7 @@ class _PacedRun:
             self._signal.set()
 
     def _take_done(self, timeout_s: float) -> bool:
-        """Take one flushed group back, waiting for it at most so long; False if there was none."""
+        """Handle one flushed group, after a wait of at most `timeout_s`. Return False if there was none."""
         if not self._done and timeout_s > 0:
             self._is_waiting = True
             if not self._done:
@@ -325,5 +325,5 @@ def usual_batch() -> bytes:
 
 
 def wall_ms() -> int:
-    """Milliseconds since 1970-01-01 UTC."""
+    """Return the milliseconds since 1970-01-01 UTC."""
     return time.time_ns() // 1_000_000

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The log engine at its limits: 100,000 partitions in one process, and recovery of a long log.
 
-Partitions: a data directory with 100,000 small logs that were stopped cleanly, opened by a fresh process (`storage_scale_child`)
-under a budget of 1,000 descriptors, as a broker opens them. Stated are resident memory for each idle partition (measured, not
-counted by allocations), the time of the opening beside bare system calls that read the same files, and the most descriptors at
-any time, also while thousands of the partitions are read and written. One log is written by the engine; the others have its files,
-each log under its own identity. Page state: the files were just written; they are in the page cache.
+Partitions: a data directory has 100,000 small logs that were stopped cleanly. A fresh process (`storage_scale_child`) opens them as a
+broker does, with a budget of 1,000 descriptors. The figures are the resident memory for each idle partition (measured, not counted by
+allocations), the time of the opening beside bare system calls that read the same files, and the maximum of descriptors at any time,
+also while thousands of partitions are read and written. The engine writes one log. The others have copies of its files, each under
+its own identity. Page state: the files were just written and are in the page cache.
 
-Recovery: a log of 64 segments that was not closed; counted are the bytes that its opening reads, at the `Disk` interface. The
-ceiling is what recovery must read: the unflushed bytes, and the flushed part of the segment with the recovery point, whose index
-is built anew.
+Recovery: a log of 64 segments that was not closed. The figure is the number of bytes that its opening reads, at the `Disk` interface.
+The ceiling is what recovery must read: the unflushed bytes, and the flushed part of the segment with the recovery point, whose index
+is rebuilt.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ PARTITIONS = 100_000
 PARTITIONS_PER_TOPIC = 100
 
 MAX_LINKS = 50_000
-"""Directories that share files: a file of ext4 may have 65,000 names."""
+"""Maximum directories that share files: a file of ext4 may have 65,000 names."""
 
 FILE_BUDGET = 1_000
 """Descriptors that the engine may hold for the files of all logs."""
 
 OTHER_DESCRIPTORS = 4
-"""Descriptors beside the budget: what one call needs for a moment (a directory that is listed or synced, a small file that is
-read, a file that takes the place of one that is about to close, a file with unsynced bytes)."""
+"""Descriptors in addition to the budget, which one call needs for a moment: a directory that is listed or synced, a small file that is
+read, a file that replaces one that is about to close, a file with unsynced bytes."""
 
 IDLE_BYTES = 4 * 1024
-"""Most bytes of resident memory for an idle partition."""
+"""Maximum bytes of resident memory for an idle partition."""
 
 OPENINGS = 3
-"""Fresh processes that open everything; medians are stated."""
+"""Number of fresh processes that open everything. Medians are stated."""
 
 OPENING_TIMEOUT_S = 600.0
 
@@ -78,7 +78,8 @@ UNFLUSHED_BATCHES = (100, 700)
 """Batches after the last flush: within the last segment, and over three segments."""
 
 READ_OVERHEAD = 1.05
-"""Bytes read over those that must be read: batches at the edge of a chunk are read twice, small files are read beside."""
+"""Allowed ratio of bytes read to bytes that must be read: batches at the edge of a chunk are read twice, and small files are read
+too."""
 
 MB = 1e6
 
@@ -130,7 +131,7 @@ class ScaleBench:
         ]
 
     def recovery(self) -> list[Result]:
-        """Open a log of many segments after an unclean stop; count what is read."""
+        """Open a log of many segments after an unclean shutdown, and count what is read."""
         return [self._recover(count) for count in UNFLUSHED_BATCHES]
 
     def _recover(self, unflushed_batches: int) -> Result:
@@ -163,8 +164,9 @@ class ScaleBench:
 def prepare_partitions(data_path: str, partitions: int) -> None:
     """Format a data directory with that many small logs, each stopped cleanly.
 
-    The engine writes the first. The others get copies of its log and recovery point and an identity of their own; the caches, which
-    the engine only ever replaces and never writes into, are further names of the same files, or removing all takes minutes.
+    The engine writes the first one. The others get copies of its log and recovery point, and their own identity. The caches are further
+    hard links to the same files, because removing copies of all would take minutes. That is safe: the engine only replaces caches and
+    never writes into them.
     """
     disk = PosixDisk()
     data = DataDirectory.create(
@@ -191,7 +193,7 @@ def prepare_partitions(data_path: str, partitions: int) -> None:
         os.mkdir(path)
         if number % MAX_LINKS == 0:
             links_to = path
-        # A wrong line is refused by the engine when it opens the log.
+        # If a line is wrong, the engine refuses to open the log.
         whose = [f"topic_id {identity.topic_id.hex()}", f"partition {identity.partition}"]
         contents[PARTITION_FILE] = encode_lines(whose)
         for name, content in contents.items():
@@ -204,7 +206,7 @@ def prepare_partitions(data_path: str, partitions: int) -> None:
 
 
 def identity_of(number: int) -> PartitionIdentity:
-    """Spread partitions over topics."""
+    """Return the identity of a partition. Partitions are spread over topics."""
     topic, partition = divmod(number, PARTITIONS_PER_TOPIC)
     return PartitionIdentity((topic + 1).to_bytes(16, "big"), partition)
 
@@ -222,17 +224,17 @@ def open_in_child(data_path: str, budget: int) -> ScaleReport:
 
 
 def write_unclean(path: str, segments: int, unflushed_batches: int) -> int:
-    """Write a log of that many segments, the last batches of it not flushed, and leave it as a crash would.
+    """Write a log of that many segments without flushing the last batches, and leave it as a crash would.
 
     Returns:
-        Bytes that recovery must read: unflushed ones, and those before them in the segment of the recovery point.
+        Bytes that recovery must read: the unflushed ones, and those before them in the segment of the recovery point.
     """
     settings = LogSettings(segment_bytes=RECOVERY_SEGMENT_BYTES)
     log = PartitionLog.open(PosixDisk(), path, settings=settings, now_ms=1).log
     batch = encode_batch([bytes(RECOVERY_BATCH_BYTES - 100)], timestamps_ms=1, producer_id=-1)
     header = read_header(batch)
     per_segment = RECOVERY_SEGMENT_BYTES // len(batch)
-    # The last segment is half full in the end.
+    # At the end the last segment is half full.
     flushed = (segments - 1) * per_segment + per_segment // 2 - unflushed_batches
     for number in range(flushed + unflushed_batches):
         if number == flushed:
@@ -244,7 +246,7 @@ def write_unclean(path: str, segments: int, unflushed_batches: int) -> int:
 
 
 def open_unclean(disk: ReadCountingDisk, path: str) -> PartitionLog:
-    """Open such a log."""
+    """Open a log after an unclean shutdown."""
     opened = PartitionLog.open(disk, path, settings=LogSettings(segment_bytes=RECOVERY_SEGMENT_BYTES), now_ms=1)
     assert not opened.report.clean
     assert opened.report.cut_offset is None

@@ -33,7 +33,7 @@ NODE_ID = 1
 """Node of the data directory."""
 
 SAMPLE_INTERVAL = 50
-"""Descriptors are counted after every so many partitions."""
+"""Number of partitions after which descriptors are counted."""
 
 READ_PARTITIONS = 4_000
 """Partitions that are read while descriptors are counted."""
@@ -46,17 +46,17 @@ READ_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleReport:
-    """What opening took.
+    """The cost of the opening.
 
     Attributes:
-        partitions: logs that were opened, each after a clean stop.
-        record_count: records that they hold together.
-        idle_bytes: growth of the resident memory for each of them, once all were open.
+        partitions: opened logs, each after a clean shutdown.
+        record_count: records of all logs together.
+        idle_bytes: growth of the resident memory for each log, once all are open.
         open_s: seconds of the scan and all openings.
-        open_cpu_s: processor time of that.
-        bare_s: seconds of listing the same directories and reading the same files by bare system calls.
-        idle_descriptors: descriptors once all were open, above those at the start.
-        most_descriptors: the most descriptors at any time, above those at the start.
+        open_cpu_s: processor time of the scan and all openings.
+        bare_s: seconds that bare system calls need to list the same directories and to read the same files.
+        idle_descriptors: descriptors once all logs are open, above those at the start.
+        most_descriptors: maximum descriptors at any time, above those at the start.
     """
 
     partitions: int
@@ -73,7 +73,7 @@ def measure(path: str, budget: int) -> ScaleReport:
     """Open everything below a data directory.
 
     Args:
-        path: the data directory, formatted, not locked.
+        path: the data directory, formatted and not locked.
         budget: descriptors of the file budget.
     """
     disk = PosixDisk()
@@ -124,7 +124,7 @@ def measure(path: str, budget: int) -> ScaleReport:
 
 
 def use(logs: list[PartitionLog]) -> int:
-    """Read and write partitions all over the list; return the most descriptors."""
+    """Read and write partitions all over the list, and return the maximum of descriptors."""
     most = 0
     batch = bytes(encode_batch([b"x" * 100], timestamps_ms=1))
     header = read_header(batch)
@@ -137,7 +137,7 @@ def use(logs: list[PartitionLog]) -> int:
         log.flush()
         if number % SAMPLE_INTERVAL == 0:
             most = max(most, descriptor_count())
-    # The next process shall find a clean stop again.
+    # The next process must find a clean shutdown again.
     for log in logs[:: max(1, len(logs) // WRITTEN_PARTITIONS)]:
         log.close()
     return max(most, descriptor_count())
@@ -159,13 +159,13 @@ def read_bare(partitions_path: str) -> float:
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process, in bytes."""
+    """Return the resident memory of this process in bytes."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def descriptor_count() -> int:
-    """Open descriptors of this process, the one that lists them included."""
+    """Return the number of open descriptors of this process, including the one that lists them."""
     return len(os.listdir("/proc/self/fd"))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real disk that counts the bytes which the engine reads through it."""
+"""A real disk that counts the bytes that the engine reads through it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from storage.files.disk import Buffer, Disk, File, FileLock
 
 
 class ReadCountingDisk:
-    """A `Disk`; everything goes to the one under it.
+    """A `Disk` that passes everything to the disk under it.
 
     Attributes:
-        read_bytes: bytes that were read so far, from files of any kind.
+        read_bytes: bytes read so far, from files of any kind.
     """
 
     def __init__(self, under: Disk) -> None:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Command line of the broker: `brokerd run` and `brokerd dev`.
 
-Owns the options and their environment variables (`LOGRAFT_` and the option in capitals, dashes as underscores).
+Owns the options and their environment variables. The variable of an option is `LOGRAFT_` and the option's name in capitals, with
+underscores for dashes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ app = typer.Typer(
 logger = logging.getLogger("brokerd")
 
 SNAPSHOTS: Final = SnapshotSettings()
-"""The defaults."""
+"""Default values of the snapshot options."""
 
 
 @app.command()
@@ -63,7 +64,7 @@ def run(
         str, typer.Option(envvar="LOGRAFT_QUORUM", help="host:port,... of the metadata quorum; not with --combined.")
     ] = "",
     rack: Annotated[str, typer.Option(envvar="LOGRAFT_RACK", help="Rack of this broker.")] = "",
-    # The voter in its process.
+    # The voter of the metadata quorum in this process.
     combined: Annotated[
         bool, typer.Option(envvar="LOGRAFT_COMBINED", help="Run a voter of the metadata quorum in this process too.")
     ] = False,
@@ -110,7 +111,7 @@ def run(
             help="Newest snapshots that the voter keeps; its log begins at the oldest of so many (--combined).",
         ),
     ] = SNAPSHOTS.kept,
-    # Limits, and what else holds for all of it.
+    # Limits, and settings for the whole process.
     insecure_plaintext: Annotated[
         bool,
         typer.Option(envvar="LOGRAFT_INSECURE_PLAINTEXT", help="Allow plaintext on an address that others can reach."),
@@ -158,7 +159,7 @@ def run(
     log_level: Annotated[str, typer.Option(envvar="LOGRAFT_LOG_LEVEL", help="DEBUG, INFO, WARNING, ERROR.")] = "INFO",
 ) -> None:
     """Run a broker until SIGTERM."""
-    # Taken, so that start scripts of versions with a second port go on.
+    # Accepted and ignored: start scripts for versions with a second port still work.
     del quorum_fetch_port
     configure_logging(log_level)
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the servers of a cluster reach each other."""
+"""The internal addresses at which servers of a cluster reach each other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from metaquorum.process.settings import Address
 
 
 def internal_address(image: MetadataImage, broker_id: int) -> Address | None:
-    """Return where another broker takes the connections of servers; None: it is not registered, or without such a port."""
+    """Return the address of a broker's internal port; None if the broker is not registered or has no such port."""
     broker = image.brokers.get(broker_id)
     if broker is None or broker.replication_port == 0:
         return None

@@ -7,10 +7,10 @@ import time
 
 
 def monotonic_ms() -> int:
-    """Milliseconds of a clock that never goes back; for deadlines and intervals."""
+    """Return the milliseconds of a clock that never goes back; for deadlines and intervals."""
     return time.monotonic_ns() // 1_000_000
 
 
 def wall_ms() -> int:
-    """Milliseconds since 1970-01-01 UTC; for timestamps inside records and files."""
+    """Return the milliseconds since 1970-01-01 UTC; for timestamps in records and files."""
     return time.time_ns() // 1_000_000

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A whole cluster inside another program, on a thread of its own.
+"""A whole cluster inside another program, on its own thread.
 
-Owns the thread and its event loop. Works from any thread, with or without an event loop in it (a Spark driver, a
-notebook, a test). Two of them in one process are two clusters.
+Owns the thread and its event loop. Any thread may use it, with or without an event loop of its own (a Spark driver, a notebook, a
+test). Two instances in one process are two clusters.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from brokerd.process.server import BrokerServer
 from brokerd.process.standalone import standalone_settings
 
 START_WAIT_MS: Final = 30_000
-"""Milliseconds that `start` waits for the cluster to serve."""
+"""Maximum milliseconds that `start` waits until the cluster serves."""
 
 STOP_WAIT_MS: Final = 30_000
-"""Milliseconds that `stop` waits for the thread to end."""
+"""Maximum milliseconds that `stop` waits until the thread ends."""
 
 
 class EmbeddedCluster:
     """A cluster of one node in this process; a context manager.
 
     Args:
-        data_dir: directory to keep; None: a temporary one, deleted by `stop`.
-        port: public port on the loopback address; 0: any free one.
-        more_data_dirs: further directories for logs, which are kept.
+        data_dir: data directory, which `stop` keeps. None: a temporary directory, which `stop` deletes.
+        port: public port on the loopback address. 0: any free port.
+        more_data_dirs: further log directories, which `stop` keeps.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class EmbeddedCluster:
 
     @property
     def bootstrap(self) -> str:
-        """`127.0.0.1:port` for clients; only between `start` and `stop`."""
+        """Bootstrap address for clients, `127.0.0.1:port`. Raises BrokerError before `start` and after `stop`."""
         if self._bootstrap is None:
             raise BrokerError("the embedded cluster is not running: call start() or use it as a context manager")
         return self._bootstrap
@@ -64,7 +64,7 @@ class EmbeddedCluster:
         """Start the cluster and wait until it serves.
 
         Raises:
-            BrokerError, StorageError: it could not start; nothing of it is left running.
+            BrokerError, StorageError: the cluster could not start. No part of it keeps running.
         """
         if self._thread is not None:
             raise BrokerError("an embedded cluster starts once: make another one")
@@ -85,16 +85,16 @@ class EmbeddedCluster:
         return self
 
     def stop(self) -> None:
-        """Stop the cluster in an orderly way and wait for it. Idempotent.
+        """Stop the cluster cleanly and wait until its thread has ended. Idempotent.
 
         Raises:
-            BrokerError: the cluster had failed meanwhile, or does not end.
+            BrokerError: the cluster had failed before this call, or its thread does not end in time.
         """
         thread, loop, stop_asked = self._thread, self._loop, self._stop_asked
         if thread is None:
             return
         if loop is not None and stop_asked is not None and thread.is_alive():
-            # The loop may close between the look and the call; the thread is then about to end by itself.
+            # The loop may close between the check and the call. The thread is about to end by itself then.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(stop_asked.set)
         thread.join(STOP_WAIT_MS / 1000)
@@ -121,7 +121,7 @@ class EmbeddedCluster:
             with asyncio.Runner(loop_factory=new_event_loop) as runner:
                 runner.run(self._serve(directory))
         except BaseException as error:
-            # Handed to the thread that called `start` or `stop`: nobody looks at the end of this one.
+            # `start` or `stop` raises this in its caller's thread: no other code sees how this thread ends.
             self._failure = error
         finally:
             self._started.set()

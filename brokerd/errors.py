@@ -1,24 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a broker cannot start or go on: the exceptions that reach the person who started it.
+"""Why a broker cannot start or continue: the exceptions that reach the person who started it.
 
     BrokerError
-      AddressInUseError           the port is taken, or the address is not ours
+      AddressInUseError           the port is taken, or the address is not one of this machine
       ClusterMismatchError        the quorum at the given addresses belongs to another cluster
-      RegistrationRefusedError    the controller will never take this broker (another process has its id)
-      BrokerFailedError           the process cannot go on: its log directory or its quorum node failed
+      RegistrationRefusedError    the controller will never accept this broker (another process has its id)
+      BrokerFailedError           the process cannot continue: its log directory or its quorum node failed
 
-Wrong options are `metaquorum.process.settings.SettingsError`; errors of the data directory are those of `storage.errors`.
+Wrong options raise `metaquorum.process.settings.SettingsError`. The data directory raises the errors of `storage.errors`.
 """
 
 from __future__ import annotations
 
 
 class BrokerError(Exception):
-    """A broker cannot start or go on; the text says what to do."""
+    """A broker cannot start or continue; the text says what to do."""
 
 
 class AddressInUseError(BrokerError):
-    """The port is taken, or the address is not ours."""
+    """The port is taken, or the address is not one of this machine."""
 
 
 class ClusterMismatchError(BrokerError):
@@ -26,8 +26,8 @@ class ClusterMismatchError(BrokerError):
 
 
 class RegistrationRefusedError(BrokerError):
-    """The controller will never take this broker."""
+    """The controller will never accept this broker: another process has its id."""
 
 
 class BrokerFailedError(BrokerError):
-    """The process cannot go on: its log directory or its quorum node failed."""
+    """The process cannot continue: its log directory or its quorum node failed."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a request, a route or a batch was refused or failed, as a value that cores and shells share.
+"""Why a request, a route or a batch was refused or failed: a value that cores and shells share.
 
-Pure. The rpc layer turns a `Failure` into a PartitionError or a gRPC status; nothing else looks inside.
+Pure. `brokerd.api.status` turns a `Failure` into a PartitionError or a gRPC status.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from lograft.wire.codes import ErrorCode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderPlace:
-    """Who leads a partition, and where clients find it."""
+    """The leader of a partition, and the address at which clients reach it."""
 
     leader_id: int
     leader_epoch: int
@@ -41,7 +41,7 @@ class Failure:
 
 
 class RefusedError(Exception):
-    """A shell cannot do what was asked; `failure` is what the client is told."""
+    """A shell cannot do what the client asked; `failure` is the answer to the client."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(f"{failure.code.name}: {failure.message}")
@@ -49,5 +49,5 @@ class RefusedError(Exception):
 
 
 def refused(code: ErrorCode, message: str, *, retry_after_ms: int = 0) -> RefusedError:
-    """Make the exception for a refusal without a leader or a range."""
+    """Return the exception for a refusal without a leader hint and without a range of offsets."""
     return RefusedError(Failure(code=code, message=message, retry_after_ms=retry_after_ms))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every limit of the broker, by name and unit.
+"""Every limit of the broker, with its name and unit.
 
-Owns numbers only, so that one page shows what a client can make a broker hold. What bounds the streams between brokers stands in
-`brokerd.partition.stream_limits`.
+Owns numbers only, so that one page shows what a client can make a broker hold. `brokerd.partition.stream_limits` has the limits of
+the streams between brokers.
 """
 
 from __future__ import annotations
@@ -10,251 +10,253 @@ from __future__ import annotations
 from typing import Final
 
 MAX_PRODUCE_STREAMS: Final = 2_048
-"""Produce streams open at once on one broker; more are refused with OVERLOADED."""
+"""Produce streams that may be open on one broker; more are refused with OVERLOADED."""
 
 MAX_FETCH_STREAMS: Final = 2_048
-"""Fetch streams open at once on one broker; more are refused with OVERLOADED."""
+"""Fetch streams that may be open on one broker; more are refused with OVERLOADED."""
 
 MAX_WATCH_STREAMS: Final = 4_096
-"""WatchCluster streams open at once on one broker; more are refused with OVERLOADED."""
+"""WatchCluster streams that may be open on one broker; more are refused with OVERLOADED."""
 
 MAX_CONCURRENT_RPCS_PER_CONNECTION: Final = 256
-"""HTTP/2 streams that one connection may have open; the client's library queues more."""
+"""HTTP/2 streams that one connection may have open; the client's gRPC library queues the rest."""
 
 MAX_CONCURRENT_RPCS: Final = 20_000
-"""Calls and streams that one broker serves at once; more are refused by the transport with RESOURCE_EXHAUSTED."""
+"""Calls and streams that one broker serves at the same time; gRPC refuses more with RESOURCE_EXHAUSTED."""
 
 MAX_ROUTES_PER_STREAM: Final = 65_536
-"""Routes bound over the life of one stream, ended ones included; one that asks for more ends: LIMIT_EXCEEDED."""
+"""Routes that one stream may bind over its life, ended ones included. A stream that asks for more ends with LIMIT_EXCEEDED."""
 
 MAX_STREAM_IN_FLIGHT_BYTES: Final = 64 * 1024 * 1024
-"""Unacknowledged bytes on one produce stream; above it the broker stops reading until acknowledgements come."""
+"""Unacknowledged bytes on one produce stream; from this number on the broker stops reading until acknowledgements come."""
 
 MAX_STREAM_OUTBOX_ITEMS: Final = 4_096
-"""Answers of one produce stream that wait to be written; above it the broker stops reading the stream."""
+"""Answers of one produce stream that wait to be written; from this number on the broker stops reading the stream."""
 
 DEFAULT_CHUNK_BYTES: Final = 1024 * 1024
-"""Bytes of one fetch chunk when the client names no other."""
+"""Bytes of one fetch chunk if the client names no other number."""
 
 MAX_CHUNK_BYTES: Final = 4 * 1024 * 1024
-"""Most bytes of one fetch chunk that a client may ask for; a single larger batch is still sent."""
+"""Maximum bytes of one fetch chunk that a client may ask for. A single larger batch is still sent."""
 
 UNCOUNTED_CHUNK_BYTES: Final = 16 * 1024
-"""Bytes of a fetch chunk up to which no memory is asked for: with two copies of it, the most streams have 64 MiB of these under way."""
+"""Fetch chunks of at most this many bytes take no memory from the budget. With two copies of each, the maximum number of streams
+holds 64 MiB in such chunks."""
 
 FETCH_BUFFER_WAIT_MS: Final = 30_000
-"""Milliseconds that a fetch stream waits for memory to read a chunk; then it ends with OVERLOADED."""
+"""Milliseconds that a fetch stream waits for memory to read a chunk. Then it ends with OVERLOADED."""
 
 FETCH_TAKE_MS: Final = 10_000
-"""Milliseconds that a client may leave a chunk untaken while other streams wait for memory; then its connection is ended."""
+"""Milliseconds that a client may leave a chunk unread while other streams wait for memory. Then the broker ends its connection."""
 
 INFLATE_WAIT_MS: Final = 30_000
-"""Milliseconds that a batch waits for memory to be inflated, or for a thread; then its stream or call ends with OVERLOADED."""
+"""Milliseconds that a batch waits for memory or for a thread to be inflated. Then its stream or call ends with OVERLOADED."""
 
 MAX_INFLATE_THREADS: Final = 2
-"""Batches that are inflated or decoded in threads at once on one broker; one with fewer than four processors."""
+"""Batches that threads of one broker inflate or decode at the same time. With fewer than four processors it is one."""
 
 MIN_BUDGET_BYTES: Final = 8 * 1024 * 1024
-"""Least bytes of a memory budget that a setting may name."""
+"""Minimum bytes of a memory budget that a setting may name."""
 
 BUDGET_SHARE: Final = 16
-"""The part of the memory limit that each memory budget has unless told otherwise: one divided by this, within the bounds below."""
+"""Divisor of the process's memory limit: the default of each memory budget is that quotient, within the bounds below."""
 
 DEFAULT_FETCH_BUFFER_BYTES_MIN: Final = 32 * 1024 * 1024
-"""Least bytes of that default for what is read and not yet taken."""
+"""Lower bound, in bytes, of the default budget for data that is read but not yet taken by clients."""
 
 DEFAULT_INFLATE_BYTES_MIN: Final = 64 * 1024 * 1024
-"""Least bytes of that default for what is being inflated."""
+"""Lower bound, in bytes, of the default budget for batches that are being inflated."""
 
 DEFAULT_BUDGET_BYTES_MAX: Final = 256 * 1024 * 1024
-"""Most bytes of that default, for either."""
+"""Upper bound, in bytes, of either default budget."""
 
 MAX_CREDIT_BYTES: Final = 1 << 40
-"""Most unspent credit of one fetch stream; more is an invalid request."""
+"""Maximum unspent credit of one fetch stream, in bytes; more is an invalid request."""
 
 FETCH_MARK_INTERVAL_MS: Final = 3_000
-"""Milliseconds between the marks of an idle fetch route."""
+"""Milliseconds between two marks of an idle fetch route."""
 
 BIND_WAIT_MS: Final = 5_000
-"""Milliseconds that the binding of a route waits for its partition's log to open."""
+"""Milliseconds that a route waits until the log of its partition is open."""
 
 IDENTITY_WAIT_MS: Final = 10_000
-"""Milliseconds that a produce handshake waits for a producer id from the quorum."""
+"""Milliseconds that InitProducer or a produce handshake waits for a producer id from the quorum."""
 
 METADATA_WAIT_MS: Final = 30_000
-"""Most milliseconds that a request waits for a metadata offset, whatever its deadline."""
+"""Maximum milliseconds that a request waits for a metadata offset, whatever its deadline."""
 
 APPEND_WAIT_MS: Final = 30_000
-"""Most milliseconds that an Append waits for its acknowledgement, whatever its deadline."""
+"""Maximum milliseconds that an Append waits for its acknowledgement, whatever its deadline."""
 
 FORWARD_WAIT_MS: Final = 30_000
-"""Most milliseconds that a forwarded call may take, whatever the client's deadline."""
+"""Maximum milliseconds of a forwarded call, whatever the client's deadline."""
 
 FORWARD_CONNECT_MS: Final = 1_000
-"""Most milliseconds that a forwarded call waits for a connection to the other broker."""
+"""Maximum milliseconds that a forwarded call waits for a connection to the other broker."""
 
 FORWARD_BYTES: Final = 16 * 1024 * 1024
-"""Bytes of forwarded requests that are under way to one broker; more wait in turn. A larger one goes alone."""
+"""Bytes of forwarded requests that may be under way to one broker; further requests queue. A larger request goes alone."""
 
 MAX_FORWARDED_CALLS: Final = 512
-"""Forwarded calls that are under way to one broker, half of what a connection carries; more are refused with OVERLOADED."""
+"""Forwarded calls that may be under way to one broker: half of what a connection carries. More are refused with OVERLOADED."""
 
 FORWARDED_WAIT_MS: Final = 1_000
-"""Most milliseconds that a receiver of a forwarded call waits for the metadata that the forwarder had seen."""
+"""Maximum milliseconds that the receiver of a forwarded call waits for the metadata that the forwarding broker had."""
 
 DEADLINE_MARGIN_MS: Final = 500
-"""Milliseconds before a caller's deadline, at most, at which a waiting call gives its typed answer; a quarter of a short time."""
+"""Maximum milliseconds before the caller's deadline at which a waiting call gives its typed answer. For a short deadline it is a
+quarter of the remaining time."""
 
 DEFAULT_READ_RECORDS: Final = 1_000
-"""Records of one Read when the client names no other number."""
+"""Records of one Read if the client names no other number."""
 
 MAX_READ_RECORDS: Final = 100_000
-"""Most records of one Read."""
+"""Maximum records of one Read."""
 
 DEFAULT_READ_BYTES: Final = 1024 * 1024
-"""Bytes of keys and values of one Read when the client names no other number."""
+"""Bytes of keys and values of one Read if the client names no other number."""
 
 MAX_READ_BYTES: Final = 3 * 1024 * 1024
-"""Most bytes of keys and values of one Read."""
+"""Maximum bytes of keys and values of one Read."""
 
 MAX_READ_WAIT_MS: Final = 30_000
-"""Most milliseconds that a Read waits for a record."""
+"""Maximum milliseconds that a Read waits for a record."""
 
 MAX_WAITING_READS: Final = 4_096
-"""Reads that wait at once for a record on one broker; more are refused with OVERLOADED."""
+"""Reads that may wait for a record on one broker at the same time; more are refused with OVERLOADED."""
 
 MAX_OFFSET_QUERIES: Final = 10_000
-"""Most queries of one ListOffsets, and partitions of one DeleteRecords."""
+"""Maximum queries of one ListOffsets, and maximum partitions of one DeleteRecords."""
 
 MAX_CLUSTER_TOPICS: Final = 10_000
-"""Most topics in one GetCluster answer and in one request for named topics."""
+"""Maximum topics in one GetCluster answer, and in one request that names topics."""
 
 WATCH_MESSAGE_PARTITIONS: Final = 20_000
-"""Partitions after which a watch goes on in the next message (about 1 MiB)."""
+"""Partitions after which a watch continues in the next message (about 1 MiB)."""
 
 LOG_OPEN_TASKS: Final = 4
-"""Partition logs that are opened (recovered) at the same time."""
+"""Partition logs that the broker opens (recovers) at the same time."""
 
 MAX_OPEN_LOG_FILES: Final = 512
-"""Files of partition logs that are kept open; those with unsynced bytes may exceed it (half of a usual `ulimit -n`)."""
+"""Files of partition logs that the broker keeps open: half of a usual `ulimit -n`. Files with unsynced bytes may exceed it."""
 
 RETENTION_CHECK_MS: Final = 60_000
-"""Milliseconds between two rounds of retention over all partitions (`log.retention.check.interval`), unless told otherwise."""
+"""Default milliseconds between two rounds of retention over all partitions (`log.retention.check.interval`)."""
 
 RETENTION_CHECK_MS_MAX: Final = 24 * 3_600_000
-"""Milliseconds that may lie between two rounds of retention at most."""
+"""Maximum milliseconds between two rounds of retention that the setting allows."""
 
 RETENTION_STEPS_PER_TURN: Final = 8
-"""Partitions that a round of retention looks at before the event loop gets its turn."""
+"""Partitions that a round of retention checks before the event loop gets its turn."""
 
 REPAIR_CHECK_MS: Final = 10_000
-"""Milliseconds between two looks for damage over all partitions; a read that meets damage brings the next look forward."""
+"""Milliseconds between two checks of all partitions for damage. A read that meets damage starts the next check earlier."""
 
 REPAIR_PAUSE_MS: Final = 100
-"""Milliseconds between two looks for damage at least, however many reads meet it."""
+"""Minimum milliseconds between two checks for damage, however many reads meet it."""
 
 REPAIR_RETRY_MS: Final = 30_000
-"""Milliseconds after which a segment is looked at again that could not be repaired."""
+"""Milliseconds after which a repair of a segment is tried again."""
 
 REPAIR_CALL_MS: Final = 2_000
-"""Milliseconds that another replica has to give a piece of a damaged range, once it is connected; to connect, it has as many."""
+"""Milliseconds that a connected replica has to send one piece of a damaged range. The connection itself may take as long again."""
 
 REPAIR_BYTES_PER_S: Final = 64 * 1024 * 1024
-"""Bytes that repairs read and write in a second, on average."""
+"""Average bytes per second that repairs may read and write."""
 
 PRODUCER_EXPIRY_CHECK_MS: Final = 10 * 60_000
-"""Milliseconds between two looks for idle producers over all partitions (`producer.id.expiration.check.interval`)."""
+"""Milliseconds between two checks of all partitions for idle producers (`producer.id.expiration.check.interval`)."""
 
 PRODUCER_ID_EXPIRATION_MS: Final = 24 * 3_600_000
-"""Milliseconds without a batch after which a partition forgets a producer, unless told otherwise."""
+"""Default milliseconds without a batch after which a partition forgets a producer."""
 
 FLUSH_THREADS: Final = 4
 """Threads that run fdatasync."""
 
 PRODUCER_ID_LOW_WATER: Final = 100
-"""Producer ids left in the block at which the next block is fetched ahead of need."""
+"""If fewer producer ids than this are left in the block, the broker fetches the next block in advance."""
 
 DELETED_PARTITION_KEEP_MS: Final = 60_000
-"""Milliseconds that the directory of a deleted partition is kept before its files are removed."""
+"""Milliseconds that the broker keeps the directory of a deleted partition before it removes the files."""
 
 UNKNOWN_PARTITION_KEEP_MS: Final = 7 * 24 * 3_600_000
-"""Milliseconds that a partition directory unknown to the metadata is kept before its files are removed."""
+"""Milliseconds that the broker keeps a stray partition directory before it removes the files."""
 
 REMOVED_CHECK_MS: Final = 30_000
-"""Milliseconds between looks for removed directories that are due."""
+"""Milliseconds between two checks for removed directories that are due."""
 
 SPACE_CHECK_MS: Final = 1_000
-"""Milliseconds between looks at the free space of the log directories, beside those that appends cause."""
+"""Milliseconds between two checks of the free space of the log directories. Appends cause further checks."""
 
 DRAIN_MS: Final = 2_000
-"""Milliseconds between the GoAway on the streams and the end of the server at an orderly stop."""
+"""Maximum milliseconds that streams have to end after their GoAway at a clean shutdown."""
 
 SHUTDOWN_HANDOVER_MS: Final = 2_000
-"""Milliseconds that an orderly stop waits for the controller's permission."""
+"""Maximum milliseconds that a clean shutdown waits for the controller's permission."""
 
 KEEPALIVE_MS: Final = 10_000
 """Milliseconds of silence after which a server pings a client."""
 
 KEEPALIVE_TIMEOUT_MS: Final = 20_000
-"""Milliseconds without an answer to such a ping after which its connection is closed."""
+"""Milliseconds without an answer to such a ping after which the server closes the connection."""
 
 REPLICA_LAG_MAX_MS: Final = 5_000
-"""Milliseconds that an in-sync follower may be behind its leader's log end before it leaves (`replica.lag.time.max.ms`)."""
+"""Milliseconds that an in-sync follower may lag behind its leader's log end before it leaves the ISR (`replica.lag.time.max.ms`)."""
 
 ISR_RETRY_MIN_MS: Final = 100
-"""Milliseconds before a leader proposes in-sync replicas again after a refusal or no answer; doubles each time."""
+"""Milliseconds after a refusal or no answer until a leader proposes in-sync replicas again; doubles each time."""
 
 ISR_RETRY_MAX_MS: Final = 5_000
-"""Most milliseconds between two proposals of in-sync replicas."""
+"""Maximum milliseconds between two proposals of in-sync replicas."""
 
 RESIGN_AFTER_MS: Final = 1_500
-"""Milliseconds that a leader is cut off from followers that live before it asks that another replica leads; more than followers
-pause between two attempts."""
+"""Milliseconds for which a leader is isolated before it resigns. Longer than the pause of a follower between two attempts to
+subscribe."""
 
 RESIGN_RETRY_MS: Final = 1_000
-"""Milliseconds before it asks again, if it still leads then."""
+"""Milliseconds after which it resigns again if it still leads."""
 
 NO_ROOM_RETRY_MS: Final = 1_000
-"""Milliseconds between two attempts to give up what is led in a log directory that has too little room for appends."""
+"""Milliseconds between two attempts to resign the leaderships in a log directory without room for appends."""
 
 PARTITION_REQUEST_GATHER_MS: Final = 10
-"""Milliseconds that proposals of in-sync replicas, and resignations, are gathered for one call of the controller."""
+"""Milliseconds for which ISR proposals and resignations are collected into one call to the controller."""
 
 MAX_REQUEST_PARTITIONS: Final = 2_000
-"""Partitions of one such call, or of one that reports offline replicas; more wait for the next."""
+"""Maximum partitions of one such call, or of one report of offline replicas; the rest waits for the next call."""
 
 PARTITION_REQUEST_MS: Final = 10_000
-"""Milliseconds after which such a call is given up; a change has an unknown outcome then."""
+"""Milliseconds after which such a call times out. The outcome of a change is unknown then."""
 
 OFFLINE_RETRY_MIN_MS: Final = 100
-"""Milliseconds before an offline replica is reported again after a refusal or no answer; doubles each time."""
+"""Milliseconds after a refusal or no answer until an offline replica is reported again; doubles each time."""
 
 OFFLINE_RETRY_MAX_MS: Final = 5_000
-"""Most milliseconds between two reports of an offline replica that others still count on."""
+"""Maximum milliseconds between two reports of an offline replica that other brokers still count on."""
 
 SUBSCRIBE_RETRY_MIN_MS: Final = 50
-"""Milliseconds before a follower subscribes again after a refusal; doubles each time. A broken stream is no refusal."""
+"""Milliseconds after a refusal until a follower subscribes again; doubles each time. A broken stream is no refusal."""
 
 SUBSCRIBE_RETRY_MAX_MS: Final = 1_000
-"""Most milliseconds between two subscriptions of a follower."""
+"""Maximum milliseconds between two subscriptions of a follower."""
 
 REPLICATE_WINDOW_BYTES: Final = 4 * 1024 * 1024
-"""Bytes that a leader may send ahead of what its follower has taken from the connection, over what the session allows it."""
+"""Bytes that the carrier lets a leader send ahead of what its follower has read. The credits of the session limit it further."""
 
 RANGE_CHUNK_BYTES: Final = 1024 * 1024
-"""Bytes of batches in one answer to a repair; a single larger batch is still sent."""
+"""Maximum bytes of batches in one answer to a repair. A single larger batch is still sent."""
 
 RECENT_READS_BYTES: Final = 16 * 1024 * 1024
-"""Bytes of batches that a leader keeps after it sent them to one follower, for the other followers of the partition."""
+"""Bytes of batches that a leader keeps for the other followers of a partition after it has sent them to one."""
 
 MAX_REPLICATE_STREAMS: Final = 1_024
-"""Streams of followers open at once on one broker, one for each other broker; more are refused with OVERLOADED."""
+"""Streams of followers that may be open on one broker, one for each other broker; more are refused with OVERLOADED."""
 
 REPLICA_SLICE: Final = 200
-"""Partitions whose end of a stream is handled before the event loop gets its turn."""
+"""Maximum partitions that one turn of the event loop handles, for a message with many entries and at the end of a stream."""
 
 HIGH_WATERMARK_SAVE_MS: Final = 5_000
-"""Milliseconds between two savings of the high watermarks of partitions with several replicas."""
+"""Milliseconds between two saves of the high watermarks of partitions with several replicas."""
 
 SESSION_CHECK_MS: Final = 250
-"""Milliseconds between two looks whether a controller has answered within a session."""
+"""Milliseconds between two checks whether a controller has answered within a session."""

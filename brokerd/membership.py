@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a server that asks belongs here: it names this cluster, and is the process that this broker's metadata has registered.
+"""Checks that a server belongs to this cluster and that its process is the registered one.
 
-Owns those checks for everything that servers ask of one another. Law: a broker that is refused because the metadata here is behind is
-told to try again; one that is refused because a newer process is registered must register again.
+Owns these checks for all requests between servers. Law: if the metadata of this broker is behind, the other broker is told to try
+again. If a newer process is registered, the other broker must register again.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from brokerd.failure import refused
 from metaquorum.metadata.image import MetadataImage
 
 UNREGISTERED_RETRY_MS: Final = 250
-"""Milliseconds after which a broker should ask again where a registration is not known yet."""
+"""Milliseconds after which a broker should ask again while its registration is not known here."""
 
 
 def check_named_cluster(named: str, cluster_id: str) -> None:
-    """Refuse a request that does not name this cluster: servers know theirs.
+    """Refuse a request that does not name this cluster. Unlike a client, a server always knows its cluster.
 
     Raises:
         RefusedError: WRONG_CLUSTER.
@@ -30,17 +30,17 @@ def check_named_cluster(named: str, cluster_id: str) -> None:
 
 
 def check_registered(image: MetadataImage, broker_id: int, *, broker_epoch: int, incarnation_id: bytes) -> None:
-    """Refuse a broker that is not registered with that epoch as that process.
+    """Refuse a broker unless it is registered with this epoch and this process.
 
     Args:
-        image: the metadata as this broker has it.
-        broker_id: node id of the broker that asks.
-        broker_epoch: epoch of its registration, as it says.
-        incarnation_id: random id of its process, as it says.
+        image: the metadata of this broker.
+        broker_id: node id in the request.
+        broker_epoch: epoch of the registration, as the request says.
+        incarnation_id: random id of the process, as the request says.
 
     Raises:
-        RefusedError: METADATA_NOT_REACHED, there is no such registration here yet; STALE_BROKER_EPOCH, there is a newer one;
-            INVALID_REQUEST, the registration of that epoch is of another process.
+        RefusedError: METADATA_NOT_REACHED, this broker does not know the registration yet; STALE_BROKER_EPOCH, a newer one exists;
+            INVALID_REQUEST, the registration with this epoch belongs to another process.
     """
     known = image.brokers.get(broker_id)
     if known is None or broker_epoch > known.broker_epoch:
@@ -58,5 +58,5 @@ def check_registered(image: MetadataImage, broker_id: int, *, broker_epoch: int,
 
 
 def stale(broker_id: int, broker_epoch: int, newer_epoch: int) -> str:
-    """Return what is said to a process behind which another one registered."""
+    """Return the message for a process after a newer process has registered under its id."""
     return f"broker {broker_id} is registered with epoch {newer_epoch}, this is the earlier one {broker_epoch}: register again"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The streams of one kind that a broker has open: how many there may be, and how all of them are told that it stops."""
+"""The open streams of one kind on a broker: limits their number, and tells all of them that the broker stops."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from brokerd.failure import refused
 
 
 class DrainableStream(Protocol):
-    """A stream that can be told that the server stops."""
+    """A stream that can be told that the broker stops."""
 
     def go_away(self, message: str, drain_ms: int) -> None:
         """Tell the client to finish within `drain_ms` milliseconds."""
@@ -22,15 +22,15 @@ class DrainableStream(Protocol):
 
 
 GOING_AWAY: Final = "the broker is stopping: connect elsewhere"
-"""What streams are told that are not open yet, and those that come."""
+"""Message for streams that are not open yet, and for new ones, while the broker stops."""
 
 
 class StreamRegister:
     """The open streams of one kind.
 
     Args:
-        kind: name for messages.
-        max_streams: most of them at once.
+        kind: name of the kind, for messages.
+        max_streams: maximum number of open streams.
     """
 
     def __init__(self, kind: str, max_streams: int) -> None:
@@ -46,10 +46,10 @@ class StreamRegister:
 
     @contextmanager
     def entry(self, stream: DrainableStream) -> Generator[None]:
-        """Keep a stream in the register while it runs.
+        """Register a stream while the context runs.
 
         Raises:
-            RefusedError: OVERLOADED, SHUTTING_DOWN.
+            RefusedError: OVERLOADED, the register is full; SHUTTING_DOWN, the broker stops.
         """
         if self._is_stopping:
             raise refused(ErrorCode.SHUTTING_DOWN, GOING_AWAY)
@@ -66,7 +66,7 @@ class StreamRegister:
                 self._empty.set()
 
     def go_away(self, message: str, drain_ms: int) -> None:
-        """Take no more streams and tell those that are open."""
+        """Refuse new streams from now on, and tell the open ones to finish within `drain_ms` milliseconds."""
         self._is_stopping = True
         for stream in tuple(self._streams):
             stream.go_away(message, drain_ms)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cheapest way to wake one waiting task: set now, or remembered for the next wait.
+"""Wakes one waiting task at the least cost. A `set` without a waiter is remembered for the next wait.
 
-One waiter at a time. Costs one future for a wait that really waits, nothing otherwise.
+Only one task may wait. A wait that has to suspend costs one future; otherwise it costs nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 
 
 class Wake:
-    """An event that clears itself when its one waiter takes it."""
+    """An event that clears itself when its one waiter has seen it."""
 
     __slots__ = ("_is_set", "_loop", "_waiter")
 
@@ -28,7 +28,7 @@ class Wake:
             waiter.set_result(None)
 
     async def wait(self) -> None:
-        """Wait for `set`; a `set` since the last wait counts."""
+        """Wait for `set`. A `set` since the last wait returns at once."""
         if self._is_set:
             self._is_set = False
             return

@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""integration_tests."""
+"""Tests and proofs with whole servers and clients."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of an admin operation agree: RPC, servers, SDK and command line (ADR 20)."""
+"""The parts of an admin operation agree: RPC, servers, SDK and command line (ADR 20)."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ OF_OTHER_SERVICES = {
     "delete_records": "LogService",
     "replace_voter": "RemoveVoter and AddVoter",
 }
-"""Verbs of the SDK that are no RPC of AdminService, and what they use."""
+"""Methods of the SDK that are no RPC of AdminService, and what they use."""
 
 WITHOUT_COMMAND = {
     "list_offsets": "`lograft consume` takes times and positions",
     "delete_records": "a program that knows the offset calls it; retention configs are for people",
 }
-"""Verbs of the SDK that no command stands for, and why."""
+"""Methods of the SDK that have no command, and why."""
 
 
 def _verbs(client: type) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def _snake_case(name: str) -> str:
 
 
 def test_each_rpc_is_a_row_of_the_servers() -> None:
-    """The table has each RPC of the descriptor and nothing else, and the messages of each are those that its kind needs."""
+    """The table has each RPC of the descriptor and no other, and the messages of each fit its kind."""
     assert OPERATIONS.keys() == set(RPCS)
     for name, operation in OPERATIONS.items():
         if isinstance(operation, Export):
@@ -77,7 +77,7 @@ def test_each_rpc_is_served_by_brokers_and_voters(rpc: str) -> None:
 
 @pytest.mark.parametrize("rpc", RPCS)
 def test_each_rpc_has_a_verb_of_its_name(rpc: str) -> None:
-    """Both admin clients have the verb with one signature and one docstring, and a module of `_admin` sends the request."""
+    """Both admin clients have the method with the same signature and docstring, and a module of `_admin` sends the request."""
     verb = _snake_case(rpc)
     blocking, asynchronous = _verbs(lograft.Admin)[verb], _verbs(aio.Admin)[verb]
     assert inspect.signature(blocking) == inspect.signature(asynchronous)
@@ -97,14 +97,14 @@ def test_each_rpc_has_a_verb_of_its_name(rpc: str) -> None:
 
 
 def test_each_verb_is_an_rpc_or_has_a_reason() -> None:
-    """No verb is left without its RPC, and both clients have the same ones."""
+    """Every method has its RPC or is a known exception, and both clients have the same methods."""
     verbs = _verbs(lograft.Admin).keys()
     assert verbs == _verbs(aio.Admin).keys()
     assert verbs - {_snake_case(rpc) for rpc in RPCS} == OF_OTHER_SERVICES.keys()
 
 
 def test_each_verb_has_a_command_or_a_reason() -> None:
-    """The command line has a command for each verb of the SDK; the exceptions are named and needed."""
+    """The command line has a command for each method of the SDK. The exceptions are named and necessary."""
     with_command = {verb for command in _commands(make_app()) for verb in VERBS.get(command, ())}
     assert _verbs(lograft.Admin).keys() - with_command == WITHOUT_COMMAND.keys()
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AdminService on a broker: passes requests on to the active controller, answers those about its own log directories.
+"""AdminService on a broker: forwards requests to the active controller, and answers requests about its own log directories.
 
-Serves the operations of `metaquorum.controller_service.admin_operations`; what it needs to know of one stands in its row and in the
-descriptor of its messages. Owns the read-your-writes of a change: it answers once this broker has applied it, so that the client's
-next question to the same broker sees it. While the quorum has no leader it answers some questions from its own image, and says so.
-It also makes one attempt of ExportMetadata: a client whose export broke, or met no controller, asks again from the start. What a broker
-answers itself is in `log_directory_calls`.
+The operations are those of `metaquorum.controller_service.admin_operations`. The row of an operation and the descriptors of its
+messages say how this module handles it. The module owns read-your-writes: it answers a change once this broker has applied it, so the
+client's next query to the same broker sees it. While the quorum has no leader, it answers some queries from its own image and says so
+in the answer. ExportMetadata gets one attempt: if it breaks or finds no controller, the client starts it again. `log_directory_calls`
+has the calls that a broker answers itself.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ from metaquorum.net.methods import Method
 SERVICE: Final = admin_operations.SERVICE.full_name
 
 APPLY_WAIT_MS: Final = 2_000
-"""Most milliseconds that the answer to a change waits for this broker to apply it."""
+"""Maximum milliseconds that the answer to a change waits until this broker has applied the change."""
 
 MAX_EXPORT_MS: Final = 600_000
-"""Longest time of one export, in milliseconds."""
+"""Maximum milliseconds of one export."""
 
 EXPORT_WINDOW_BYTES: Final = 1024 * 1024
 """Bytes of an export that the controller may send ahead of the client."""
 
 EXPORT_RETRY_MS: Final = 100
-"""Advice to a client whose export met no controller."""
+"""`retry_after_ms` for a client whose export found no controller."""
 
 IMAGE_WAIT_MS: Final = 3_000
-"""Milliseconds that a question waits for a controller before this broker answers it from its own image, if it can."""
+"""Milliseconds that a query waits for a controller before this broker answers from its own image, if the query allows it."""
 
 
 class AdminService:
-    """The service of one broker."""
+    """AdminService of one broker."""
 
     def __init__(
         self, calls: ControllerCalls, observer: MetadataLoader, log_directories: LogDirectoryCalls, *, cluster_id: str
@@ -72,7 +72,7 @@ class AdminService:
         self._log_directories = log_directories
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """Return what a gRPC server needs."""
+        """Return the method handlers for a gRPC server."""
         own = self._log_directories
         methods = {
             "DescribeLogDirectories": unary(admin_pb2.DescribeLogDirectoriesRequest, own.describe),
@@ -94,9 +94,9 @@ class AdminService:
     ) -> Callable[[bytes, ServicerContext], Coroutine[None, None, bytes]]:
         response_type = RESPONSE_TYPES[name]
         fields = response_type.DESCRIPTOR.fields_by_name
-        # The leader of the quorum is no part of the image: after a handover there is nothing to wait for.
+        # The leader of the quorum is not in the image, so there is nothing to wait for after a leadership transfer.
         waits = operation.changes and "metadata_offset" in fields
-        # An answer that can say that it was given without a leader may be given so.
+        # A query may be answered without a leader if its answer has a field that says so.
         alone = operation if isinstance(operation, Query) and "without_leader" in fields else None
         most_ms = FORWARD_WAIT_MS if alone is None else IMAGE_WAIT_MS
 
@@ -116,7 +116,7 @@ class AdminService:
                 return self._answer_alone(alone, REQUEST_TYPES[name], request, error)
             response = pb.AdminAnswer.FromString(answer).response
             if waits:
-                # Not reached in time: the change is made all the same, and the answer says at which offset.
+                # Even if the wait times out, the change is made, and the answer has its offset.
                 wait_ms = left_ms(context, at_most_ms=APPLY_WAIT_MS)
                 offset: int = cast("Any", response_type.FromString(response)).metadata_offset
                 await self._observer.wait_for(offset, timeout_ms=wait_ms)
@@ -127,7 +127,7 @@ class AdminService:
     def _answer_alone(
         self, query: Query[Any], request_type: type[Message], data: bytes, refusal: RefusedError
     ) -> bytes:
-        """Answer from the image of this broker; raises the refusal where the request asks for something newer."""
+        """Answer from the image of this broker. Raise `refusal` if the request asks for newer metadata."""
         image = self._observer.image
         try:
             request: Any = request_type.FromString(data)
@@ -144,7 +144,7 @@ class AdminService:
 
 
 def export_handler(calls: ControllerCalls) -> grpc.RpcMethodHandler[bytes, bytes]:
-    """Return the handler of ExportMetadata, which passes the stream of the active controller on."""
+    """Return the handler of ExportMetadata, which forwards the stream of the active controller."""
 
     async def forward(request: bytes, context: ServicerContext) -> None:
         try:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a call is taken in and answered, the same for every service.
+"""How every service receives and answers a call.
 
-Owns the parsing of requests, the way from an exception to a status, deadlines, and the checks of cluster id and batch format.
-Services write plain coroutines: a request in, a response out or a `RefusedError`. Law: whatever a client sends, the
-answer is a typed status and the server lives.
+Owns the parsing of requests, the mapping from an exception to a status, deadlines, and the checks of cluster id and batch format.
+Services write plain coroutines that take a request and return a response or raise `RefusedError`. Law: whatever a client sends, it
+gets a typed status and the server survives.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from brokerd.membership import check_named_cluster
 logger = logging.getLogger(__name__)
 
 ServicerContext = grpc.aio.ServicerContext[bytes, bytes]
-"""Context of every call here: requests and responses are bytes for the library."""
+"""Context of every call here: gRPC sees requests and responses as bytes."""
 
 
 class CallContext(Protocol):
-    """What a unary call must know of the way it came: over gRPC from a client, or over the carrier from another broker."""
+    """Where a unary call came from, as far as it must know: over gRPC from a client, or over the carrier from another broker."""
 
     def time_remaining(self) -> float | None:
-        """Return the seconds until nobody waits for the answer any more; None: no limit."""
+        """Return the seconds until the caller stops waiting; None: no limit."""
         ...
 
 
@@ -44,7 +44,7 @@ ResponseT = TypeVar("ResponseT", bound=Message)
 
 
 class CallFailedError(RefusedError):
-    """A refusal that carries one more message in its status, such as the part of an Append that was done."""
+    """A refusal with one more message in its status, such as the appended part of an Append."""
 
     def __init__(self, failure: Failure, extra_detail: Message) -> None:
         super().__init__(failure)
@@ -54,7 +54,7 @@ class CallFailedError(RefusedError):
 def serialized(
     request_type: type[RequestT], behaviour: Callable[[RequestT, ContextT], Awaitable[ResponseT]]
 ) -> Callable[[bytes, ContextT], Awaitable[bytes]]:
-    """Make a call that takes and gives serialized messages."""
+    """Return a call that takes and returns serialized messages."""
 
     async def call(data: bytes, context: ContextT) -> bytes:
         response = await behaviour(_parse(request_type, data), context)
@@ -66,18 +66,18 @@ def serialized(
 def unary(
     request_type: type[RequestT], behaviour: Callable[[RequestT, ServicerContext], Awaitable[ResponseT]]
 ) -> grpc.RpcMethodHandler[bytes, bytes]:
-    """Make the handler of a unary method."""
+    """Return the handler of a unary method."""
     return raw_unary(serialized(request_type, behaviour))
 
 
 def raw_unary(behaviour: Callable[[bytes, ServicerContext], Awaitable[bytes]]) -> grpc.RpcMethodHandler[bytes, bytes]:
-    """Make the handler of a unary method whose behaviour takes and gives serialized messages."""
+    """Return the handler of a unary method whose behaviour takes and returns serialized messages."""
 
     async def handle(data: bytes, context: ServicerContext) -> bytes:
         try:
             return await behaviour(data, context)
         except RefusedError as error:
-            del data  # as in `abort`
+            del data  # for the reason in `abort`
             await abort(context, error)
         except Exception as error:
             await abort_internal(context, error)
@@ -88,7 +88,7 @@ def raw_unary(behaviour: Callable[[bytes, ServicerContext], Awaitable[bytes]]) -
 def server_stream(
     request_type: type[RequestT], behaviour: Callable[[RequestT, ServicerContext], AsyncIterator[ResponseT]]
 ) -> grpc.RpcMethodHandler[bytes, bytes]:
-    """Make the handler of a method that answers with a stream."""
+    """Return the handler of a method that answers with a stream."""
 
     async def handle(data: bytes, context: ServicerContext) -> None:
         try:
@@ -103,15 +103,16 @@ def server_stream(
 
 
 def bidirectional(behaviour: Callable[[ServicerContext], Awaitable[None]]) -> grpc.RpcMethodHandler[bytes, bytes]:
-    """Make the handler of a bidirectional stream; the behaviour reads and writes bytes through the context."""
+    """Return the handler of a bidirectional stream. The behaviour reads and writes bytes through the context."""
 
     async def handle(_requests: AsyncIterator[bytes], context: ServicerContext) -> None:
-        # First and alone: a first write that is given up has sent them perhaps, grpc.aio does not know it, and no status can follow.
+        # Sent alone: if the first write carried the metadata and were cancelled, grpc.aio would not know whether it was sent, and could
+        # send no status.
         await context.send_initial_metadata(())
         try:
             await behaviour(context)
         except grpc.aio.InternalError:
-            # A write failed, so the client is gone; the library cancels this handler a moment later anyway.
+            # A write failed, so the client has gone. gRPC cancels this handler a moment later anyway.
             raise asyncio.CancelledError from None
         except RefusedError as error:
             await abort(context, error)
@@ -123,8 +124,8 @@ def bidirectional(behaviour: Callable[[ServicerContext], Awaitable[None]]) -> gr
 
 async def abort(context: ServicerContext, error: RefusedError) -> NoReturn:
     """End a call with the status of a refusal."""
-    # The library keeps what ends a call in a cycle with the context. The frames that a refusal came through, with the batches in them,
-    # must not wait there for the collector.
+    # gRPC keeps the exception that ends a call in a reference cycle with the context. Without the traceback, the frames of the
+    # refusal and their batches do not have to wait for the garbage collector.
     error.__traceback__ = error.__cause__ = error.__context__ = None
     extra_detail = error.extra_detail if isinstance(error, CallFailedError) else None
     await context.abort_with_status(rich_status(error.failure, extra_detail=extra_detail))
@@ -132,7 +133,7 @@ async def abort(context: ServicerContext, error: RefusedError) -> NoReturn:
 
 
 async def abort_internal(context: ServicerContext, error: Exception) -> NoReturn:
-    """End a call after a fault of this server; the log has the trace, the client only the fact."""
+    """End a call after a fault of this server. The log gets the traceback; the client learns only that the broker failed."""
     if isinstance(error, grpc.aio.AbortError | grpc.aio.UsageError):
         raise error
     logger.error("call failed by a fault of this broker", exc_info=error)
@@ -142,12 +143,12 @@ async def abort_internal(context: ServicerContext, error: Exception) -> NoReturn
 
 
 def undecodable() -> RefusedError:
-    """Make the refusal of bytes that are not the message they should be."""
+    """Return the refusal of bytes that are not a message of the expected type."""
     return refused(ErrorCode.INVALID_REQUEST, "the request is not a valid protobuf message of this method")
 
 
 def check_cluster(wanted: str, cluster_id: str) -> None:
-    """Refuse a request that names another cluster; an empty name is any.
+    """Refuse a request that names another cluster; an empty name matches any.
 
     Raises:
         RefusedError: WRONG_CLUSTER.
@@ -157,7 +158,7 @@ def check_cluster(wanted: str, cluster_id: str) -> None:
 
 
 def check_formats(formats: Iterable[int]) -> None:
-    """Refuse a client that does not speak our batch format; no format named means ours.
+    """Refuse a client that names batch formats without ours; no named format means ours.
 
     Raises:
         RefusedError: UNSUPPORTED_FORMAT.
@@ -169,7 +170,7 @@ def check_formats(formats: Iterable[int]) -> None:
 
 
 def left_ms(context: CallContext, *, at_most_ms: int) -> int:
-    """Return the milliseconds that a call may still wait, so that its typed answer arrives before its deadline."""
+    """Return how many milliseconds a call may still wait if its typed answer is to arrive before its deadline; at most `at_most_ms`."""
     remaining = context.time_remaining()
     if remaining is None:
         return at_most_ms

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ends TCP connections of this process by the name of their peer.
+"""Ends TCP connections of this process, chosen by the name of the peer.
 
-gRPC for Python gives a server no way to end a call whose client takes nothing: a status waits behind the messages, and their memory
-with it (docs/adr/0013-memory-budgets.md). A connection that is shut down ends all its calls.
-Linux; elsewhere nothing is found, and nothing is ended.
+A gRPC server in Python cannot end a call whose client does not read: the status waits behind the messages, which stay in memory
+(docs/adr/0013-memory-budgets.md). Shutting down the connection ends all its calls. Works on Linux only; elsewhere this module finds
+and ends no connection.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ DESCRIPTORS: Final = "/proc/self/fd"
 
 
 def end_connections(peers: Collection[str]) -> int:
-    """Shut down the connections of peers; return how many there were. Looks at every descriptor: call it in a thread.
+    """Shut down the connections of peers and return how many were found.
+
+    It reads every descriptor of the process, so call it in a thread.
 
     Args:
-        peers: as gRPC names them, such as `ipv4:127.0.0.1:9640` or `ipv6:%5B::1%5D:9640`.
+        peers: names of peers as gRPC gives them, such as `ipv4:127.0.0.1:9640` or `ipv6:%5B::1%5D:9640`.
     """
     wanted = set(map(_normal, peers))
     ended = 0
@@ -33,18 +35,18 @@ def end_connections(peers: Collection[str]) -> int:
         try:
             if not os.readlink(f"{DESCRIPTORS}/{number}").startswith("socket:"):
                 continue
-            # A duplicate stays the same socket even if its owner closes the descriptor meanwhile.
+            # The duplicate keeps the socket even if its owner closes the descriptor in the meantime.
             with socket.socket(fileno=os.dup(int(number))) as connection:
                 if connection.family in (socket.AF_INET, socket.AF_INET6) and _peer(connection) in wanted:
                     connection.shutdown(socket.SHUT_RDWR)
                     ended += 1
         except OSError:
-            continue  # closed meanwhile, or a listener
+            continue  # closed in the meantime, or a listening socket
     return ended
 
 
 def _normal(peer: str) -> str:
-    """Give a peer as `host:port`, IPv4 in IPv6 as IPv4."""
+    """Return a peer as `host:port`, with an IPv4 address in IPv6 form as IPv4."""
     host, _, port = unquote(peer).partition(":")[2].rpartition(":")
     return f"{host.strip('[]').removeprefix('::ffff:')}:{port}"
 

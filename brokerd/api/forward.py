@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of clients that the broker which got them passes on to the broker that leads: both ends of one hop, over the carrier.
+"""Client calls that a broker forwards to the leading broker over the carrier: both ends of the hop.
 
-    forwarder = Forwarder(peers, observer)                                        # at the broker that passes on
+    forwarder = Forwarder(peers, observer)                                        # at the forwarding broker
     response = await forwarder.call(place, "Read", request, log_pb2.ReadResponse, timeout_ms=..., is_read_only=True)
 
-    forwarded = ForwardedCalls(table)                                             # at the broker that leads
+    forwarded = ForwardedCalls(table)                                             # at the leading broker
     forwarded.attach(log_service.by_leader)
 
-Owns what a call that broke means, how much of clients' calls a connection between two brokers carries, and the wait of a receiver that
-has applied less metadata than the sender. Must not choose the broker, or look into a request.
+Owns three things: the meaning of a broken call, the share of a connection that client calls may use, and the wait of a receiver whose
+metadata is behind the sender's. Does not choose the broker and does not look into requests.
 
 Laws
-    A call that appends is sent once; where its answer is lost, the caller is told OUTCOME_UNKNOWN.
-    A call goes one hop: a receiver that does not lead what it is asked for refuses it.
-    Calls of clients leave room on a connection for what the servers themselves have to say.
+    A call that appends is sent once. If its answer is lost, the caller gets OUTCOME_UNKNOWN.
+    A call makes one hop: a receiver that does not lead the partition refuses.
+    Client calls leave room on a connection for the servers' own requests.
 Source: docs/net.md section "Calls of clients".
 """
 
@@ -44,16 +44,16 @@ from metaquorum.net.peers import NotSentError, Peers
 from metaquorum.net.service import RefusalError, ServiceTable, decode_refusal
 
 BUSY_RETRY_MS: Final = 250
-"""Advice to a client whose call could not be passed on, in milliseconds."""
+"""`retry_after_ms` for a client whose call could not be forwarded."""
 
 ResponseT = TypeVar("ResponseT", bound=Message)
 
 
-# The broker that passes on.
+# The forwarding broker.
 
 
 class _Lane:
-    """The calls of clients that are on their way to one broker."""
+    """The client calls that are under way to one broker."""
 
     def __init__(self, broker_id: int) -> None:
         self.call_count = 0
@@ -61,11 +61,11 @@ class _Lane:
 
 
 class Forwarder:
-    """Passes calls on. One for a process; one event loop.
+    """Forwards calls. One for a process; belongs to one event loop.
 
     Args:
         peers: connections of this process to other servers.
-        observer: the metadata.
+        observer: the metadata of this broker.
     """
 
     def __init__(self, peers: Peers, observer: MetadataLoader) -> None:
@@ -88,14 +88,14 @@ class Forwarder:
         Args:
             place: the broker.
             method: name of the method of `LogService`.
-            request: its request.
-            response_type: its response.
-            timeout_ms: milliseconds for everything.
-            is_read_only: True: a lost answer is no unknown outcome.
+            request: request of that method.
+            response_type: type of its response.
+            timeout_ms: milliseconds for the whole call.
+            is_read_only: True if a lost answer leaves no unknown outcome.
 
         Raises:
-            RefusedError: what that broker refused; LEADER_NOT_AVAILABLE, it cannot be reached and got nothing; OVERLOADED, too much
-                is on its way there; OUTCOME_UNKNOWN or TIMED_OUT, the answer did not come.
+            RefusedError: that broker's refusal; LEADER_NOT_AVAILABLE, that broker is unreachable, or a read-only call lost its
+                answer; OVERLOADED, too many calls are under way to it; OUTCOME_UNKNOWN or TIMED_OUT, its answer did not come.
         """
         end_s = asyncio.get_running_loop().time() + timeout_ms / 1000
 
@@ -123,7 +123,7 @@ class Forwarder:
 
     @asynccontextmanager
     async def _admitted(self, place: LeaderPlace, size_bytes: int, timeout_ms: int) -> AsyncGenerator[None]:
-        """Let a call in while few enough are under way to its broker; its request waits for room in turn."""
+        """Admit a call while fewer than the limit are under way to its broker; its request queues for memory."""
         broker_id = place.leader_id
         lane = self._lanes.get(broker_id)
         if lane is None:
@@ -187,15 +187,15 @@ def _not_reached(place: LeaderPlace) -> RefusedError:
     return refused(ErrorCode.LEADER_NOT_AVAILABLE, message, retry_after_ms=BUSY_RETRY_MS)
 
 
-# The broker that leads.
+# The leading broker.
 
 
 class ForwardedContext:
-    """The way of a call that another broker passed on.
+    """Context of a call that another broker forwarded.
 
     Args:
-        timeout_ms: milliseconds that the other broker waits from now on.
-        metadata_offset: metadata that it has applied, exclusive.
+        timeout_ms: milliseconds from now on that the other broker waits for the answer.
+        metadata_offset: metadata offset of the other broker, exclusive.
     """
 
     def __init__(self, *, timeout_ms: int, metadata_offset: int) -> None:
@@ -203,24 +203,24 @@ class ForwardedContext:
         self.metadata_offset = metadata_offset
 
     def time_remaining(self) -> float:
-        """Return the seconds until nobody waits for the answer any more."""
+        """Return the seconds until the forwarding broker stops waiting."""
         return self._end_s - asyncio.get_running_loop().time()
 
 
 ForwardedMethod: TypeAlias = Callable[[bytes, CallContext], Awaitable[bytes]]
-"""A method of a service that may be passed on: takes and gives serialized messages, or raises `RefusedError`."""
+"""A service method that brokers may forward: takes and returns serialized messages, or raises `RefusedError`."""
 
 
 async def was_forwarded(context: CallContext, parts: BrokerParts, wanted: Iterable[tuple[str, int]]) -> bool:
-    """Tell whether another broker passed the call on, when this broker knows what that one knew.
+    """Return True if another broker forwarded the call, after this broker's metadata has caught up with it where that matters.
 
-    A new topic, or a new leader, reaches the brokers one after the other. A receiver that does not lead what it is asked
-    for waits for the metadata that the sender had applied, FORWARDED_WAIT_MS at most; then its own view counts.
+    A new topic or a new leader reaches the brokers one after the other. A receiver that does not lead all wanted partitions
+    waits for the sender's metadata offset, at most FORWARDED_WAIT_MS. Then it decides by its own metadata.
 
     Args:
         context: the call.
         parts: this broker's metadata and replicas.
-        wanted: topic name and partition of everything that the call asks for.
+        wanted: topic name and partition of everything in the call.
     """
     if not isinstance(context, ForwardedContext):
         return False
@@ -232,10 +232,10 @@ async def was_forwarded(context: CallContext, parts: BrokerParts, wanted: Iterab
 
 
 class ForwardedCalls:
-    """Answers what other brokers pass on, by the code that answers clients. Refuses before `attach` and after `close`.
+    """Answers forwarded calls with the code that answers clients. Refuses before `attach` and after `close`.
 
     Args:
-        table: where it is added.
+        table: the table of carrier methods to which it adds itself.
     """
 
     def __init__(self, table: ServiceTable) -> None:
@@ -245,11 +245,11 @@ class ForwardedCalls:
         table.add_waiting(Method.FORWARDED_CALL, pb.ForwardedCall, self._answer)
 
     def attach(self, methods: Mapping[str, ForwardedMethod]) -> None:
-        """From here on these methods are answered, and no others."""
+        """Answer these methods from now on, and no others."""
         self._methods = methods
 
     async def close(self, grace_s: float) -> None:
-        """Refuse what comes, and end what is under way after `grace_s` seconds. Idempotent."""
+        """Refuse new calls, and cancel those under way after `grace_s` seconds. Idempotent."""
         self._is_closed = True
         if self._tasks:
             _, late = await asyncio.wait(tuple(self._tasks), timeout=grace_s)
@@ -276,14 +276,14 @@ class ForwardedCalls:
             return pb.ForwardedAnswer(refusal=_refusal(error))
         except asyncio.CancelledError:
             if not self._is_closed:
-                raise  # nobody waits for the answer any more
+                raise  # the forwarding broker no longer waits
             raise RefusalError(ErrorCode.SHUTTING_DOWN, "this broker stopped before it could answer") from None
         finally:
             self._tasks.discard(task)
 
 
 def _refusal(error: RefusedError) -> pb.ForwardedRefusal:
-    # As in `calls.abort`: what the refusal came through must not wait for the collector.
+    # For the reason in `calls.abort`: the frames of the refusal must not wait for the garbage collector.
     error.__traceback__ = error.__cause__ = error.__context__ = None
     detail = error.extra_detail if isinstance(error, CallFailedError) else None
     appended = detail if isinstance(detail, log_pb2.AppendResponse) else None

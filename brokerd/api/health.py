@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The health service of grpc.health.v1: SERVING only while this broker may serve.
+"""The health service grpc.health.v1: SERVING only while this broker may serve.
 
-Owns the status of every service name; the status of the empty name is that of the process.
+Owns the status of every service name. The empty name has the status of the process.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ SERVICE_NAMES = (
     "lograft.v1.MetadataService",
     "lograft.v1.AdminService",
 )
-"""Services whose health can be asked for, beside the empty name."""
+"""Services that have a health status, in addition to the empty name."""
 
 LIVENESS = "liveness"
-"""Name that is SERVING as long as the process listens, quorum or not: a probe of it restarts only what hangs."""
+"""A name that is SERVING as long as the process listens, with or without a quorum. A liveness probe of it restarts only a process
+that hangs."""
 
 
 class Health:
@@ -32,17 +33,17 @@ class Health:
 
     @property
     def is_serving(self) -> bool:
-        """What is answered now."""
+        """True while the answer is SERVING."""
         return self._is_serving
 
     async def add_to(self, server: grpc.aio.Server) -> None:
-        """Register with a server that has not started; the answer is NOT_SERVING until `set_serving`."""
+        """Register with a server that has not started. The answer is NOT_SERVING until `set_serving`."""
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, decoding(server))
         await self._servicer.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         await self._publish(False)
 
     async def set_serving(self, is_serving: bool) -> None:
-        """Set the answer; watchers hear of it."""
+        """Set the answer and tell watchers of a change."""
         if is_serving != self._is_serving:
             await self._publish(is_serving)
 

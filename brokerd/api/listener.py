@@ -28,9 +28,9 @@ OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_GRPC_MESSAGE_BYTES),
     ("grpc.max_concurrent_streams", MAX_CONCURRENT_RPCS_PER_CONNECTION),
     *server_options(quiet_ms=KEEPALIVE_MS, timeout_ms=KEEPALIVE_TIMEOUT_MS),
-    # Two processes on one port would each get half of the connections.
+    # Otherwise two processes on one port would each get half of the connections.
     ("grpc.so_reuseport", 0),
-    # Its figures are not used, and what it keeps of each connection stays after the connection.
+    # Nothing reads channelz, and its data about each connection would outlive the connection.
     ("grpc.enable_channelz", 0),
 )
 
@@ -38,10 +38,10 @@ OPTIONS: Final = (
 async def make_server(
     handlers: Sequence[grpc.GenericRpcHandler], health: Health, listen: Address
 ) -> tuple[grpc.aio.Server, Address]:
-    """Make a server, not started yet, and bind it.
+    """Create a server that has not started yet, and bind it.
 
     Returns:
-        The server and the address with the real port.
+        The server and its address with the real port.
 
     Raises:
         AddressInUseError: the port is taken, or the address is not one of this machine.

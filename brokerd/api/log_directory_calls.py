@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls about the log directories of one broker: what they hold, and moves between them.
+"""The calls about the log directories of one broker: their contents, and moves between them.
 
-They are about the broker that is asked and are not passed on: a log directory belongs to one broker.
+A log directory belongs to one broker, so the broker that receives such a call answers it and never forwards it.
 Source: KIP-113.
 """
 
@@ -39,13 +39,13 @@ _MOVE_STATES: Final = {
 
 
 class LogDirectoryCalls:
-    """The calls of one broker.
+    """The log directory calls of one broker.
 
     Args:
-        manager: its replicas.
+        manager: the broker's replicas.
         locator: finds topics.
         node_id: node id of this broker.
-        cluster_id: cluster that requests may name.
+        cluster_id: id of the cluster that requests may name.
     """
 
     def __init__(self, manager: ReplicaManager, locator: Locator, *, node_id: int, cluster_id: str) -> None:
@@ -60,10 +60,10 @@ class LogDirectoryCalls:
         """Serve DescribeLogDirectories.
 
         Raises:
-            RefusedError: another cluster is meant.
+            RefusedError: the request names another cluster.
         """
         check_cluster(request.cluster_id, self._cluster_id)
-        # Looked at first: what follows is of one moment.
+        # All waits come first: everything after them shows one moment.
         unknown = {
             directory: await self._manager.unknown_partitions(directory) for directory in self._manager.directories
         }
@@ -82,7 +82,7 @@ class LogDirectoryCalls:
         """Serve MoveReplica.
 
         Raises:
-            RefusedError: there is no such replica or directory here, or it cannot be moved now.
+            RefusedError: this broker has no such replica or directory, or the replica cannot be moved now.
         """
         check_cluster(request.cluster_id, self._cluster_id)
         if len(request.directory_id) != TOPIC_ID_BYTES:
@@ -98,7 +98,7 @@ class LogDirectoryCalls:
         """Serve DeleteUnknownPartitions.
 
         Raises:
-            RefusedError: another cluster is meant, or something could not be deleted.
+            RefusedError: the request names another cluster, or a directory could not be deleted.
         """
         check_cluster(request.cluster_id, self._cluster_id)
         try:

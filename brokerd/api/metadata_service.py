@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MetadataService: the state of the cluster once (GetCluster), or pushed as it changes (WatchCluster), from this broker's own image.
+"""MetadataService: answers from this broker's own image, once (GetCluster) or as it changes (WatchCluster).
 
-Owns the waits for an offset, and of each watch the set of names that changed since the last message. The set holds names,
-not states: whatever changed ten times while the client was slow is sent once, as it is then. So a slow client costs a
+Owns the waits for a metadata offset. For each watch it owns the set of names that changed since the last message. The set holds
+names, not states: a topic that changes ten times while the client is slow is sent once, in its latest state. So a slow client costs a
 bounded set and never an unbounded queue.
 
-A state or a change too large for one message goes out in several; all but the last carry the metadata offset
-that the client had before (0 for a snapshot), so that a client that stops in between resumes from where it was.
+A state or a change that is too large for one message is sent in several. All but the last carry the metadata offset that the client
+had before (0 for a snapshot). A client that stops in between resumes from that offset.
 
-Law: answers of one broker never go back, because the image never does.
+Law: the answers of one broker never go back, because the image never does.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ OUT_OF_TOUCH: Final = Failure(
     message="this broker has not heard from the controller for a whole session: watch another one",
     retry_after_ms=1_000,
 )
-"""Why a broker that is cut off from the controller does not say who leads."""
+"""Why a broker without contact to the controller does not say who leads."""
 
 
 class MetadataService:
-    """The service of one broker."""
+    """MetadataService of one broker."""
 
     def __init__(self, parts: BrokerParts) -> None:
         self._parts = parts
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """Return what a gRPC server needs."""
+        """Return the method handlers for a gRPC server."""
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
@@ -108,11 +108,11 @@ class MetadataService:
 
 
 class Watch:
-    """One WatchCluster stream: what its client has not been told yet, and the messages that tell it.
+    """One WatchCluster stream: holds what its client does not know yet, and makes the messages that tell it.
 
     Args:
         parts: the broker.
-        topics: names of interest; empty: all.
+        topics: names of the topics to watch; empty: all topics.
     """
 
     def __init__(self, parts: BrokerParts, topics: frozenset[str]) -> None:
@@ -129,7 +129,7 @@ class Watch:
 
     @contextmanager
     def following(self) -> Generator[None]:
-        """Hear of every change while the watch runs."""
+        """Listen to every change while the context runs."""
         stop_changes = self._observer.on_change(self._on_change)
         stop_leaders = self._observer.on_leader_change(self._on_leader_change)
         stop_session = self._parts.session.on_lost(self._on_lost_session)
@@ -141,7 +141,7 @@ class Watch:
             stop_session()
 
     def begin(self, after_offset: int | None) -> None:
-        """Set what is to be told first: what changed since `after_offset` if that is known, else everything."""
+        """Choose the first message: the changes since `after_offset` if this broker still knows them, otherwise a snapshot."""
         change = None if after_offset is None else self._observer.history.since(after_offset)
         if change is None or after_offset is None:
             self._needs_snapshot = True
@@ -152,12 +152,12 @@ class Watch:
         self._wake.set()
 
     def go_away(self, message: str, drain_ms: int) -> None:
-        """End the watch: the server stops."""
+        """End the watch because the server stops."""
         self._failure = Failure(code=ErrorCode.SHUTTING_DOWN, message=message, retry_after_ms=drain_ms)
         self._wake.set()
 
     async def responses(self) -> AsyncIterator[metadata_pb2.WatchClusterResponse]:
-        """Yield what to send, for as long as the watch lives."""
+        """Yield the messages to send until the watch ends."""
         while True:
             await self._wake.wait()
             if self._needs_snapshot:
@@ -199,7 +199,7 @@ class Watch:
         self._topics.clear()
         self._broker_ids.clear()
         self._controller_changed = False
-        # What changes while the messages go out is noted as a change after this offset.
+        # A change that comes while these messages are sent is noted as a change after this offset.
         state_offset = self._observer.metadata_offset
         response = self._response(0)
         response.snapshot = True
@@ -213,7 +213,7 @@ class Watch:
         yield response
 
     def _live_topics(self) -> Iterator[TopicImage]:
-        """Walk over the topics of interest by name; the image may change between two of them."""
+        """Yield the watched topics by name. The image may change between two of them."""
         image = self._observer.image
         if self._wanted:
             for name in sorted(self._wanted):
@@ -264,7 +264,7 @@ def _check_topic_count(count: int) -> None:
 
 
 def _chunks(topics: Iterable[TopicImage]) -> Iterator[list[TopicImage]]:
-    """Cut a walk over topics into message-sized lists."""
+    """Split topics into lists for one message each."""
     chunk: list[TopicImage] = []
     partition_count = 0
     for topic in topics:
@@ -278,7 +278,7 @@ def _chunks(topics: Iterable[TopicImage]) -> Iterator[list[TopicImage]]:
 
 
 def _broker_message(broker: BrokerImage) -> metadata_pb2.Broker:
-    """Turn a broker into the message."""
+    """Return a broker as a message."""
     return metadata_pb2.Broker(
         broker_id=broker.broker_id,
         host=broker.host,
@@ -291,7 +291,7 @@ def _broker_message(broker: BrokerImage) -> metadata_pb2.Broker:
 
 
 def _topic_message(topic: TopicImage) -> metadata_pb2.Topic:
-    """Turn a topic into the message, with all its partitions."""
+    """Return a topic with all its partitions as a message."""
     return metadata_pb2.Topic(
         topic=topic.topic,
         topic_id=topic.topic_id,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every service of one broker shares."""
+"""The parts of one broker that its services share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from metaquorum.net.peers import Peers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerParts:
-    """One broker, as its services see it."""
+    """The parts of one broker that its services use."""
 
     cluster_id: str
     node_id: int

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Failures on their way to a client: as a gRPC status for a whole call, as a PartitionError for a part.
+"""Maps a failure to a gRPC status for a whole call, or to a PartitionError for one partition.
 
-Owns both mappings, nothing else.
+Owns both mappings and nothing else.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from brokerd.failure import Failure, LeaderPlace, ReadableOffsets
 
 
 def leader_hint(place: LeaderPlace) -> errors_pb2.LeaderHint:
-    """Turn a place into the message."""
+    """Return a leader's place as a message."""
     return errors_pb2.LeaderHint(
         leader_id=place.leader_id, leader_epoch=place.leader_epoch, host=place.host, port=place.port
     )
 
 
 def readable_range(offsets: ReadableOffsets) -> errors_pb2.ReadableRange:
-    """Turn readable offsets into the message."""
+    """Return readable offsets as a message."""
     return errors_pb2.ReadableRange(log_start_offset=offsets.log_start_offset, high_watermark=offsets.high_watermark)
 
 
 def partition_error(failure: Failure) -> errors_pb2.PartitionError:
-    """Turn a failure into the error of one partition inside a stream or a list."""
+    """Return a failure as the error of one partition in a stream or a list."""
     error = errors_pb2.PartitionError(
         code=errors_pb2.ErrorCode.ValueType(int(failure.code)),
         message=cut_message(failure.message),
@@ -41,7 +41,7 @@ def partition_error(failure: Failure) -> errors_pb2.PartitionError:
 
 
 def rich_status(failure: Failure, *, extra_detail: Message | None = None) -> RichStatus:
-    """Turn a failure into the status of a whole call."""
+    """Return a failure as the status of a whole call."""
     return abort_status(
         failure.code,
         failure.message,
@@ -53,7 +53,7 @@ def rich_status(failure: Failure, *, extra_detail: Message | None = None) -> Ric
 
 
 def remote_failure(error: errors_pb2.PartitionError) -> Failure:
-    """Turn what another server of the cluster refused into a failure of this one's call."""
+    """Return another server's refusal as the failure of a call to this server."""
     leader, offsets = error.leader, error.readable_range
     code = ErrorCode.from_number(error.code)
     return Failure(

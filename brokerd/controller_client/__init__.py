@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a broker asks of the controller: its registration and heartbeats, changes of ISR, resignations, offline replicas."""
+"""The requests of a broker to the controller: registration, heartbeats, ISR changes, resignations, offline replicas."""

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls to the active controller, wherever it is at the moment.
 
-Owns the search: the leader that the quorum node knows, then the hint of the last refusal, then the configured
-addresses in turn. Must not know what is called. Everything runs on the event loop thread. Laws: a call that changes
-something is sent again only when it is known not to have been carried out; no call waits long for a leader of old, which
-may be frozen or cut off and then answers never; once another leader is known, every call that is not under way goes there
-at once, and what is heard of the places asked before says nothing of it.
+Owns the search for it: first the hint of the last refusal, then the leader that the quorum node knows, then the configured addresses
+in turn. Does not know what it calls. Everything runs on the thread of the event loop.
+
+Laws
+    A call that changes something is sent again only if it certainly was not carried out.
+    No call waits long for an old leader, which may be frozen or isolated and never answer.
+    Once another leader is known, every call that is not under way goes there at once. Results from earlier addresses do not count
+    against it.
 """
 
 from __future__ import annotations
@@ -29,32 +32,32 @@ from metaquorum.net.service import RefusalError, decode_refusal
 from metaquorum.process.settings import Address
 
 CONNECT_MS: Final = 1_000
-"""Milliseconds that one attempt to connect may take."""
+"""Milliseconds of one attempt to connect."""
 
 RETRY_MS: Final = 25
 """First pause between attempts; doubles up to `RETRY_MS_MAX`."""
 
 RETRY_MS_MAX: Final = 250
-"""Longest pause between attempts."""
+"""Maximum pause between attempts."""
 
 OLD_LEADER_GRACE_MS: Final = 1_000
-"""A leader of old has so long to answer a change once another one is known: it may just be telling that it was committed."""
+"""Milliseconds that an old leader has left to answer a change once another leader is known: its answer may be on the way."""
 
 _NOT_DONE: Final = (ErrorCode.NOT_CONTROLLER, ErrorCode.QUORUM_UNAVAILABLE)
-"""Refusals of a node that is not the active controller, or not yet: nothing was done, and another one may do it."""
+"""Refusals of a node that is not the active controller, or not yet. It did nothing, and another node may do it."""
 
 
 class ControllerRefusedError(RefusedError):
-    """The active controller refuses; what it says is meant for the caller."""
+    """The active controller refuses. Its refusal is for the caller."""
 
 
 def hinted_address(hint: LeaderHint | None) -> str | None:
-    """Return where a refusal says that the leader is; None: it does not."""
+    """Return the leader's address from a refusal; None if it names none."""
     return str(Address(host=hint.host, port=hint.port)) if hint is not None and hint.host else None
 
 
 class _GivenUpError(CallError):
-    """Another node leads: nobody waits for the answer of the one before."""
+    """Another node leads, so this call no longer waits for the old leader's answer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -67,24 +70,24 @@ class _Asked:
     give_up: asyncio.TimerHandle | None = None
 
     def end(self) -> None:
-        """Wait no longer for the answer."""
+        """Stop waiting for the answer."""
         self.tell(_GivenUpError("another node leads"))
 
     def tell(self, outcome: Outcome) -> None:
-        """It is answered, or never will be."""
+        """Set the outcome: an answer, or why there will be none."""
         if not self.outcome.done():
             self.outcome.set_result(outcome)
 
 
 class ControllerCalls:
-    """Requests to the active controller, and the address of it.
+    """Sends requests to the active controller, and keeps its address.
 
     Args:
         observer: knows the quorum leader.
         peers: connections of this process to other servers.
-        bootstrap_addresses: internal ports of voters, to start with.
-        own_voter: node id and address of the voter in this process, if there is one. It is reached there even
-            when the address in the voters' record is an older one.
+        bootstrap_addresses: internal ports of voters at which the search starts.
+        own_voter: node id and address of the voter in this process, if any. It is reached at this address even if the voters
+            record has an older one.
     """
 
     def __init__(
@@ -101,13 +104,13 @@ class ControllerCalls:
         self._bootstrap = tuple(bootstrap_addresses)
         self._hint: str | None = None
         self._failure_count = 0
-        # A dictionary for its order: who asked first hears first.
+        # A dictionary for its order: calls end in the order in which they were made.
         self._asked: dict[_Asked, None] = {}
         self._pausing: dict[asyncio.Future[None], None] = {}
         observer.on_leader_change(self._take_leader)
 
     def address(self) -> str | None:
-        """Return where to try now, or None when nothing is known."""
+        """Return the address to try now; None if no address is known."""
         if self._hint is not None:
             return self._hint
         leader_address = self._leader_address()
@@ -117,16 +120,16 @@ class ControllerCalls:
             return leader_address
         if leader_address is None:
             return self._bootstrap[self._failure_count % len(self._bootstrap)]
-        # The known leader may have died, or its address be out of date: every second failure asks elsewhere.
+        # The known leader may have died, or its address may be outdated. So every second failure tries another address.
         if self._failure_count % 2 == 1:
             return self._bootstrap[self._failure_count // 2 % len(self._bootstrap)]
         return leader_address
 
     def note_failure(self, address: str, hint: LeaderHint | None) -> None:
-        """Learn that an address did not serve; `hint` is where to go instead, if it said so.
+        """Note that an address did not serve. `hint` is the leader in its refusal, if any.
 
-        Of calls that went elsewhere meanwhile, or that another one has spoken for already, it is old news; and so is a hint at the
-        leader of an older epoch.
+        The failure is ignored if the current address is another one: then another call has already moved on. A hint at a leader of an
+        older epoch is ignored too.
         """
         if address != self.address():
             return
@@ -135,7 +138,7 @@ class ControllerCalls:
         self._failure_count += 1
 
     def note_success(self) -> None:
-        """Learn that the address is that of the active controller."""
+        """Note that the current address is that of the active controller."""
         self._failure_count = 0
 
     def _leader_address(self) -> str | None:
@@ -145,7 +148,7 @@ class ControllerCalls:
         return leader.address
 
     def _take_leader(self) -> None:
-        """Forget what was learnt under the leader before, and wait no longer for what others were asked."""
+        """Forget what was learned under the previous leader, and stop waiting for answers from other addresses."""
         self._hint = None
         self._failure_count = 0
         address = self._leader_address()
@@ -161,20 +164,20 @@ class ControllerCalls:
             asked.give_up = asyncio.get_running_loop().call_later(grace_s, asked.end)
 
     async def call(self, method: Method, request: bytes, *, timeout_ms: int, is_read_only: bool = False) -> bytes:
-        """Ask with a serialized request.
+        """Send a serialized request, with retries.
 
         Args:
-            method: which.
+            method: method of the controller.
             request: serialized request.
             timeout_ms: milliseconds for all attempts together.
-            is_read_only: True: it may be sent again whatever became of it.
+            is_read_only: True if the request may be sent again whatever happened to it.
 
         Returns:
             The serialized response.
 
         Raises:
             ControllerRefusedError: the controller refused.
-            RefusedError: QUORUM_UNAVAILABLE, no controller took the call in time; OUTCOME_UNKNOWN, the answer was lost.
+            RefusedError: QUORUM_UNAVAILABLE, no controller accepted the call in time; OUTCOME_UNKNOWN, the answer was lost.
         """
         deadline = time.monotonic() + timeout_ms / 1000
         pause_ms = RETRY_MS
@@ -189,7 +192,7 @@ class ControllerCalls:
             pause_ms = RETRY_MS if is_news else min(pause_ms * 2, RETRY_MS_MAX)
 
     async def _pause(self, pause_ms: int) -> bool:
-        """Wait, at most until a leader is known; whether that was the end of it."""
+        """Wait for `pause_ms`. Return True if a new leader ended the wait earlier."""
         pausing = asyncio.get_running_loop().create_future()
         self._pausing[pausing] = None
         try:
@@ -204,10 +207,10 @@ class ControllerCalls:
     async def attempt(
         self, method: Method, request: bytes, *, timeout_ms: int, is_read_only: bool = True
     ) -> bytes | None:
-        """Ask once, where the controller seems to be; see `call`.
+        """Send a request once, to the probable address of the controller. Arguments as for `call`.
 
         Returns:
-            The serialized response; None: there is none, and the call may be sent again.
+            The serialized response; None: no response came, and the request may be sent again.
 
         Raises:
             ControllerRefusedError: the controller refused.
@@ -235,7 +238,7 @@ class ControllerCalls:
             if asked.give_up is not None:
                 asked.give_up.cancel()
             if call_id is not None:
-                # Nothing happens where it was answered.
+                # Does nothing if the call was answered.
                 link.give_up(call_id)
         if isinstance(outcome, bytes):
             self.note_success()
@@ -257,17 +260,17 @@ class ControllerCalls:
     async def stream(
         self, method: Method, request: bytes, *, window_bytes: int, timeout_ms: int
     ) -> AsyncGenerator[bytes]:
-        """Open a stream where the controller seems to be, once, and yield its messages to their end; to be closed where it is left.
+        """Open a stream once, at the probable address of the controller, and yield its messages. The caller must close the iterator.
 
         Args:
-            method: which.
-            request: serialized message that opens it.
+            method: method of the controller.
+            request: serialized message that opens the stream.
             window_bytes: bytes that the controller may send ahead.
             timeout_ms: milliseconds for the connection, at most `CONNECT_MS`.
 
         Raises:
             ControllerRefusedError: the controller refused.
-            RefusedError: QUORUM_UNAVAILABLE, nobody is there, or who is there is not the controller, or not any more.
+            RefusedError: QUORUM_UNAVAILABLE, no node is reachable there, or the node is not, or no longer, the active controller.
         """
         address = self.address()
         if address is None:

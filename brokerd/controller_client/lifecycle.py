@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The life of this broker in the cluster: registration, heartbeats, its session, fencing, controlled shutdown.
 
-Owns the registration, the heartbeats, and what the broker knows of its session. Must not start or stop anything else: it tells
-`on_state`, and the server acts.
+Owns the registration, the heartbeats, and the broker's view of its session. Starts and stops nothing else: it calls `on_state`, and the
+server acts.
 
-Theory of operation. The broker registers with the active controller, under an incarnation id that its process alone has, and gets a
-broker epoch. From then on it sends a heartbeat each interval, and at once when it has something to say. The controller unfences it
-once it has applied its own registration and no longer asks to stay fenced. When a heartbeat gets no answer the broker asks again, at
-the new controller if the quorum has moved. A controller that does not know the epoch any more makes the broker register again, under
-the same incarnation. A controlled shutdown asks for leave to stop: the controller has other brokers lead first.
+How it works. The broker registers with the active controller under an incarnation id of its own process, and gets a broker epoch. From
+then on it sends a heartbeat in each interval, and at once when something has changed. The controller unfences the broker when it has
+applied its own registration and no longer asks to stay fenced. If a heartbeat gets no answer, the broker asks again, at the new
+controller if the quorum has elected one. If the controller no longer knows the epoch, the broker registers again under the same
+incarnation id. In a controlled shutdown the broker asks for permission to stop, and the controller first makes other brokers lead.
 Source: architecture section 7; KIP-631.
 """
 
@@ -37,16 +37,16 @@ from metaquorum.net.methods import Method
 logger = logging.getLogger(__name__)
 
 _STALE: Final = (ErrorCode.STALE_BROKER_EPOCH, ErrorCode.BROKER_FENCED, ErrorCode.DUPLICATE_BROKER)
-"""Refusals of a heartbeat whose registration the controller does not know any more."""
+"""Refusals of a heartbeat which mean that the controller does not know the registration any more."""
 
 REGISTER_ATTEMPT_MS: Final = 2_000
-"""Milliseconds that one attempt to register may take."""
+"""Milliseconds of one attempt to register."""
 
 DUPLICATE_WAIT_MS: Final = 30_000
-"""Milliseconds that a broker waits for an earlier process of the same id to be given up by the controller."""
+"""Milliseconds that a broker waits until the controller has fenced an earlier process with the same id."""
 
 SHUTDOWN_BEAT_MS: Final = 25
-"""Milliseconds between heartbeats while the broker waits for leave to stop."""
+"""Milliseconds between two heartbeats while the broker waits for permission to stop."""
 
 FEATURE_LEVEL: Final = 1
 """Feature level of this build."""
@@ -54,10 +54,10 @@ FEATURE_LEVEL: Final = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerIdentity:
-    """What the broker says of itself when it registers, besides its address.
+    """What the broker tells the controller about itself when it registers, in addition to its address.
 
-    `clean_stop_epoch` is the broker epoch under which it last stopped in an orderly way; None: not known.
-    `incarnation_id` is random, and another one for each process.
+    `clean_stop_epoch` is the broker epoch of its last clean shutdown; None: not known.
+    `incarnation_id` is random and differs for each process.
     """
 
     cluster_id: str
@@ -70,7 +70,7 @@ class BrokerIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerState:
-    """Where the broker stands; `broker_epoch` None: not registered yet."""
+    """The broker's state at the controller. `broker_epoch` None: it is not registered yet."""
 
     broker_epoch: int | None
     is_fenced: bool
@@ -78,12 +78,12 @@ class BrokerState:
 
 
 class ControllerSession:
-    """The session that the controller keeps for this broker, as the broker knows it: lost when no heartbeat was answered in time.
+    """The broker's view of its session with the controller. The session is lost if no heartbeat was answered in time.
 
-    A broker whose session is lost serves its partitions as long as it can. But it must not be the one from which clients learn who
-    leads, for it would never hear that others do; nor where a partition ends, for others may lead that by now and have gone on.
+    A broker whose session is lost serves its partitions for as long as it can. But clients must not learn from it who leads, because it
+    would not hear of new leaders. Nor must they learn where a partition ends, because another broker may lead it and have appended.
 
-    `BrokerLifecycle` alone begins and renews it.
+    `BrokerLifecycle` alone begins and renews the session.
 
     Args:
         observer: the metadata.
@@ -92,46 +92,46 @@ class ControllerSession:
     def __init__(self, observer: MetadataLoader) -> None:
         self._observer = observer
         self.timeout_ms = 3_000
-        # When the last question that was answered had been asked: an answer may have waited long in a process that was stopped.
+        # When the last answered request was sent, not when its answer came: the answer may have waited while the process was paused.
         self._asked_s = time.monotonic()
-        # What must have been applied before the metadata can be trusted again.
+        # Metadata offset that this broker must have applied before its metadata can be trusted again.
         self._trusted_from = 0
         self._was_lost = False
         self._callbacks: dict[Callable[[], None], None] = {}
 
     @property
     def is_lost(self) -> bool:
-        """True if the controller has answered no heartbeat of the last session: other brokers may lead this one's partitions by now.
+        """True if no heartbeat of the last session was answered. Other brokers may lead this one's partitions by then.
 
-        After such a silence it stays true until this broker has applied what the controller had committed when it answered. It holds
-        for this moment, also in a process that was stopped.
+        After such a silence it stays true until this broker has applied what the controller had committed at the time of its answer.
+        The value is right at this moment, even just after a pause of the process.
         """
         return self._is_over() or self._observer.metadata_offset < self._trusted_from
 
     def on_lost(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` soon after the session is lost; returns the way to stop that. It must not block."""
+        """Call `callback` soon after the session is lost, until the returned function is called. The callback must not block."""
         self._callbacks[callback] = None
         return lambda: self._callbacks.pop(callback, None)
 
     def begin(self, *, asked_s: float, timeout_ms: int) -> None:
-        """Learn that the broker is registered: when it asked, on the monotonic clock, and how long a session is."""
+        """Begin a session at registration. `asked_s` is the monotonic time of the request; `timeout_ms` is the length of a session."""
         self.timeout_ms = timeout_ms
         self._asked_s = asked_s
 
     def renew(self, *, asked_s: float, metadata_offset: int) -> None:
-        """Learn that a heartbeat was answered: when it was sent, and what the controller had committed."""
+        """Renew the session: a heartbeat, sent at `asked_s`, was answered. `metadata_offset` is what the controller had committed."""
         if self._is_over():
             self._trusted_from = metadata_offset
         self._asked_s = asked_s
 
     async def watch(self) -> None:
-        """Look at the session every `SESSION_CHECK_MS`, and tell those who follow it. Ends never."""
+        """Check the session every `SESSION_CHECK_MS` and call the callbacks. Never ends."""
         while True:
             await asyncio.sleep(SESSION_CHECK_MS / 1000)
             self.look()
 
     def look(self) -> None:
-        """Tell those who follow the session, if it was lost since the last look."""
+        """Call the callbacks if the session was lost since the last check."""
         is_lost = self.is_lost
         if is_lost is self._was_lost:
             return
@@ -152,17 +152,17 @@ class _StaleRegistrationError(Exception):
 
 
 class BrokerLifecycle:
-    """Registers this broker, keeps its session, and asks for leave to stop.
+    """Registers this broker, keeps its session, and asks for permission to stop.
 
     Args:
         identity: what to register.
         observer: gives the metadata offset for the heartbeats.
-        calls: way to the controller.
+        calls: calls to the controller.
         on_state: called after every change of state; must not block.
 
     Attributes:
-        session: whether the controller answers.
-        lacks_room: tells whether a log directory has too little room for appends of clients; asked for each heartbeat.
+        session: the session with the controller.
+        lacks_room: returns True if a log directory has too little space for appends of clients. Every heartbeat calls it.
     """
 
     def __init__(
@@ -204,21 +204,21 @@ class BrokerLifecycle:
 
     @property
     def broker_epoch(self) -> int | None:
-        """Epoch of the registration, or None before the first."""
+        """Epoch of the registration; None before the first."""
         return self._state.broker_epoch
 
     @property
     def state(self) -> BrokerState:
-        """Where the broker stands."""
+        """The broker's state at the controller."""
         return self._state
 
     def start(self, *, host: str, port: int, replication_port: int = 0) -> asyncio.Task[None]:
-        """Start to register and to beat; the task ends only with an error that no retry can mend.
+        """Start to register and to send heartbeats. The returned task ends only with an error that no retry can fix.
 
         Args:
             host: host name or address that clients use.
             port: TCP port that clients use.
-            replication_port: TCP port at the host that other brokers use; 0: none.
+            replication_port: TCP port on that host for other brokers; 0: none.
         """
         assert self._task is None, "started twice"
         self._host, self._port, self._replication_port = host, port, replication_port
@@ -227,26 +227,26 @@ class BrokerLifecycle:
         return self._task
 
     def set_ready(self) -> None:
-        """Stop to ask for fencing: the logs are open and requests can be served."""
+        """Stop asking to stay fenced: the logs are open and the broker can serve."""
         self._want_fence = False
         self._nudged.set()
 
     def note_offline_directories(self, directory_ids: tuple[bytes, ...]) -> None:
-        """Tell the controller, at once, which log directories have failed; all of them, each time."""
+        """Report the failed log directories to the controller at once. Each call names all of them."""
         self._offline_directory_ids = directory_ids
         self._nudged.set()
 
     async def registered(self) -> int:
-        """Return the broker epoch once there is one, however long that takes."""
+        """Wait for the registration, without a limit, and return the broker epoch."""
         await self._registered.wait()
         assert self._state.broker_epoch is not None, "registered without an epoch"
         return self._state.broker_epoch
 
     async def wait_registered(self, *, timeout_ms: int) -> int:
-        """Return the broker epoch, waiting for the registration.
+        """Wait for the registration and return the broker epoch.
 
         Raises:
-            RefusedError: not registered in time.
+            RefusedError: BROKER_FENCED, the broker was not registered in time.
         """
         try:
             async with asyncio.timeout(timeout_ms / 1000):
@@ -255,12 +255,13 @@ class BrokerLifecycle:
             raise refused(ErrorCode.BROKER_FENCED, "the broker is not registered yet", retry_after_ms=500) from None
 
     async def shut_down(self, *, timeout_ms: int, leads_for_others: bool) -> bool:
-        """Ask the controller for leave to stop (a controlled shutdown); False when it was not given in time.
+        """Ask the controller for permission to stop (a controlled shutdown). Return False if it did not come in time.
 
         Args:
-            timeout_ms: most milliseconds to wait.
-            leads_for_others: True: this broker leads partitions that others have too, and waits until those lead them. False: no other
-                broker has them, so it asks to be fenced and waits for that alone; its partitions lose their leader afterwards.
+            timeout_ms: maximum milliseconds to wait.
+            leads_for_others: True: this broker leads partitions with replicas elsewhere, and waits until other brokers lead them.
+                False: no other broker has its partitions. It asks only to be fenced and waits for that; its partitions lose their
+                leader afterwards.
         """
         if self._task is None or self._task.done() or self._state.broker_epoch is None:
             return False
@@ -278,7 +279,7 @@ class BrokerLifecycle:
         return True
 
     async def stop(self) -> None:
-        """Stop to beat; the controller will fence the broker. Idempotent."""
+        """Stop sending heartbeats. The controller will fence the broker. Idempotent."""
         if self._stop_watching is not None:
             self._stop_watching()
             self._stop_watching = None
@@ -320,7 +321,7 @@ class BrokerLifecycle:
         while True:
             asked_s = time.monotonic()
             try:
-                # Sent again without harm: the incarnation id makes it the same registration.
+                # Repeating the request is harmless: the incarnation id makes it the same registration.
                 answer = await self._calls.call(
                     Method.REGISTER_BROKER, request, timeout_ms=REGISTER_ATTEMPT_MS, is_read_only=True
                 )
@@ -355,21 +356,21 @@ class BrokerLifecycle:
             raise RegistrationRefusedError(
                 f"another process is registered as broker {self._identity.broker_id} and lives: {failure.message}"
             ) from error
-        # The leadership of the quorum may end under a registration: whether it was committed does not matter.
+        # The quorum leader may step down during a registration. Whether it was committed does not matter: the broker tries again.
         may_pass = failure.code in (ErrorCode.INTERNAL, ErrorCode.OUTCOME_UNKNOWN)
         if not may_pass and not failure.code.retriable:
             raise RegistrationRefusedError(f"the controller refuses this broker: {failure.message}") from error
         logger.info("registration refused, trying again: %s", failure.message)
 
     async def _fence_predecessor(self) -> bool:
-        """Fence the registration of the process that had this log directory before, if it is surely gone.
+        """Fence the registration of the previous process on this log directory, if that process is surely gone.
 
-        After a crash the controller waits a whole session for the old process. This one knows better: it holds the lock
-        of the log directory that the old one registered, and either holds its port too or finds it refused. A copied
-        directory on another machine fails the second test while its twin lives.
+        After a crash the controller waits a whole session for the old process. This process knows more: it holds the lock of the
+        log directory that the old one registered. It also either holds the old one's port, or finds that connections to it are
+        refused. With a copied directory on another machine, the second test fails while the original process lives.
 
         Returns:
-            True when the old registration is fenced now.
+            True if the old registration is fenced now.
         """
         old = self._observer.image.brokers.get(self._identity.broker_id)
         if old is None or not old.can_lead or old.incarnation_id == self._identity.incarnation_id:
@@ -387,7 +388,7 @@ class BrokerLifecycle:
         return answer is not None and answer.fenced
 
     async def _beat(self) -> bool:
-        """Send heartbeats until one gets no answer; True when one was answered."""
+        """Send heartbeats until one gets no answer. Return True if at least one was answered."""
         answered = False
         try:
             while await self._beat_once():
@@ -413,12 +414,12 @@ class BrokerLifecycle:
         self.session.renew(asked_s=asked_s, metadata_offset=response.metadata_offset)
         self._set_state(state)
         if state.may_stop or (self._is_leaving and state.is_fenced):
-            # Fenced, it is nobody's leader to wait for: whoever led for others is fenced only when they lead.
+            # A fenced broker may stop: if it led partitions with replicas elsewhere, other brokers led them before it was fenced.
             self._may_stop.set()
         return True
 
     async def _exchange(self, *, broker_epoch: int, want_fence: bool) -> controller_pb2.HeartbeatResponse | None:
-        """Send one heartbeat and return its answer; None: there is none."""
+        """Send one heartbeat and return its answer; None if none came."""
         request = controller_pb2.HeartbeatRequest(
             cluster_id=self._identity.cluster_id,
             broker_id=self._identity.broker_id,
@@ -444,7 +445,7 @@ class BrokerLifecycle:
             async with asyncio.timeout(interval_ms / 1000):
                 await self._nudged.wait()
         except TimeoutError:
-            pass  # an interval has passed, which is the usual reason for the next beat
+            pass  # the interval is over, the usual reason for the next heartbeat
 
     def _set_state(self, state: BrokerState) -> None:
         if state != self._state:

@@ -1,26 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a broker asks of the controller for single partitions: in-sync replicas, other leaders, replicas that are offline.
+"""Requests of a broker to the controller about single partitions: ISR proposals, resignations, offline replicas.
 
     requests = PartitionRequests(calls, observer, cluster_id=..., node_id=1, broker_epoch=...)
-    requests.propose(replica, proposal)      # the replica is told exactly once what became of it
-    requests.resign(resignation)             # another replica is to lead
-    requests.note_lost(topic_id, partition)  # told, and told again, until the metadata counts on the replica no more
+    requests.propose(replica, proposal)      # the replica hears its outcome exactly once
+    requests.resign(resignation)             # asks that another replica leads
+    requests.note_lost(topic_id, partition)  # reported until the metadata no longer counts on the replica
     await requests.close()
 
-One `RequestQueue` for each kind of request gathers what waits, has one call at most under way, and gives a call up after its time.
-A `RequestKind` says what waits, how a request is built, and what an answer means for each item. The controller and the cores judge;
-nothing here does.
+Each kind of request has one `RequestQueue`. It collects items into one call, has at most one call under way, and ends a call after its
+time limit. A `RequestKind` holds the items, builds the request, and knows what an answer means for each item. The controller and the
+cores decide; this module does not.
 
-| Kind | What waits | After an answer, or none |
+| Kind | Items that wait | After an answer, or none |
 |---|---|---|
-| `_IsrProposals` | each proposal, in the order in which it was made | each item has one outcome; the core proposes again |
+| `_IsrProposals` | every proposal, in the order in which it was made | each item has one outcome; the core proposes again |
 | `_Resignations` | the newest one of each partition | nothing; the core asks again if this broker still leads |
-| `_OfflineReplicas` | what `offline_replicas.OfflineReplicas` finds due | sent again after a pause, until the metadata holds it |
+| `_OfflineReplicas` | what `offline_replicas.OfflineReplicas` finds due | sent again after a pause, until the metadata has it |
 
 Laws
-    The requests of one kind do not overtake each other, for a partition or for the broker.
-    A proposal has exactly one outcome. *Refused* is told only where the controller certainly did not carry it out; *unanswered* where
-    it may have, or still may.
+    Requests of one kind do not overtake each other, for a partition or for the broker.
+    A proposal has exactly one outcome. It is *refused* only if the controller certainly did not carry it out. It is *unanswered* if the
+    controller may have carried it out, or still may.
 Source: docs/replication.md sections "Proposals", "Stepping down", "Full disks", "Lost replicas"; KIP-497.
 """
 
@@ -68,43 +68,43 @@ from metaquorum.metadata.state import PartitionImage
 from metaquorum.net.methods import Method
 
 UNKNOWN_OUTCOMES: Final = frozenset((ErrorCode.OUTCOME_UNKNOWN, ErrorCode.INTERNAL))
-"""Answers to a whole call after which it may have been carried out, or may still be."""
+"""Answers to a whole call that leave open whether it was carried out or still will be."""
 
 logger = logging.getLogger(__name__)
 
 
 class ProposingReplica(Protocol):
-    """A replica that leads, as the way to the controller sees it; `str` names the partition."""
+    """A leading replica that proposes in-sync replicas; `str` names the partition."""
 
     topic_id: bytes
     partition: int
 
     def take_event(self, event: Event) -> None:
-        """Learn what became of a proposal; one that is out of date is passed over."""
+        """Handle the outcome of a proposal. A replica ignores an outcome that is out of date."""
         ...
 
 
 class ResignReason(Enum):
-    """Why a leadership is given up; the value stands in logs."""
+    """Why a leader resigns; logs show the value."""
 
     CUT_OFF = "cut-off"
-    """Too few followers reach the leader, and others live."""
+    """The leader is isolated: too few followers reach it, and others live."""
     DAMAGE = "damage"
-    """Its copy is damaged below the high watermark."""
+    """Its log is damaged below the high watermark."""
     NO_ROOM = "no-room"
-    """Its log directory has too little room for appends of clients."""
+    """Its log directory has too little space for appends of clients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resignation:
-    """A leadership that is given up.
+    """A leadership that this broker wants to end.
 
     Attributes:
         topic_id: id of the topic, 16 bytes.
         partition: partition, from 0.
         leader_epoch: leader epoch of the leadership.
         reason: why.
-        allow_eligible: True: an eligible replica will do, because it has all that was acknowledged.
+        allow_eligible: True if an eligible replica may lead, because it has everything that was acknowledged.
     """
 
     topic_id: bytes
@@ -115,7 +115,7 @@ class Resignation:
 
 
 class Sender(NamedTuple):
-    """Who asks: the registered process of a broker."""
+    """The registered broker process that sends the requests."""
 
     cluster_id: str
     broker_id: int
@@ -126,55 +126,55 @@ ItemT = TypeVar("ItemT")
 
 
 class RequestKind(Protocol[ItemT]):
-    """One kind of request. It holds what waits to be sent; its queue alone takes it."""
+    """One kind of request. It holds the waiting items, which only its queue takes."""
 
     @property
     def name(self) -> str:
-        """What the items are, for the log."""
+        """Name of the items, for log lines."""
         ...
 
     @property
     def method(self) -> Method:
-        """What is called."""
+        """The method of the controller."""
         ...
 
     @property
     def gather_ms(self) -> int:
-        """Milliseconds that items are gathered before a call."""
+        """Milliseconds for which items are collected before a call."""
         ...
 
     def due_ms(self) -> int | None:
-        """Return when something is to be sent if nothing happens until then, in monotonic milliseconds; None: never."""
+        """Return when to send if nothing happens until then, in monotonic milliseconds; None: never."""
         ...
 
     def take(self, now_ms: int) -> list[ItemT]:
-        """Take what is to be sent now, at most `MAX_REQUEST_PARTITIONS`."""
+        """Take the items to send now, at most `MAX_REQUEST_PARTITIONS`."""
         ...
 
     def encode(self, sender: Sender, items: Sequence[ItemT]) -> bytes:
-        """Make the request."""
+        """Return the serialized request."""
         ...
 
     def answered(self, items: Sequence[ItemT], answer: bytes) -> None:
-        """Take the response.
+        """Handle the response.
 
         Raises:
-            DecodeError: it is none; nothing was told of any item.
+            DecodeError: the bytes are no response; no item has got an outcome.
         """
         ...
 
     def failed(self, items: Sequence[ItemT], code: ErrorCode | None) -> None:
-        """Learn that there was no response; `code` None: what came was none."""
+        """Handle a call without a response. `code` None: the bytes were no response."""
         ...
 
 
 class RequestQueue(Generic[ItemT]):
-    """Sends the items of one kind: gathered, at most one call under way, at most `PARTITION_REQUEST_MS` for a call.
+    """Sends the items of one kind, with at most one call under way and at most `PARTITION_REQUEST_MS` for a call.
 
     Args:
-        kind: what waits, and what an answer means.
-        calls: the way to the controller.
-        sender: gives who asks; None while the broker is not registered.
+        kind: the items, and what an answer means.
+        calls: calls to the controller.
+        sender: returns the registered process; None while the broker is not registered.
     """
 
     def __init__(self, kind: RequestKind[ItemT], calls: ControllerCalls, sender: Callable[[], Sender | None]) -> None:
@@ -185,13 +185,13 @@ class RequestQueue(Generic[ItemT]):
         self._task: asyncio.Task[None] | None = None
 
     def wake(self) -> None:
-        """Learn that something waits, or that what waits may have changed."""
+        """Note that an item waits, or that the waiting items may have changed."""
         self._woken.set()
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name=self._kind.name)
 
     async def close(self) -> None:
-        """Send nothing more; a call under way is given up. Nothing may wake the queue from here on. Idempotent."""
+        """Send nothing more and give up a call under way. `wake` must not be called after this. Idempotent."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -219,7 +219,7 @@ class RequestQueue(Generic[ItemT]):
             async with asyncio.timeout(left_ms / 1000):
                 await self._woken.wait()
         except TimeoutError:
-            pass  # what waits is due, which is a reason to look as good as a change
+            pass  # an item is due: a reason to check just as good as a change
 
     async def _send(self, items: list[ItemT]) -> None:
         kind, sender = self._kind, self._sender()
@@ -237,20 +237,20 @@ class RequestQueue(Generic[ItemT]):
         try:
             kind.answered(items, answer)
         except DecodeError as error:
-            # Carried out or not: nothing can be told from bytes that are no answer.
+            # Bytes that are no response do not tell whether the request was carried out.
             logger.warning("%s not answered: count=%d: %s", kind.name, len(items), error)
             kind.failed(items, None)
 
 
 class PartitionRequests:
-    """See the module docstring. One event loop.
+    """Sends all requests of a broker about single partitions. Belongs to one event loop.
 
     Args:
-        calls: the way to the controller.
+        calls: calls to the controller.
         observer: the metadata.
-        cluster_id: the cluster.
-        node_id: this broker.
-        broker_epoch: gives the epoch of its registration; None while there is none.
+        cluster_id: id of the cluster.
+        node_id: id of this broker.
+        broker_epoch: returns the epoch of the broker's registration; None before the first.
     """
 
     def __init__(
@@ -277,35 +277,35 @@ class PartitionRequests:
         self._offline_queue = RequestQueue(self._offline, calls, sender)
 
     def propose(self, replica: ProposingReplica, proposal: ProposeIsr) -> None:
-        """Send a proposal; the replica is told exactly once what became of it, later."""
+        """Send a proposal. The replica hears its outcome later, exactly once."""
         if not self._is_closed:
             self._proposals.add(replica, proposal)
             self._proposal_queue.wake()
 
     def resign(self, resignation: Resignation) -> None:
-        """Ask that another replica leads a partition. Whatever becomes of it, the metadata says who leads."""
+        """Ask that another replica leads a partition. There is no outcome: the metadata says who leads."""
         if not self._is_closed:
             self._resignations.add(resignation)
             self._resignation_queue.wake()
 
     def note_lost(self, topic_id: bytes, partition: int) -> None:
-        """Learn that a replica is offline: its log does not work in this process any more."""
+        """Note that a replica is offline: its log no longer works in this process."""
         if not self._is_closed:
             self._offline.replicas.add(topic_id, partition)
             self._look_at_offline()
 
     def note_found(self, topic_id: bytes, partition: int, directory_id: bytes) -> None:
-        """Learn that the log of a replica lies in a directory that its partition awaits."""
+        """Note that the log of a replica is in a directory that its partition awaits."""
         if not self._is_closed:
             self._offline.replicas.add_found(topic_id, partition, directory_id)
             self._look_at_offline()
 
     def note_removed(self, topic_id: bytes, partition: int) -> None:
-        """Learn that a replica does not belong here any more."""
+        """Forget a replica that this broker no longer has."""
         self._offline.replicas.discard(topic_id, partition)
 
     async def close(self) -> None:
-        """Send nothing more, and tell no outcome any more. Idempotent."""
+        """Send nothing more and report no outcome any more. Idempotent."""
         self._is_closed = True
         if self._stop_watching is not None:
             self._stop_watching()
@@ -315,7 +315,7 @@ class PartitionRequests:
 
     def _look_at_offline(self) -> None:
         if self._stop_watching is None:
-            # Most brokers never have an offline replica, and need not look at each change.
+            # Most brokers never have an offline replica. Without one there is nothing to check at a change.
             self._stop_watching = self._observer.on_change(self._on_change)
         self._offline_queue.wake()
 
@@ -325,21 +325,21 @@ class PartitionRequests:
 
 
 class _Proposal(NamedTuple):
-    """A proposal of in-sync replicas that has no outcome yet."""
+    """A proposal of in-sync replicas without an outcome yet."""
 
     replica: ProposingReplica
     proposal: ProposeIsr
 
 
 class _IsrProposals:
-    """Proposals of in-sync replicas; each has one outcome."""
+    """Proposals of in-sync replicas; each gets exactly one outcome."""
 
     name = "proposals of in-sync replicas"
     method = Method.ALTER_PARTITION
     gather_ms = PARTITION_REQUEST_GATHER_MS
 
     def __init__(self) -> None:
-        # One entry at most for each partition that this broker leads: a core has one proposal under way.
+        # At most one entry for each partition that this broker leads, because a core has one proposal under way.
         self._waiting: deque[_Proposal] = deque()
 
     def add(self, replica: ProposingReplica, proposal: ProposeIsr) -> None:
@@ -395,7 +395,7 @@ class _IsrProposals:
 
 
 class _Resignations:
-    """Leaderships that are given up; nothing is repeated."""
+    """Resignations. None is repeated by itself."""
 
     name = "resignations"
     method = Method.RESIGN_LEADERSHIP
@@ -444,20 +444,20 @@ class _Resignations:
                 logger.info("leadership kept: partition=%s reason=%s: %s", name, reason, result.error.message)
 
     def failed(self, items: Sequence[Resignation], code: ErrorCode | None) -> None:
-        pass  # whoever still has a reason asks again
+        pass  # the core asks again if it still has a reason
 
 
 class _OfflineReplicas:
-    """Replicas that are offline, or found; told again until the metadata holds it.
+    """Offline and found replicas. They are reported until the metadata shows it.
 
     Attributes:
-        replicas: what is to be told, and when again. Its writers are this kind and `PartitionRequests`.
+        replicas: what to report, and when again. Its writers are this class and `PartitionRequests`.
     """
 
     name = "offline and found replicas"
     method = Method.ALTER_PARTITION
     gather_ms = 0
-    """They are noted together, and others wait for each of them."""
+    """0: offline replicas are noted together, and other brokers wait for each report."""
 
     def __init__(self, node_id: int, observer: MetadataLoader) -> None:
         self._observer = observer
@@ -513,7 +513,7 @@ class _OfflineReplicas:
                 )
 
     def failed(self, items: Sequence[ReplicaReport], code: ErrorCode | None) -> None:
-        pass  # again after the pause
+        pass  # reported again after the pause
 
     def _state(self, topic_id: bytes, partition: int) -> PartitionImage | None:
         topic = self._observer.image.topic_by_id(topic_id)
@@ -537,7 +537,7 @@ def _tell(replica: ProposingReplica, outcome: ProposalAccepted | ProposalRefused
     try:
         replica.take_event(outcome)
     except Exception:
-        # The fault of one replica: the others of the call are told theirs all the same.
+        # A fault of one replica must not keep the other replicas of the call from their outcomes.
         logger.exception("in-sync replicas of %s: the outcome of a proposal could not be taken", replica)
 
 
@@ -545,7 +545,7 @@ def _code(number: int) -> ErrorCode:
     try:
         return ErrorCode(number)
     except ValueError:
-        return ErrorCode.UNSPECIFIED  # of a newer controller; a refusal all the same
+        return ErrorCode.UNSPECIFIED  # a code of a newer controller; it is a refusal all the same
 
 
 def _leader_id(state: PartitionState) -> int | None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Producer ids from the quorum, a block at a time.
+"""Producer ids from the quorum, in blocks.
 
-Owns the current block. Law: no id is given twice; a block that is lost with the process is lost for good.
+Owns the current block. Law: no id is handed out twice. The ids of a block that is lost with the process are never used.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class ProducerIds:
-    """Gives out producer ids; see the module docstring."""
+    """Hands out producer ids from a block, and fetches the next block in advance."""
 
     def __init__(self, calls: ControllerCalls, registration: BrokerLifecycle) -> None:
         self._calls = calls
@@ -34,13 +34,13 @@ class ProducerIds:
         self._prefetch: asyncio.Task[None] | None = None
 
     async def take(self, *, timeout_ms: int = IDENTITY_WAIT_MS) -> int:
-        """Return an id that nobody else has.
+        """Return a producer id that no other producer has.
 
         Args:
-            timeout_ms: most milliseconds to wait for the quorum when the block is used up.
+            timeout_ms: maximum milliseconds to wait for the quorum if the block is used up.
 
         Raises:
-            RefusedError: the quorum gave none in time.
+            RefusedError: the quorum gave no block in time.
         """
         while self._next_id >= self._end_id:
             if self._next_block is None:
@@ -54,7 +54,7 @@ class ProducerIds:
         return producer_id
 
     async def close(self) -> None:
-        """Stop a fetch that runs ahead of need."""
+        """Cancel a fetch in advance."""
         if self._prefetch is not None:
             self._prefetch.cancel()
             await asyncio.gather(self._prefetch, return_exceptions=True)
@@ -82,14 +82,14 @@ class ProducerIds:
     async def _fetch(self) -> None:
         async with self._fetching:
             if self._next_block is not None:
-                return  # another waiter has just fetched it
+                return  # another waiter has just fetched the block
             epoch = await self._registration.wait_registered(timeout_ms=IDENTITY_WAIT_MS)
             request = controller_pb2.AllocateProducerIdsRequest(
                 cluster_id=self._registration.cluster_id,
                 broker_id=self._registration.broker_id,
                 broker_epoch=epoch,
             )
-            # Sent again without harm: a block whose answer was lost is never given to anybody.
+            # Repeating the request is harmless: the ids of a block whose answer was lost are never handed out.
             try:
                 answer = await self._calls.call(
                     Method.ALLOCATE_PRODUCER_IDS,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`lograft dev` (and `brokerd dev`): a whole cluster in one process, up in a moment.
+"""`lograft dev` (and `brokerd dev`): a whole cluster in one process, ready within a moment.
 
-Owns the command. Without `--data-dir` everything is in a temporary directory that is gone at the end.
+Owns the command. Without `--data-dir` all data is in a temporary directory, which the command deletes at its end.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ MinFreeBytes = Annotated[
         help="Free bytes of a data directory below which appends are refused (reads and deletes go on); 0: never.",
     ),
 ]
-"""Option of every command that runs a broker."""
+"""The option `--min-free-bytes` of every command that runs a broker."""
 
 
 def configure_logging(level: str) -> None:
-    """Write log lines to stderr, from `level` on."""
+    """Write log lines of `level` and above to stderr."""
     if level.upper() not in logging.getLevelNamesMapping():
         raise typer.BadParameter(f"log level {level!r} is not one of DEBUG, INFO, WARNING, ERROR")
     log_to_stderr(level.upper(), line_format="%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The event loop of a broker: uvloop where it is installed, else the one of the standard library."""
+"""The event loop of a broker: uvloop if it is installed, else the loop of the standard library."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ except ImportError:
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """Make a loop that keeps quiet about a harmless race inside grpcio.
+    """Return a new loop that does not report a harmless race inside grpcio.
 
-    With several loops in one process (an embedded broker beside a client) all of them watch one wake-up socket of the
-    library; in versions before 1.80 or so the loop that comes second finds it empty and raises BlockingIOError, which
-    means nothing.
+    Several loops in one process (an embedded broker beside a client) all watch one wake-up socket of grpcio. In versions before about
+    1.80, the loop that comes second finds the socket empty and raises BlockingIOError, which means nothing.
     Source: grpc issue 25364.
     """
     loop = _new_loop()

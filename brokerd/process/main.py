@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs one broker as the main thing of a process: event loop, signals, logging, exit code.
+"""Runs one broker as the program of a process: event loop, signals, logging, exit code.
 
-Owns what may be done once in a process. Must not be used inside another program: `brokerd.embedded` is for that.
+Owns what a process may do only once. Another program must not use it: `brokerd.embedded` is for that.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from storage.errors import StorageError
 logger = logging.getLogger(__name__)
 
 START_ERRORS = (BrokerError, SettingsError, ServerError, QuorumError, DamagedLogError, StorageError, OSError)
-"""What a person who starts a broker can do something about: told in one line, without a trace."""
+"""Errors that the person who starts a broker can fix. They are printed as one line, without a traceback."""
 
 SERVING_WAIT_MS = 60_000
-"""Milliseconds that `on_ready` is waited for before a line in the log says so."""
+"""Milliseconds without service after which a log line says that clients are not served yet; repeats."""
 
 
 def run_process(settings: BrokerSettings, *, on_ready: Callable[[BrokerServer], None]) -> int:
-    """Run a broker until it is told to stop by SIGTERM or SIGINT, or fails.
+    """Run a broker until SIGTERM, SIGINT or a failure.
 
     Args:
         settings: checked settings.
-        on_ready: called once when clients are served.
+        on_ready: called once, as soon as the broker serves clients.
 
     Returns:
-        The exit code: 0 after an orderly stop, 1 after a failure; the failure is one line on stderr.
+        The exit code: 0 after a clean shutdown, 1 after a failure. A failure is one line on stderr.
     """
     if not __debug__:
         sys.stderr.write("brokerd: error: refusing to run under python -O: the assertions protect the log\n")
@@ -70,7 +70,7 @@ async def _serve(settings: BrokerSettings, on_ready: Callable[[BrokerServer], No
     starting = asyncio.create_task(server.start(), name="start")
     stopping = asyncio.create_task(stop_asked.wait(), name="stop")
     try:
-        # A first start may wait for silent peers; a signal must end that too.
+        # A first start may wait for peers that do not answer. A signal must end that wait too.
         await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
             starting.cancel()
@@ -92,7 +92,7 @@ async def _serve(settings: BrokerSettings, on_ready: Callable[[BrokerServer], No
     finally:
         stopping.cancel()
         await server.stop()
-        # The process ends: what is left goes with it, and to look for cycles in it would take seconds with very many partitions.
+        # The process ends and frees everything. Without this, the garbage collector would search very many partitions for seconds.
         gc.freeze()
 
 

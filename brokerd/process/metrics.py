@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metrics of a broker process: its quorum node, be it an observer or a voter, its memory budgets, its log directories."""
+"""The metrics of a broker process: its quorum node (observer or voter), its memory budgets, its log directories."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
 
 
 PREFIX: Final = "lograft_broker_memory_"
-"""Beginning of the names of the budgets' metrics."""
+"""Prefix of the metrics of memory budgets."""
 
 UNKNOWN_PREFIX: Final = "lograft_broker_unknown_"
-"""Beginning of the names of the metrics of partitions that the metadata never knew."""
+"""Prefix of the metrics of stray partitions."""
 
 
 class MemoryCollector:
-    """The memory budgets of a broker as Prometheus reads them. Numbers are read one by one, outside of the event loop.
+    """Memory budgets as Prometheus metrics. It reads the numbers one by one, outside the event loop.
 
     Args:
-        budgets: by the name that is their label.
+        budgets: the budgets by name; the name is their label.
     """
 
     def __init__(self, budgets: Mapping[str, MemoryBudget]) -> None:
         self._budgets = budgets
 
     def collect(self) -> Iterator[Metric]:
-        """Give the metrics of this moment."""
+        """Yield the metrics of this moment."""
         from prometheus_client.core import GaugeMetricFamily
 
         for name, text, value in (
@@ -53,17 +53,17 @@ class MemoryCollector:
 
 
 class UnknownPartitionsCollector:
-    """What lies in the log directories of a broker and the metadata never knew, as Prometheus reads it.
+    """Stray partitions in the log directories of a broker as Prometheus metrics.
 
     Args:
-        counts: gives what was last counted in each directory; called outside of the event loop.
+        counts: returns the last count of each directory. It is called outside the event loop.
     """
 
     def __init__(self, counts: Callable[[], Mapping[LogDirectory, UnknownPartitions]]) -> None:
         self._counts = counts
 
     def collect(self) -> Iterator[Metric]:
-        """Give the metrics of this moment."""
+        """Yield the metrics of this moment."""
         from prometheus_client.core import GaugeMetricFamily
 
         counts = self._counts()
@@ -84,12 +84,12 @@ def open_metrics(
     *,
     unknown: Callable[[], Mapping[LogDirectory, UnknownPartitions]],
 ) -> MetricsListener:
-    """Serve the metrics of a node, and of the memory budgets and log directories of its broker, until the listener is closed.
+    """Serve the metrics of a node and of its broker's memory budgets and log directories until the listener is closed.
 
     Raises:
-        AddressInUseError: the port is taken, or the address is not of this machine.
+        AddressInUseError: the port is taken, or the address is not one of this machine.
     """
-    # Loaded where it is used: a broker without metrics need not know the library.
+    # Imported here, so that a broker without metrics does not need the library.
     from metaquorum.process.metrics_listener import MetricsAddressError, MetricsListener
 
     listener = MetricsListener(node.sample, MemoryCollector(budgets), UnknownPartitionsCollector(unknown))

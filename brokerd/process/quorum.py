@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This process as a member of the metadata quorum: an observer of its own, or the voter of a combined node.
+"""This process as a member of the metadata quorum: an observer, or the voter of a combined node.
 
-Owns the data directory and the quorum node of the process. Composition only: it decides which of the two it is, and
-whether an empty directory may be formatted.
-Law: a directory that holds anything is never formatted; an empty one only when the operator names the cluster.
+Owns the data directory and the quorum node of the process. Composition only: it decides between observer and voter, and whether it may
+format an empty directory.
+Law: it never formats a directory that holds files, and formats an empty one only if the operator names the cluster.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from storage.files.posix import PosixDisk
 
 
 class QuorumMember(Protocol):
-    """What a broker needs of its quorum node."""
+    """What a broker needs from its quorum node."""
 
     @property
     def data_directory(self) -> DataDirectory:
@@ -40,7 +40,7 @@ class QuorumMember(Protocol):
 
     @property
     def bootstrap_addresses(self) -> Sequence[str]:
-        """Internal ports of voters to start the search for the controller with."""
+        """Internal ports of voters at which the search for the controller starts."""
         ...
 
     @property
@@ -50,7 +50,7 @@ class QuorumMember(Protocol):
 
     @property
     def quorum_node(self) -> QuorumNode:
-        """The node itself."""
+        """The quorum node itself."""
         ...
 
     @property
@@ -60,15 +60,15 @@ class QuorumMember(Protocol):
 
     @property
     def internal_port(self) -> int:
-        """Port that other servers dial."""
+        """Port to which other servers connect."""
         ...
 
     async def wait_stopped(self) -> None:
-        """Wait until the node has stopped; raises what stopped it when that was a failure."""
+        """Wait until the node has stopped. Raises the failure that stopped it, if any."""
         ...
 
     async def stop_voter(self) -> None:
-        """Stop a voter in this process; the directory stays locked, for logs in it may be open. Idempotent; `stop` does the rest."""
+        """Stop the voter of this process. Idempotent. The directory stays locked until `stop`, because logs in it may be open."""
         ...
 
     async def stop(self) -> None:
@@ -82,12 +82,12 @@ async def open_quorum_member(
     """Open the data directory and the internal port, and start the quorum node of this process.
 
     Args:
-        settings: of the broker.
-        loader: takes the committed metadata.
-        add_services: adds what the broker answers to other servers.
+        settings: settings of the broker.
+        loader: receives the committed metadata.
+        add_services: adds the broker's services for other servers to a table.
 
     Raises:
-        SettingsError, StorageError, QuorumError, ServerError: why not.
+        SettingsError, StorageError, QuorumError, ServerError: the member cannot start.
     """
     if settings.combined is None:
         return await _Observer.open(settings, loader, add_services)
@@ -177,7 +177,7 @@ class _Observer:
         await self._node.wait_stopped()
 
     async def stop_voter(self) -> None:
-        pass  # there is none
+        pass  # an observer has no voter
 
     async def stop(self) -> None:
         await self._node.stop()
@@ -251,7 +251,7 @@ class _Voter:
         await self._server.wait_stopped()
 
     async def stop_voter(self) -> None:
-        if self._opened is not None:  # else the server holds the lock
+        if self._opened is not None:  # otherwise the server holds the lock of the directory
             await self._server.stop()
 
     async def stop(self) -> None:
@@ -274,7 +274,7 @@ def _open_directory(settings: BrokerSettings) -> DataDirectory:
     path = str(settings.data_directory.absolute())
     opened = DataDirectory.open(PosixDisk(), path, cluster_id=settings.cluster_id, node_id=settings.node_id)
     try:
-        # The metadata and every log that opens may have a small file to write.
+        # The metadata, and every log that opens, may have to write a small file.
         make_room(opened.disk, path, SpaceLimits.from_soft(settings.min_free_bytes))
     except BaseException:
         opened.close()

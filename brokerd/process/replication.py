@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one broker needs to replicate: streams to leaders, proposals to the controller. Composition only."""
+"""What one broker needs for replication: streams to leaders, requests to the controller. Composition only."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from metaquorum.process.settings import Address
 
 
 class Replication:
-    """See the module docstring.
+    """The replication parts of one broker, connected to each other.
 
     Args:
-        calls: the way to the controller.
+        calls: calls to the controller.
         observer: the metadata.
         peers: connections of this process to other servers.
-        cluster_id: the cluster.
-        node_id: this broker.
-        incarnation_id: of this process.
-        broker_epoch: gives the epoch of its registration; None while there is none.
+        cluster_id: id of the cluster.
+        node_id: id of this broker.
+        incarnation_id: random id of this process.
+        broker_epoch: returns the epoch of the broker's registration; None before the first.
 
     Attributes:
-        peers: for the replicas.
-        repairs: for what looks after their damage.
+        peers: what the replicas use to reach leaders and the controller.
+        repairs: what the repair of damaged ranges uses to reach other replicas.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class Replication:
         )
 
     def note_registration(self) -> None:
-        """Learn that this broker's own registration may have changed."""
+        """Note that this broker's own registration may have changed."""
         self._fetchers.note_registration()
 
     async def close(self) -> None:
-        """End the streams, and propose nothing more. Idempotent."""
+        """End the streams and send no more requests. Idempotent."""
         await self._requests.close()
         await self._fetchers.close()
 

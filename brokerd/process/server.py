@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The composition of a broker: builds the parts, starts and stops them in order. Reads from `start` downwards.
+"""The composition of a broker: builds its parts, and starts and stops them in order. Read it from `start` downwards.
 
-Owns nothing but the order.
+Owns only the order.
 
-Start: the quorum member (data directory, metadata, internal port; an observer of its own, or the voter of the same process), the log
-directories, the parts, the public listener, the registration. Behind it, once the metadata has caught up with the registration, the
-logs open; then the broker asks to be unfenced. Health turns SERVING when the controller has done that.
+Start: the quorum member (data directory, metadata, internal port; an observer, or the voter of this process), the log directories, the
+parts, the public listener, the registration. The rest follows in the background. When the metadata has caught up with the registration,
+the logs open. Then the broker asks to be unfenced. When the controller has done that, health becomes SERVING.
 
-Stop: leave from the controller, which moves the leaders (if no other broker has the partitions: behind the drain, and without waiting
-for each); no new streams, GoAway to the open ones, drain, both listeners, voter, logs clean, mark of the clean stop, quorum member.
+Stop: controlled shutdown at the controller, which moves leaderships to other brokers. (If this broker leads no partition with other
+replicas, this step comes after the drain and waits only until the broker is fenced.) Then: no new streams, GoAway to the open ones,
+drain, both listeners, voter, close of the logs, mark of the clean shutdown, quorum member.
 """
 
 from __future__ import annotations
@@ -77,25 +78,25 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LIFECYCLE_WAIT_MS: Final = 60_000
-"""Milliseconds between the log lines of a broker that waits for the quorum."""
+"""Milliseconds between two log lines of a broker that waits for the metadata."""
 
 ELECTION_WAIT_MS: Final = 2_000
-"""Milliseconds that a broker which was let in waits for the leaders of its partitions before it serves the others."""
+"""Milliseconds that an unfenced broker waits until its partitions have leaders. Then it serves clients anyway."""
 
 STOP_GRACE_S: Final = 0.25
-"""Seconds that the last calls get when the listeners close; streams had their time to drain before."""
+"""Seconds for the last calls when the listeners close. Streams have had their time to drain before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Broker:
-    """What a broker is made of once its directories are open.
+    """The parts of a broker whose directories are open.
 
     Attributes:
-        calls: the way to the controller.
+        calls: calls to the controller.
         lifecycle: registration and heartbeats.
-        replication: what leaders and the controller are asked.
+        replication: streams to leaders, and requests to the controller.
         manager: the replicas.
-        parts: what the services of clients share.
+        parts: the parts that the services for clients share.
     """
 
     calls: ControllerCalls
@@ -106,7 +107,7 @@ class _Broker:
 
 
 class BrokerServer:
-    """One broker process, or one broker inside another process. Everything runs on one event loop."""
+    """One broker, alone in a process or inside another program. Everything runs on one event loop."""
 
     def __init__(self, settings: BrokerSettings) -> None:
         self._settings = settings
@@ -120,7 +121,7 @@ class BrokerServer:
         self._follower_streams = StreamRegister("replicate", MAX_REPLICATE_STREAMS)
         self._fetch_buffer = FetchBuffer(settings.fetch_buffer_bytes, end_connections=end_connections)
         self._batch_threads = BatchThreads(settings.inflate_bytes)
-        # What `start` opens, in this order; None before.
+        # `start` opens these in this order; None before.
         self._followers: ReplicationService | None = None
         self._forwarded: ForwardedCalls | None = None
         self._quorum: QuorumMember | None = None
@@ -129,7 +130,7 @@ class BrokerServer:
         self._broker: _Broker | None = None
         self._listener: grpc.aio.Server | None = None
         self._address: Address | None = None
-        # How it goes.
+        # The state of the run.
         self._tasks: set[asyncio.Task[None]] = set()
         self._fatal: asyncio.Future[BrokerError] = asyncio.get_running_loop().create_future()
         self._serving = asyncio.Event()
@@ -138,19 +139,19 @@ class BrokerServer:
 
     @property
     def address(self) -> Address:
-        """Address that clients use; known after `start`."""
+        """Address that clients use; only after `start`."""
         assert self._address is not None, "not started"
         return self._address
 
     @property
     def cluster_id(self) -> str:
-        """Cluster that the broker belongs to; known after `start`."""
+        """Id of the broker's cluster; only after `start`."""
         assert self._quorum is not None, "not started"
         return self._quorum.data_directory.cluster_id
 
     @property
     def quorum_address(self) -> str | None:
-        """`host:port` of the quorum listener of this process; None without a voter in it."""
+        """`host:port` of the internal port of the voter in this process; None without a voter."""
         own_voter = None if self._quorum is None else self._quorum.own_voter
         return None if own_voter is None else own_voter[1]
 
@@ -161,32 +162,32 @@ class BrokerServer:
 
     @property
     def replica_manager(self) -> ReplicaManager | None:
-        """The partitions of this broker; None before `start`."""
+        """The replicas of this broker; None before `start`."""
         return None if self._broker is None else self._broker.manager
 
     @property
     def lifecycle(self) -> BrokerLifecycle | None:
-        """Its registration; None before `start`."""
+        """The registration and heartbeats of this broker; None before `start`."""
         return None if self._broker is None else self._broker.lifecycle
 
     @property
     def is_serving(self) -> bool:
-        """True while the broker is registered, unfenced and has its logs open."""
+        """True while the broker is registered and unfenced and its logs are open."""
         return self._serving.is_set()
 
     @property
     def stream_count(self) -> int:
-        """Streams of clients that are open, or wait to be."""
+        """Client streams that are open or about to open."""
         return sum(map(len, self._client_streams))
 
     def use_short_turns(self) -> None:
-        """Let the threads of this process take shorter turns while large batches are worked on. For the owner of the process; once."""
+        """Shorten the switch interval of threads during work on large batches. Only the owner of the process may call this, once."""
         self._batch_threads.short_turns = ShortTurns()
 
     # Start.
 
     async def start(self) -> None:
-        """Start everything; returns when the listener is open and the registration is under way.
+        """Start everything. Returns when the listener is open and the registration is under way.
 
         Raises:
             BrokerError: a setting or an address is wrong.
@@ -208,7 +209,7 @@ class BrokerServer:
             raise
 
     def _add_services(self, table: ServiceTable) -> None:
-        """Add what this broker answers to other servers; each refuses until it is attached to what answers."""
+        """Add this broker's services for other servers. Each refuses requests until it is attached."""
         self._followers = ReplicationService(table)
         self._forwarded = ForwardedCalls(table)
 
@@ -223,7 +224,7 @@ class BrokerServer:
         return {} if self._broker is None else self._broker.manager.unknown_counts
 
     def _compose(self, quorum: QuorumMember, logs: LogDirectories, clean_stop_epoch: int | None) -> _Broker:
-        """Make the parts and connect them; nothing runs yet."""
+        """Create the parts and connect them, without starting any."""
         settings, observer = self._settings, self._observer
         node_id, cluster_id = settings.node_id, quorum.data_directory.cluster_id
         calls = ControllerCalls(observer, quorum.peers, quorum.bootstrap_addresses, own_voter=quorum.own_voter)
@@ -271,7 +272,7 @@ class BrokerServer:
         return _Broker(calls=calls, lifecycle=lifecycle, replication=replication, manager=manager, parts=parts)
 
     async def _listen(self, broker: _Broker) -> None:
-        """Answer other servers and clients; all but the questions about this broker itself are refused until it is let in."""
+        """Open the services for other servers and for clients. Until the broker is unfenced, most calls are refused."""
         assert self._followers is not None, "the quorum member adds the services"
         assert self._forwarded is not None, "the quorum member adds the services"
         parts, observer = broker.parts, self._observer
@@ -289,7 +290,7 @@ class BrokerServer:
         logger.info("listening: address=%s node_id=%d cluster_id=%s", bound, parts.node_id, parts.cluster_id)
 
     def _leader(self, broker: _Broker) -> Leader:
-        """Make what followers ask of this broker's replicas."""
+        """Return this broker as the streams of its followers see it."""
         manager, parts, observer = broker.manager, broker.parts, self._observer
         return Leader(
             cluster_id=parts.cluster_id,
@@ -305,7 +306,7 @@ class BrokerServer:
         )
 
     def _begin(self, quorum: QuorumMember, broker: _Broker) -> None:
-        """Register, and begin all that goes on by itself."""
+        """Start the registration and all background work."""
         lifecycle, manager, address = broker.lifecycle, broker.manager, self.address
         self._watch(lifecycle.start(host=address.host, port=address.port, replication_port=quorum.internal_port))
 
@@ -321,7 +322,7 @@ class BrokerServer:
         self._run("repair of damaged ranges", DamageRepairs(manager.replicas, broker.replication.repairs).run())
 
     async def _come_up(self, lifecycle: BrokerLifecycle, manager: ReplicaManager) -> None:
-        """Open the logs once the metadata shows the registration, and ask to be unfenced; serve when that is done."""
+        """Open the logs once the metadata shows the registration, ask to be unfenced, and then serve clients."""
         broker_epoch = await lifecycle.registered()
         while not await self._observer.wait_for(broker_epoch + 1, timeout_ms=LIFECYCLE_WAIT_MS):
             logger.warning("waiting for the metadata up to %d: have %d", broker_epoch, self._observer.metadata_offset)
@@ -329,13 +330,13 @@ class BrokerServer:
         logger.info("logs open: replica_count=%d", manager.replica_count)
         lifecycle.set_ready()
         await self._wait_led(lifecycle.broker_id, manager)
-        # What waited for leave to lead leads.
+        # Replicas that waited for the registration before they lead now begin to lead.
         await manager.wait_idle()
         self._is_up = True
         self._on_state(lifecycle.state)
 
     async def _wait_led(self, node_id: int, manager: ReplicaManager) -> None:
-        """Wait until this broker's own metadata shows it unfenced and its partitions led, so that `ready` means it.
+        """Wait until this broker's own metadata shows it unfenced and its partitions with leaders: only then is `ready` true.
 
         The controller elects leaders in slices after it has unfenced a broker.
         """
@@ -354,10 +355,10 @@ class BrokerServer:
     # While it runs.
 
     async def wait_serving(self, *, timeout_ms: int) -> None:
-        """Wait until clients are served.
+        """Wait until the broker serves clients.
 
         Raises:
-            BrokerError: not in time, or the broker failed while it started.
+            BrokerError: it does not serve in time, or it failed while it started.
         """
         serving = asyncio.create_task(self._serving.wait())
         failed = asyncio.create_task(self.wait_failed())
@@ -375,15 +376,15 @@ class BrokerServer:
             await asyncio.gather(serving, failed, return_exceptions=True)
 
     async def wait_failed(self) -> NoReturn:
-        """Wait for a failure that the process cannot go on with.
+        """Wait for a failure after which the process cannot continue.
 
         Raises:
-            BrokerError: what failed.
+            BrokerError: the failure.
         """
         raise await asyncio.shield(self._fatal)
 
     async def wait_drained(self) -> None:
-        """Wait until no stream is open."""
+        """Wait until no client stream is open."""
         for register in self._client_streams:
             await register.wait_empty()
 
@@ -404,7 +405,7 @@ class BrokerServer:
             self._fail(BrokerFailedError(f"the log directory failed: {failed.result()}"))
 
     def _run(self, name: str, work: Coroutine[None, None, None]) -> None:
-        """Run something beside the rest; the broker fails if it does."""
+        """Run work in the background. If it fails, the broker fails."""
         self._watch(asyncio.create_task(work, name=name))
 
     def _watch(self, task: asyncio.Task[None]) -> None:
@@ -427,7 +428,7 @@ class BrokerServer:
     # Stop.
 
     async def stop(self) -> None:
-        """Stop in an orderly way: streams drain, logs are closed clean. Idempotent."""
+        """Stop cleanly: streams drain, logs are flushed and closed. Idempotent."""
         if self._is_stopping:
             return
         self._is_stopping = True
@@ -436,13 +437,13 @@ class BrokerServer:
         self._serving.clear()
         leads_for_others = broker is not None and broker.manager.leads_several
         if leads_for_others:
-            # The leaders move first, while everything is still served: clients follow the hint to the next one.
+            # Leaderships move first, while this broker still serves. Clients follow the leader hint to the next leader.
             await self._leave(leads_for_others=True)
         for register in (*self._client_streams, self._follower_streams):
             register.go_away(GOING_AWAY, DRAIN_MS)
         await self._drain()
         if not leads_for_others:
-            # No other broker has the partitions: what is in flight is acknowledged first.
+            # No other broker has these partitions, so this one first acknowledges what is in flight.
             await self._leave(leads_for_others=False)
         if broker is not None:
             await broker.lifecycle.stop()
@@ -456,7 +457,7 @@ class BrokerServer:
         if broker is not None:
             await broker.parts.producer_ids.close()
         if self._quorum is not None:
-            # First: what its controller still has to do for partitions that nobody leads would only hold up the closing of their logs.
+            # The voter stops first: its controller's work for partitions without a leader would only delay the closing of their logs.
             await self._quorum.stop_voter()
         await self._close_logs()
         if self._quorum is not None:
@@ -466,7 +467,7 @@ class BrokerServer:
             logger.info("stopped: node_id=%d", self._settings.node_id)
 
     async def _leave(self, *, leads_for_others: bool) -> None:
-        """Ask the controller for leave to stop, after others lead what this broker has led for them, and wait for it."""
+        """Ask the controller for a controlled shutdown and wait for its permission."""
         if self._broker is None:
             return
         lifecycle = self._broker.lifecycle
@@ -481,7 +482,7 @@ class BrokerServer:
             logger.info("%d streams are still open after %d ms and are cut", self.stream_count, DRAIN_MS)
 
     async def _close_listeners(self) -> None:
-        """End what followers, other brokers and clients still ask."""
+        """End the requests of followers, other brokers and clients."""
         if self._followers is not None:
             await self._followers.close()
         closing: list[Awaitable[None]] = []
@@ -492,7 +493,7 @@ class BrokerServer:
         await asyncio.gather(*closing)
 
     async def _close_logs(self) -> None:
-        """Close the logs, and prove to the next process, and to the controller, that everything is on stable storage, if it is."""
+        """Close the logs. If everything is on stable storage, mark that for the next process and for the controller."""
         broker, directories = self._broker, self._directories
         is_clean = broker is not None and await broker.manager.stop()
         if broker is not None:
@@ -509,7 +510,7 @@ class BrokerServer:
 
 
 async def _every(interval_ms: int, work: Callable[[], Awaitable[object]]) -> None:
-    """Do something again and again, with a pause before each time."""
+    """Run work repeatedly, with a pause before each run."""
     while True:
         await asyncio.sleep(interval_ms / 1000)
         await work()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of one broker process, checked when they are made.
+"""Settings of one broker process. They are checked when they are created.
 
-Owns the shape and the checks. Must not read the environment or the command line: `brokerd.__main__` does.
+Owns their form and the checks. Does not read the environment or the command line: `brokerd.__main__` does.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from metaquorum.replica.quorum_settings import SnapshotSettings
 from storage.directory.space import DEFAULT_SOFT_BYTES, MIN_SOFT_BYTES
 
 MAX_EXPIRATION_MS = 2**31 - 1
-"""Longest time that an idle producer is remembered, inclusive (as in Kafka): about 25 days."""
+"""Maximum time for which an idle producer is remembered, inclusive (as in Kafka): about 25 days."""
 
 
 def budget_bytes(memory_bytes: int, *, least_bytes: int) -> int:
@@ -38,7 +38,7 @@ def budget_bytes(memory_bytes: int, *, least_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CombinedSettings:
-    """A voter in the same process: its internal port, what its peers call it, and the voters by node id.
+    """Settings of the voter in the same process: its internal port, the address for its peers, and the voters by node id.
 
     `snapshots` says when the voter makes snapshots of the metadata.
     """
@@ -53,27 +53,26 @@ class CombinedSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerSettings:
-    """What a broker process must know.
+    """Settings of a broker process.
 
     Attributes:
-        data_directory: where metadata live, and logs.
-        more_data_directories: further directories for logs.
-        min_free_bytes: free bytes of a directory below which appends are refused; 0: never.
+        data_directory: directory of metadata and logs.
+        more_data_directories: further log directories.
+        min_free_bytes: free bytes of a directory below which the broker refuses appends; 0: never.
         node_id: id of this broker, from 0.
-        cluster_id: id of the cluster; None: the one in the data directory. An empty directory is formatted only
-            when it is given.
-        listen: public listener.
-        metrics_listen: address at which the metrics of the quorum node are served over HTTP; None: nowhere.
-        advertise: what clients are told; None: the address listened on.
-        quorum_addresses: quorum listeners to find the quorum at; empty in combined mode.
+        cluster_id: id of the cluster; None: the id in the data directory. An empty directory is formatted only if this is given.
+        listen: address of the public listener.
+        metrics_listen: address that serves the metrics over HTTP; None: no metrics.
+        advertise: address that clients are told; None: the address of the listener.
+        quorum_addresses: internal ports at which to find the quorum; empty in combined mode.
         rack: rack; empty: none.
-        insecure_plaintext: plaintext on an address that others can reach is meant.
+        insecure_plaintext: True allows plaintext on an address that others can reach.
         combined: a voter in the same process, or None.
         producer_id_expiration_ms: milliseconds without a batch after which a partition forgets a producer.
         retention_check_ms: milliseconds between two rounds of retention over all partitions.
-        replication_port: port at the host of `listen` for replication, where other brokers connect; 0: one that the system chooses.
-        fetch_buffer_max_bytes: most bytes that are read for fetch streams and not yet taken; None: by the memory limit.
-        inflate_max_bytes: most bytes of batches that are being inflated, with all that this takes; None: by the memory limit.
+        replication_port: internal port, on the host of `listen`; 0: the system chooses one.
+        fetch_buffer_max_bytes: maximum bytes read for fetch streams and not yet taken; None: a share of the memory limit.
+        inflate_max_bytes: maximum bytes for inflating batches, with all memory that this takes; None: a share of the memory limit.
     """
 
     data_directory: Path
@@ -138,14 +137,14 @@ class BrokerSettings:
 
     @property
     def fetch_buffer_bytes(self) -> int:
-        """Most bytes that are read for fetch streams and not yet taken."""
+        """Maximum bytes that are read for fetch streams and not yet taken."""
         if self.fetch_buffer_max_bytes is not None:
             return self.fetch_buffer_max_bytes
         return budget_bytes(memory_limit_bytes(), least_bytes=DEFAULT_FETCH_BUFFER_BYTES_MIN)
 
     @property
     def inflate_bytes(self) -> int:
-        """Most bytes of batches that are being inflated."""
+        """Maximum bytes of batches that are being inflated."""
         if self.inflate_max_bytes is not None:
             return self.inflate_max_bytes
         return budget_bytes(memory_limit_bytes(), least_bytes=DEFAULT_INFLATE_BYTES_MIN)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A whole cluster in one process: settings of a combined node that is alone, formatted at its first start.
+"""A whole cluster in one process: the settings of a single combined node, which is formatted at its first start.
 
-Owns how such a node is called and where it listens. For development and for embedding.
+Owns the name and the addresses of such a node. For development and for embedding.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HOST: Final = "127.0.0.1"
 """Address of both listeners."""
 
 STARTING_QUORUM_ADDRESS: Final = f"{HOST}:9641"
-"""Quorum address in the first voters' record. Nobody connects to it: the listener takes any free port."""
+"""Quorum address in the first voters record. No server connects to it: the listener takes any free port."""
 
 
 def standalone_settings(
@@ -36,17 +36,17 @@ def standalone_settings(
     more_data_directories: tuple[Path, ...] = (),
     min_free_bytes: int = DEFAULT_SOFT_BYTES,
 ) -> BrokerSettings:
-    """Return the settings of a cluster of one, formatting the directory when it is new. Blocks for file access.
+    """Return the settings of a cluster of one node. Formats a new directory. Blocks for file access.
 
     Args:
-        data_directory: where logs and metadata live.
-        port: public port on the loopback address; 0: any free one.
-        more_data_directories: further directories for logs.
-        min_free_bytes: see `BrokerSettings`.
+        data_directory: directory of logs and metadata.
+        port: public port on the loopback address; 0: any free port.
+        more_data_directories: further log directories.
+        min_free_bytes: as in `BrokerSettings`.
 
     Raises:
         StorageError: the directory cannot be used.
-        SettingsError: it belongs to a node of a cluster with other voters, without which it would wait for ever.
+        SettingsError: the directory belongs to a cluster with other voters, for which the node would wait forever.
     """
     if not is_formatted(data_directory):
         format_standalone(
@@ -63,7 +63,7 @@ def standalone_settings(
         min_free_bytes=min_free_bytes,
         node_id=NODE_ID,
         listen=Address(host=HOST, port=port),
-        # Nobody else comes: what needs more brokers is refused at once.
+        # No other broker will join, so requests that need more brokers are refused at once.
         combined=CombinedSettings(
             quorum_listen=Address(host=HOST, port=0), controller=ControllerSettings(broker_arrival_ms=0)
         ),

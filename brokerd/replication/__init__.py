@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The streams between the leader of a partition and its followers, and the ranges that a repair fetches."""
+"""The streams between the leader of a partition and its followers, and the ranges that repairs fetch."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rates at which a leader sends to its followers, as the configs of this broker, or else of the cluster, say.
+"""The rates at which a leader sends to its followers, from the configs of this broker or else of the cluster.
 
-Must not know who is sent what. Without a restart: a stream that waits looks again within `RATE_LOOK_MS`.
+Does not know which follower gets what. A change needs no restart: a waiting stream checks again within `RATE_LOOK_MS`.
 Source: docs/replication.md, "Rates".
 """
 
@@ -20,11 +20,11 @@ logger = logging.getLogger(__name__)
 
 
 def configured_rates(observer: MetadataLoader, node_id: int) -> ReplicationRates:
-    """Return the rates of a broker, which follow the metadata from now on, as long as `observer` lives."""
+    """Return the rates of a broker. They follow the metadata for as long as `observer` lives."""
     rates = ReplicationRates()
 
     def apply(_: MetadataChange | None) -> None:
-        # At every change: an image that takes the place of this one does not say which configs differ, and it is two look-ups.
+        # Runs at every change. A new image does not say which configs differ, and this costs only two lookups.
         catch_up_limit = int(value_for_broker(observer.image, node_id, CATCH_UP_RATE))
         move_limit = int(value_for_broker(observer.image, node_id, MOVE_RATE))
         if rates.set_limits(catch_up_limit=catch_up_limit, move_limit=move_limit, now_ms=monotonic_ms()):

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replica fetchers: the `Replicate` streams of this broker to the others that lead partitions which it follows.
+"""Replica fetchers: the `Replicate` streams from this broker to the brokers that lead partitions which it follows.
 
-`ReplicaFetcher` owns the stream to one leader, opened when needed and opened again when it breaks, the subscriptions that wait for
-it, and the exchange over it. `ReplicaFetchers` owns one for each leader that was ever asked. Neither decides what is said, or when a
-broken stream is tried again: `brokerd.partition.follower_stream` does; nor what becomes of a partition: its core does. Everything
-runs on the event loop.
+`ReplicaFetcher` owns the stream to one leader. It opens the stream when needed and again after a break, holds the subscriptions that
+wait for a stream, and exchanges the messages. `ReplicaFetchers` owns one fetcher for each leader that was ever needed. The core
+`brokerd.partition.follower_stream` decides what to send, and when to try a broken stream again. The core of each replica decides about
+its partition. Everything runs on the event loop.
 
-Laws: a replica is told of the end of every subscription that a stream had, once; what it asks for meanwhile waits for the
-next stream. Nothing blocks the loop for more than `REPLICA_SLICE` partitions.
+Laws: each replica hears once of the end of each subscription that a stream had. What it asks for in the meantime waits for the next
+stream. Nothing blocks the event loop for more than `REPLICA_SLICE` partitions.
 Source: docs/replication.md section "The stream"; docs/net.md.
 """
 
@@ -50,7 +50,7 @@ from metaquorum.net.peers import Peers
 from metaquorum.process.settings import Address
 
 FORMATS: Final = (16,)
-"""Batch formats that this side stores."""
+"""Batch formats that this broker can store."""
 
 logger = logging.getLogger(__name__)
 
@@ -59,16 +59,16 @@ _Session = FollowerSession[FollowingReplica]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowerIdentity:
-    """Who opens the streams, and what it knows of others.
+    """The broker that opens the streams, and how it finds others.
 
     Attributes:
         peers: connections of this process to other servers.
-        cluster_id: the cluster.
-        node_id: this broker.
-        incarnation_id: of this process.
-        broker_epoch: gives the epoch of its registration; None while there is none.
-        address_of: gives the internal port of a broker; None for one that is not known.
-        limits: what bounds the streams.
+        cluster_id: id of the cluster.
+        node_id: id of this broker.
+        incarnation_id: random id of this process.
+        broker_epoch: returns the epoch of the broker's registration; None before the first.
+        address_of: returns the internal port of a broker; None if it is not known.
+        limits: limits of the streams.
     """
 
     peers: Peers
@@ -81,7 +81,7 @@ class FollowerIdentity:
 
 
 class ReplicaFetchers:
-    """The streams to all leaders; the replicas use it as their `LeaderLinks`."""
+    """The streams to all leaders. The replicas use it as their `LeaderLinks`."""
 
     def __init__(self, identity: FollowerIdentity) -> None:
         self._identity = identity
@@ -89,7 +89,7 @@ class ReplicaFetchers:
         self._is_closed = False
 
     def subscribe(self, replica: FollowingReplica, request: Subscribe) -> None:
-        """Ask the leader; replaces an earlier subscription of the replica there."""
+        """Subscribe at the leader. This replaces an earlier subscription of the replica there."""
         if self._is_closed:
             return
         fetcher = self._fetchers.get(request.leader_id)
@@ -98,19 +98,19 @@ class ReplicaFetchers:
         fetcher.subscribe(replica, request)
 
     def unsubscribe(self, replica: FollowingReplica, *, leader_id: int, session: int) -> None:
-        """End a subscription; nothing happens when it is over."""
+        """End a subscription. Does nothing if it has already ended."""
         fetcher = self._fetchers.get(leader_id)
         if fetcher is not None:
             fetcher.unsubscribe(replica, session)
 
     def send_ack(self, replica: FollowingReplica, ack: SendAck, *, leader_id: int) -> None:
-        """Tell the leader what the replica holds."""
+        """Send the leader an acknowledgement."""
         fetcher = self._fetchers.get(leader_id)
         if fetcher is not None:
             fetcher.send_ack(replica, ack)
 
     def note_registration(self) -> None:
-        """Learn that this broker's own registration may have changed."""
+        """Note that this broker's own registration may have changed."""
         for fetcher in self._fetchers.values():
             fetcher.note_registration()
 
@@ -123,11 +123,11 @@ class ReplicaFetchers:
 
 
 class ReplicaFetcher:
-    """The stream to one leader, opened again when it breaks as long as a replica wants to follow that leader.
+    """The stream to one leader. It is opened again after a break while a replica wants to follow that leader.
 
     Args:
-        leader_id: the broker that leads.
-        identity: who opens the streams.
+        leader_id: id of the leading broker.
+        identity: the broker that opens the stream.
     """
 
     def __init__(self, leader_id: int, identity: FollowerIdentity) -> None:
@@ -137,7 +137,7 @@ class ReplicaFetcher:
         self._session: _Session | None = None
         self._wake = Wake()
         self._retry = StreamRetry(identity.limits, monotonic_ms())
-        # True while the replicas hear of the end of a stream, and ask for the next one: that is no news of the leader.
+        # True while the replicas hear of the end of a stream and subscribe again. Such a subscription is no news of the leader.
         self._is_losing = False
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -146,7 +146,7 @@ class ReplicaFetcher:
         self._task = asyncio.create_task(self._run(), name=f"replicate-from-{leader_id}")
 
     def subscribe(self, replica: FollowingReplica, request: Subscribe) -> None:
-        """Ask the leader, now or when there is a stream."""
+        """Subscribe at the leader, now or as soon as there is a stream."""
         if self._session is None:
             self._waiting[replica] = request
             if not self._is_losing:
@@ -157,7 +157,7 @@ class ReplicaFetcher:
         self._schedule(self._session)
 
     def unsubscribe(self, replica: FollowingReplica, session: int) -> None:
-        """End a subscription; nothing happens when it is over."""
+        """End a subscription. Does nothing if it has already ended."""
         waiting = self._waiting.get(replica)
         if waiting is not None and waiting.session == session:
             del self._waiting[replica]
@@ -166,17 +166,17 @@ class ReplicaFetcher:
             self._schedule(self._session)
 
     def send_ack(self, replica: FollowingReplica, ack: SendAck) -> None:
-        """Tell the leader what the replica holds."""
+        """Send the leader an acknowledgement."""
         if self._session is not None:
             self._session.ack(replica, ack)
             self._schedule(self._session)
 
     def note_registration(self) -> None:
-        """Learn that this broker's own registration may have changed."""
+        """Note that this broker's own registration may have changed."""
         self._wake.set()
 
     async def close(self) -> None:
-        """End the stream, and tell no replica anything more. Idempotent."""
+        """End the stream. No replica hears of its end. Idempotent."""
         self._waiting.clear()
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
@@ -198,17 +198,17 @@ class ReplicaFetcher:
             await self._pause()
 
     async def _pause(self) -> None:
-        """Wait until the next attempt is due; news of the leader bring it forward."""
+        """Wait until the next attempt is due. News of the leader makes it due earlier."""
         while (left_ms := self._retry.due_ms - monotonic_ms()) > 0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(left_ms / 1000):
                     await self._wake.wait()
 
     async def _serve(self) -> str:
-        """Open a stream and exchange messages over it until it ends; return why it did.
+        """Open a stream, exchange messages over it until it ends, and return the reason of its end.
 
         Raises:
-            PeerError: the leader refuses, or cannot be reached any more.
+            PeerError: the leader refuses, or is no longer reachable.
         """
         identity = self._identity
         broker_epoch, address = identity.broker_epoch(), identity.address_of(self._leader_id)
@@ -258,10 +258,10 @@ class ReplicaFetcher:
             self._timer = self._silence_timer = None
             await asyncio.wait((reader,))
             if not reader.cancelled():
-                reader.exception()  # the writer has met the same end, or an earlier one
+                reader.exception()  # retrieved only: the writer has met the same end of the stream, or an earlier one
 
     async def _write(self, stream: Stream, session: _Session, reader: asyncio.Task[str], broker_epoch: int) -> str:
-        """Say what is to be said until the stream is of no use any more; return why."""
+        """Send messages until the stream is no longer of use, and return the reason."""
         idle_since_ms: int | None = None
         while True:
             for message in session.take_messages(monotonic_ms()):
@@ -282,7 +282,7 @@ class ReplicaFetcher:
             await self._wake.wait()
 
     async def _read(self, stream: Stream, session: _Session) -> str:
-        """Hand what the leader says to the replicas until the stream ends; return why it did."""
+        """Pass the leader's messages to the replicas until the stream ends, and return the reason of its end."""
         while True:
             data = await stream.read()
             if data is None:
@@ -306,7 +306,7 @@ class ReplicaFetcher:
             self._schedule(session)
 
     def _watch_silence(self, stream: Stream, session: _Session) -> None:
-        """Break a stream whose leader says nothing any more; by a timer, as the writer may wait for that leader."""
+        """Break a stream whose leader is silent for too long. A timer does this, because the writer may be waiting for that leader."""
         left_ms = session.silence_left_ms(monotonic_ms())
         if left_ms > 0:
             self._silence_timer = self._loop.call_later(left_ms / 1000, self._watch_silence, stream, session)
@@ -315,7 +315,7 @@ class ReplicaFetcher:
         stream.give_up()
 
     async def _lose_all(self) -> None:
-        """Tell every replica that had a subscription that the stream is lost; they subscribe again, and wait here."""
+        """Tell every replica with a subscription that the stream is lost. They subscribe again, and wait here."""
         session, self._session = self._session, None
         if session is None:
             return
@@ -327,7 +327,7 @@ class ReplicaFetcher:
                 await asyncio.sleep(0)
 
     def _schedule(self, session: _Session) -> None:
-        """See to it that the writer looks again when there is something to say."""
+        """Wake the writer when there is something to send, now or at the session's deadline."""
         due_ms, now_ms = session.deadline_ms(), monotonic_ms()
         if session.has_urgent or due_ms <= now_ms:
             self._wake.set()
@@ -345,16 +345,16 @@ class ReplicaFetcher:
 
 
 async def open_stream(peers: Peers, address: Address, opening: Open, limits: StreamLimits) -> tuple[Stream, Opened]:
-    """Open a stream; the caller gives it up in the end.
+    """Open a stream. The caller must give it up in the end.
 
     Args:
         peers: connections of this process.
         address: internal port of the leader.
-        opening: the first message; the leader that it names must answer there.
-        limits: what bounds the attempt.
+        opening: the first message. The leader that it names must answer at the address.
+        limits: limits of the attempt.
 
     Raises:
-        PeerError: the leader refuses, cannot be reached, says nothing in time, or says what it must not.
+        PeerError: the leader refuses, is unreachable, does not answer in time, or answers with an invalid message.
     """
     try:
         stream = await peers.open(
@@ -392,7 +392,7 @@ def _decoded(data: bytes) -> LeaderMessage | Batches | None:
 
 
 def _on_message(session: _Session, message: LeaderMessage | None) -> None:
-    """Hand on what a leader says besides batches."""
+    """Pass a leader's message other than batches to the session and its replicas."""
     match message:
         case Marks():
             for route, high_watermark, log_start_offset in message.marks:
@@ -419,4 +419,4 @@ def _on_message(session: _Session, message: LeaderMessage | None) -> None:
         case Opened():
             raise PeerError("`opened` came twice")
         case _:
-            pass  # a heartbeat, the news of an orderly stop, or what a newer leader says besides
+            pass  # a heartbeat, a GoAway, or a message that only a newer version knows

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What followers ask of this broker as a leader: `Replicate` streams over the carrier.
+"""The leader's side of replication: `Replicate` streams of followers over the carrier.
 
-`ReplicationService` answers other brokers; a refusal ends their stream or request. `Leader` owns who may open a stream, and which
-stream of a follower counts. `LeaderStream` owns one stream: the routes of its replicas, the two loops and one timer. Whose turn it
-is, what credit is left, and what counts, `brokerd.partition.leader_stream` and the cores of the replicas decide.
+`ReplicationService` answers other brokers; a refusal ends their stream or request. `Leader` owns the decision who may open a stream,
+and which stream of a follower counts. `LeaderStream` owns one stream: the routes of its replicas, the two loops and one timer. The core
+`brokerd.partition.leader_stream` decides about turns and credit, and the cores of the replicas decide what counts.
 
     service = ReplicationService(table)      # refuses until a leader is attached
     service.attach(leader)
 
-The writer of a stream sleeps until something is to be sent; a batch costs one read, one copy into its frame and one write, and
-nothing else is awaited. Three things end a stream: the reader (half-close, bad input), the writer (the stop), and the timer
-or another stream of the same follower, which do not wait for a write that may never end.
+The writer of a stream sleeps until there is something to send. A batch costs one read, one copy into its frame and one write, and
+awaits nothing else. Three things end a stream: the reader (end of the follower's side, bad input), the writer (clean shutdown), and
+the timer or another stream of the same follower. The last two do not wait for a write that may never end.
 
 Law: a follower has one stream here, the newest of its newest process.
 Source: docs/replication.md, "The stream".
@@ -62,10 +62,10 @@ from metaquorum.net.service import RefusalError, ServiceTable
 from metaquorum.net.sparse_log import SparseLog
 
 REQUEST_WINDOW_BYTES: Final = 1024 * 1024
-"""Bytes that a follower may send ahead; 2,000 subscriptions have a fifth of that."""
+"""Bytes that a follower may send ahead. 2,000 subscriptions take a fifth of that."""
 
 NOT_READY_RETRY_MS: Final = 100
-"""Advice to a broker that is met too early, in milliseconds."""
+"""`retry_after_ms` for a broker that asks before this one is ready."""
 
 SESSIONS_PER_STREAM: Final = 2**63
 """Session numbers that the field of a subscription can hold."""
@@ -76,10 +76,10 @@ _ItemT = TypeVar("_ItemT")
 
 
 class ReplicationService:
-    """What other brokers ask of this one: `Replicate` and `FetchRange`.
+    """The replication requests that this broker answers: `Replicate` and `FetchRange`.
 
     Args:
-        table: where it is added.
+        table: the table of carrier methods to which it adds itself.
     """
 
     def __init__(self, table: ServiceTable) -> None:
@@ -89,16 +89,16 @@ class ReplicationService:
         table.add(Method.FETCH_RANGE, pb.FetchRangeRequest, self._fetch_range)
 
     def attach(self, leader: Leader) -> None:
-        """From here on this broker answers, as its followers see it."""
+        """Answer requests from now on, through `leader`."""
         self._leader = leader
 
     async def close(self) -> None:
-        """From here on every request is refused, and the streams that are there end. Idempotent."""
+        """Refuse every request from now on, and end the open streams. Idempotent."""
         self._leader = None
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
-        # Not `gather`: it would take the cancellation of this one for theirs.
+        # `gather` would pass a cancellation of this task on to the streams; `wait` does not.
         if tasks:
             await asyncio.wait(tasks)
 
@@ -112,7 +112,7 @@ class ReplicationService:
         except RefusedError as error:
             raise _refusal(error.failure) from error
         except CallError:
-            # The follower has ended it, or is gone.
+            # The follower has ended the stream, or is gone.
             return
 
     def _fetch_range(self, request: pb.FetchRangeRequest, call: ServedCall) -> None:
@@ -134,22 +134,22 @@ def _refusal(failure: Failure) -> RefusalError:
 
 
 class Leader:
-    """This broker, as the streams of its followers see it; alone writes which stream of a follower counts.
+    """This broker as the streams of its followers see it. Only this class decides which stream of a follower counts.
 
     Args:
         cluster_id: cluster id.
         node_id: node id.
         observer: the metadata.
-        broker_epoch: gives the epoch of the own registration; None: not registered yet.
-        find: gives the open replica of a topic id and partition.
-        ranges: gives ranges to other replicas.
-        streams: register of all streams, for the limit and the stop.
-        rates: how fast may go what is sent to followers out of sync, over all streams.
-        limits: what bounds a stream.
+        broker_epoch: returns the epoch of this broker's registration; None before the first.
+        find: returns the open replica of a topic id and partition.
+        ranges: answers `FetchRange`.
+        streams: register of all streams, for the limit and for the shutdown.
+        rates: rates of the traffic to followers that are not in sync, over all streams.
+        limits: limits of a stream.
 
     Attributes:
         ranges, streams, rates, find, limits: as above.
-        reads: what was read for followers in sync.
+        reads: recent reads for in-sync followers.
     """
 
     def __init__(
@@ -181,28 +181,28 @@ class Leader:
 
     @property
     def follower_count(self) -> int:
-        """Followers that have a stream here."""
+        """Number of followers with a stream here."""
         return len(self._counting)
 
     def traffic(self, topic_id: bytes, partition: int, follower_id: int, *, is_in_sync: bool) -> Traffic:
-        """Return what a route to a follower is for."""
+        """Return the class of traffic of a route to a follower."""
         if is_in_sync:
             return Traffic.IN_SYNC
         topic = self._observer.image.topic_by_id(topic_id)
         if topic is None or partition >= len(topic.partitions):
             return Traffic.CATCH_UP
-        # Good as long as the route: a reassignment that adds a follower ends together with the leader epoch.
+        # Valid for the life of the route: a reassignment that adds a follower begins and ends with a new leader epoch.
         return Traffic.MOVING if follower_id in topic.partitions[partition].adding else Traffic.CATCH_UP
 
     def is_registered(self, follower_id: int) -> bool:
-        """Tell whether the metadata still has the broker, in whatever process; the cores know which."""
+        """Return True if the metadata has a registration of the broker, of whatever process. The cores check the process."""
         return follower_id in self._observer.image.brokers
 
     def check_open(self, opening: Open) -> Opened:
-        """Check who comes; return the answer.
+        """Check the opening message of a follower and return the answer to it.
 
         Raises:
-            RefusedError: WRONG_CLUSTER, INVALID_REQUEST, OVERLOADED, and as `check_registered`.
+            RefusedError: WRONG_CLUSTER, INVALID_REQUEST, OVERLOADED, and the codes of `check_registered`.
         """
         check_named_cluster(opening.cluster_id, self._cluster_id)
         follower_id, epoch = opening.follower_id, opening.broker_epoch
@@ -228,10 +228,13 @@ class Leader:
         )
 
     def enter(self, stream: LeaderStream) -> int:
-        """Let a stream count; an older one of the same follower ends. Returns its number in the order of openings, from 0.
+        """Make this stream the one that counts and end an older one of the same follower.
+
+        Returns:
+            The number of the stream in the order of openings, from 0.
 
         Raises:
-            RefusedError: STALE_BROKER_EPOCH: the older one belongs to a newer process.
+            RefusedError: STALE_BROKER_EPOCH, the older stream belongs to a newer process.
         """
         follower_id, epoch = stream.follower_id, stream.follower_epoch
         older = self._counting.get(follower_id)
@@ -245,12 +248,12 @@ class Leader:
         return self._opened_count - 1
 
     def leave(self, stream: LeaderStream) -> None:
-        """Forget a stream that is over; nothing happens when a newer one counts."""
+        """Forget a stream that has ended. Does nothing if a newer one counts."""
         if self._counting.get(stream.follower_id) is stream:
             del self._counting[stream.follower_id]
 
     def note_refusal(self, stream: LeaderStream, message: str) -> None:
-        """Write a line about a follower that says what cannot be, or count that there was none: at most one a second."""
+        """Log a refusal of a follower's stream, at most one line a second. The line has the count of refusals since the last one."""
         if count := self._refusals.note("refused follower", monotonic_ms() / 1000):
             logger.warning(
                 "stream of a follower refused: node_id=%d broker_epoch=%d count=%d reason=%s",
@@ -262,7 +265,7 @@ class Leader:
 
 
 class _Route:
-    """A subscription at its replica, which calls it as its `FollowerRoute`."""
+    """A follower's subscription at its replica. The replica calls it as its `FollowerRoute`."""
 
     __slots__ = ("_key", "_session", "_stream", "_wake", "broker_epoch", "node_id", "number", "replica", "session")
 
@@ -319,12 +322,12 @@ class LeaderStream:
 
     Args:
         leader: this broker.
-        stream: of the carrier.
+        stream: the stream of the carrier.
         opening: the message that opened it.
 
     Attributes:
-        follower_id: node id of the follower; 0 before it is let in.
-        follower_epoch: epoch of its registration.
+        follower_id: node id of the follower; 0 before the handshake.
+        follower_epoch: epoch of its registration; 0 before the handshake.
         session: the core.
         wake: wakes the writer.
     """
@@ -349,7 +352,7 @@ class LeaderStream:
         self._timer_due_ms = 0
 
     async def run(self) -> None:
-        """Serve the stream until the follower closes its side, or something ends it."""
+        """Serve the stream until the follower closes its side, or another reason ends it."""
         with self._leader.streams.entry(self):
             tasks = (
                 asyncio.create_task(self._read(), name="replicate-reader"),
@@ -373,13 +376,13 @@ class LeaderStream:
                 await asyncio.wait(tasks)
 
     def go_away(self, message: str, drain_ms: int) -> None:
-        """Tell the follower that the broker stops."""
+        """Tell the follower that this broker stops."""
         self.session.stop(drain_ms, monotonic_ms())
         self.arm_timer()
         self.wake.set()
 
     def end(self, error: BaseException | None) -> None:
-        """Let `run` end the stream, for an error or in good order; the first reason counts."""
+        """Make `run` end the stream, with an error or cleanly. Only the first reason counts."""
         if not self._is_over:
             self._is_over = True
             self._error = error
@@ -388,22 +391,22 @@ class LeaderStream:
     # For the routes.
 
     def traffic(self, key: tuple[bytes, int], *, is_in_sync: bool) -> Traffic:
-        """Return what a route of a partition, by topic id and number, is for."""
+        """Return the class of traffic of a route. `key` is topic id and partition."""
         return self._leader.traffic(*key, self.follower_id, is_in_sync=is_in_sync)
 
     def forget(self, route: _Route) -> None:
-        """Learn that a replica has ended a route."""
+        """Note that a replica has ended a route."""
         self._leader.reads.forget(route.replica)
         self._routes.pop(route.number, None)
 
     def arm_timer(self) -> None:
-        """See to it that the core hears of the time when something is due."""
+        """Set the timer to the core's next deadline."""
         if self._is_over:
             return
         due_ms = self.session.deadline_ms()
         if self._timer is not None:
             if self._timer_due_ms <= due_ms:
-                return  # an earlier timer looks again
+                return  # an earlier timer checks again
             self._timer.cancel()
         self._timer_due_ms = due_ms
         self._timer = self._loop.call_later(max(due_ms - monotonic_ms(), 0) / 1000, self._on_timer)
@@ -437,7 +440,7 @@ class LeaderStream:
             await self.wake.wait()
 
     def _read_frame(self, wanted: NextRead) -> bytes | None:
-        """Read what the core asked for; None when the route ended instead."""
+        """Read the batches that the core asked for; None if the route ended instead."""
         number, offset, max_bytes, high_watermark, log_start_offset, is_in_sync = wanted
         replica = self._routes[number].replica
         try:
@@ -446,7 +449,7 @@ class LeaderStream:
             else:
                 found = replica.read_for_follower(offset, max_bytes)
         except RefusedError as error:
-            # Retention may have overtaken a slow follower: it starts over at the log start then.
+            # Retention may have overtaken a slow follower. It then restarts at the log start.
             start_offset = replica.log_start_offset
             is_below = offset < start_offset
             reason = SubscriptionError.BELOW_LOG_START if is_below else SubscriptionError.STORAGE_FAILED
@@ -481,7 +484,7 @@ class LeaderStream:
             message = decode_request(data)
 
     async def _take(self, message: FollowerMessage) -> None:
-        """Give the core what the follower says, and the replicas what comes of it; a few at a time."""
+        """Pass a follower's message to the core, and the results to the replicas, a few at a time."""
         session, now_ms = self.session, monotonic_ms()
         match message:
             case Acks():
@@ -496,11 +499,11 @@ class LeaderStream:
                 await self._in_turns(self._lose, session.unsubscribe(message.routes, now_ms))
             case Open():
                 session.open(message.credit, self._admit(message), now_ms)
-                self.arm_timer()  # from now on the times of an open stream count
+                self.arm_timer()  # from now on the deadlines of an open stream apply
             case _:
                 assert_never(message)
         self._end_if_over()
-        if session.has_work:  # most acknowledgements and credits ask for nothing
+        if session.has_work:  # most acknowledgements and credits need no answer
             self.wake.set()
 
     async def _in_turns(self, tell: Callable[[_ItemT], None], items: list[_ItemT]) -> None:
@@ -510,7 +513,7 @@ class LeaderStream:
                 await asyncio.sleep(0)
 
     def _admit(self, opening: Open) -> Opened:
-        """Let the follower in, once; return the answer to its opening.
+        """Admit the follower, once, and return the answer to its opening.
 
         Raises:
             RefusedError: as `Leader.check_open` and `Leader.enter`.
@@ -526,7 +529,7 @@ class LeaderStream:
     def _ack(self, ack: RouteAck) -> None:
         number, appended_offset, flushed_offset = ack
         route = self._routes.get(number)
-        if route is not None:  # an acknowledgement before it may have ended it
+        if route is not None:  # an earlier acknowledgement may have ended it
             route.replica.ack_follower(route, appended_offset=appended_offset, flushed_offset=flushed_offset)
 
     def _rebind(self, rebinding: Rebinding) -> None:
@@ -544,8 +547,8 @@ class LeaderStream:
             self.session.end_route(wanted.route, SubscriptionError.NOT_LEADER)
             return
         key = (wanted.topic_id, wanted.partition)
-        # A newer stream counts before an older one whatever the follower's numbers are: one that is forged, or wrong, would lock the
-        # follower out until it registers again.
+        # The number of the stream comes first, so a newer stream counts before an older one whatever session numbers the follower
+        # sends. Otherwise a forged or wrong number would lock the follower out until it registers again.
         session = self._number * SESSIONS_PER_STREAM + wanted.session
         route = self._routes[wanted.route] = _Route(self, wanted.route, replica, key, session)
         replica.subscribe_follower(
@@ -561,14 +564,14 @@ class LeaderStream:
     # The end.
 
     def _lose(self, number: int) -> None:
-        """Tell the replica of a route that its follower is gone; nothing happens when the replica has ended it."""
+        """Tell the replica of a route that its follower is gone. Does nothing if the replica has ended the route."""
         route = self._routes.pop(number, None)
         if route is not None:
             self._leader.reads.forget(route.replica)
             route.replica.lose_follower(route)
 
     async def _lose_routes(self) -> None:
-        """Tell every replica that its follower is gone; a few at a time, but all of them whatever happens meanwhile."""
+        """Tell every replica that its follower is gone: a few at a time, but all of them even if this is cancelled."""
         numbers = list(self._routes)
         try:
             await self._in_turns(self._lose, numbers)
@@ -577,7 +580,7 @@ class LeaderStream:
                 self._lose(number)
 
     def _end_if_over(self) -> None:
-        """End the stream when its core says so."""
+        """End the stream if its core says that it is over."""
         if not self.session.is_over or self._is_over:
             return
         failure = self.session.failure

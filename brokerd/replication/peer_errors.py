@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why another broker did not do what it was asked, the same for streams and for ranges."""
+"""Why a request to another broker failed, for streams and for ranges."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from metaquorum.net.service import decode_refusal
 
 
 class PeerError(Exception):
-    """Another broker refuses, or does not answer as it should.
+    """Another broker refuses, or gives no usable answer.
 
     Attributes:
-        code: why it refuses; None: it cannot be reached, the connection broke, or its answer makes no sense.
+        code: code of the refusal; None: the broker is unreachable, the connection broke, or its answer makes no sense.
     """
 
     def __init__(self, message: str, code: ErrorCode | None = None) -> None:
@@ -23,7 +23,7 @@ class PeerError(Exception):
 
 
 def peer_error(error: CallError) -> PeerError:
-    """Return what a failure of the carrier says of the other broker."""
+    """Return a failure of the carrier as an error of the other broker."""
     if isinstance(error, RefusedByPeerError):
         refusal = decode_refusal(error.failure)
         return PeerError(refusal.message, refusal.code)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The last read of each replica for its followers in sync, shared by their streams.
+"""The last read of each replica for its in-sync followers, shared by their streams.
 
-The followers of a partition are sent the same batches one right after the other; reading them once is half of the reads with
-three replicas. Owns bytes that were read, within `RECENT_READS_BYTES`; must not know routes or streams.
+A leader sends the followers of a partition the same batches one right after the other. With three replicas, reading them once halves
+the reads. Owns the bytes of these reads, within `RECENT_READS_BYTES`. Does not know routes or streams.
 
-Law: nothing is kept of a replica behind the end of any route to it. A replica is cut only after its leadership, and that
-ends all its routes first; so what is found here is what the log has.
+Law: the end of any route to a replica removes its read. A log is truncated only after its leadership, which first ends all routes. So
+a read that is found here equals the log.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from brokerd.replica.replication_border import FollowerRead
 
 
 class RecentReads:
-    """See the module docstring."""
+    """The last read of each replica, within `RECENT_READS_BYTES`."""
 
     def __init__(self) -> None:
         self._reads: OrderedDict[Replica, FollowerRead] = OrderedDict()
@@ -33,7 +33,7 @@ class RecentReads:
         return self._size_bytes
 
     def read(self, replica: Replica, offset: int, max_bytes: int) -> FollowerRead:
-        """Give what `read_for_follower` gives, or gave last for the same offset.
+        """Return the result of `read_for_follower`, or the kept result of the last one for the same offset.
 
         Raises:
             RefusedError: as `read_for_follower`.
@@ -50,7 +50,7 @@ class RecentReads:
         return read
 
     def forget(self, replica: Replica) -> None:
-        """Keep nothing of a replica."""
+        """Remove the read of a replica."""
         forgotten = self._reads.pop(replica, None)
         if forgotten is not None:
             self._size_bytes -= len(forgotten.data)

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`FetchRange`: the batches with which a replica repairs a damaged range of its log, asked for and given.
+"""`FetchRange`: how a replica gets the batches for a damaged range of its log from another replica.
 
-`RangeSource` owns what may be given away: what is below the high watermark here, whole batches, byte for byte as the leader appended
-them. Any replica answers, whoever leads, and answers other replicas alone. `RepairCalls` asks. What is repaired, and when, the
-replicas decide. Everything runs on the event loop thread.
+`RangeSource` answers. It owns what may be sent: whole batches below the high watermark here, byte for byte as the leader appended them.
+Any replica answers, whoever leads, and only for other replicas of the partition. `RepairCalls` asks. The replicas decide what to
+repair, and when. Everything runs on the thread of the event loop.
 
-Law: nothing is given of a range that may have been compacted here: batches that went through a compaction are not those of the other
-replica any more.
+Law: nothing is sent from a range that may have been compacted here, because compacted batches differ from those of the other replica.
 Source: docs/replication.md, "Damage".
 """
 
@@ -37,13 +36,13 @@ from storage.log.partition_log import PartitionLog
 
 
 class RangeSource:
-    """Gives committed batches of this broker's replicas to other replicas.
+    """Sends committed batches of this broker's replicas to other replicas.
 
     Args:
         cluster_id: cluster id.
         node_id: node id.
         observer: the metadata.
-        find: gives the open replica of a topic id and partition.
+        find: returns the open replica of a topic id and partition.
     """
 
     def __init__(
@@ -60,13 +59,13 @@ class RangeSource:
         self._find = find
 
     def fetch_range(self, request: pb.FetchRangeRequest) -> pb.FetchRangeResponse:
-        """Answer with the first batches of a range, up to `RANGE_CHUNK_BYTES` and at least one.
+        """Return the first batches of a range: at most `RANGE_CHUNK_BYTES`, and at least one batch.
 
         Raises:
-            RefusedError: WRONG_CLUSTER; INVALID_REQUEST, another broker is meant, no batch begins or ends there, or the range was
-                compacted; METADATA_NOT_REACHED, STALE_BROKER_EPOCH, as `check_registered`; UNKNOWN_PARTITION, no replica here, or
-                none at the broker that asks; OFFSET_NOT_AVAILABLE, not known to be committed here;
-                OFFSET_OUT_OF_RANGE, DATA_LOSS, STORAGE_FAILED, as any read.
+            RefusedError: WRONG_CLUSTER; INVALID_REQUEST, the request names another broker, no batch begins or ends at its bounds, or
+                the range was compacted; METADATA_NOT_REACHED, STALE_BROKER_EPOCH, as `check_registered`; UNKNOWN_PARTITION, this
+                broker has no replica, or the asking broker has none; OFFSET_NOT_AVAILABLE, not known to be committed here;
+                OFFSET_OUT_OF_RANGE, DATA_LOSS, STORAGE_FAILED, as for any read.
         """
         check_named_cluster(request.cluster_id, self._cluster_id)
         if request.broker_id != self._node_id:
@@ -80,7 +79,7 @@ class RangeSource:
             message = f"no partition {request.partition} of topic {request.topic_id.hex()} is known here"
             raise refused(ErrorCode.UNKNOWN_PARTITION, message)
         if request.replica_id not in topic.partitions[request.partition].replicas:
-            # Perhaps not yet: retried like any other lag of the metadata.
+            # It may get the replica in metadata that this broker lacks, so the asking broker tries again.
             message = f"broker {request.replica_id} has no replica of partition {request.partition} of {topic.topic!r}"
             raise refused(ErrorCode.UNKNOWN_PARTITION, message)
         base_offset, end_offset = request.base_offset, request.end_offset
@@ -111,18 +110,18 @@ def _dirty_offset(log: PartitionLog) -> int:
 
 
 class RepairCalls:
-    """Asks other brokers for batches of their replicas; what looks after damage uses it as its `RepairPeers`.
+    """Asks other brokers for batches of their replicas. The repair of damaged ranges uses it as its `RepairPeers`.
 
     Args:
         observer: the metadata.
         peers: connections of this process to other servers.
-        cluster_id: the cluster.
-        node_id: this broker.
-        incarnation_id: of this process.
-        broker_epoch: gives the epoch of its registration; None while there is none.
+        cluster_id: id of the cluster.
+        node_id: id of this broker.
+        incarnation_id: random id of this process.
+        broker_epoch: returns the epoch of the broker's registration; None before the first.
 
     Attributes:
-        reports: what reads met, and what could not be repaired.
+        reports: damage that reads met, and damage that could not be repaired.
     """
 
     def __init__(
@@ -144,7 +143,7 @@ class RepairCalls:
         self.reports = DamageReports()
 
     def sources(self, topic_id: bytes, partition: int) -> list[int]:
-        """Return the other brokers that have a replica: the leader first, then those in sync, then the others."""
+        """Return the other brokers with a replica: first the leader, then the in-sync ones, then the rest."""
         topic = self._observer.image.topic_by_id(topic_id)
         if topic is None or partition >= len(topic.partitions):
             return []
@@ -153,10 +152,10 @@ class RepairCalls:
         return sorted(others, key=lambda broker_id: (broker_id != image.leader_id, broker_id not in image.isr))
 
     async def fetch(self, broker_id: int, topic_id: bytes, partition: int, wanted: range) -> bytes:
-        """Return the first batches of a range as another replica has them.
+        """Return the first batches of a range from another replica.
 
         Raises:
-            RepairCallError: it has not, or does not answer in time.
+            RepairCallError: the replica does not have them, or does not answer in time.
         """
         address = internal_address(self._observer.image, broker_id)
         if address is None:
@@ -182,10 +181,10 @@ class RepairCalls:
 
 
 async def fetch_range(peers: Peers, address: Address, request: pb.FetchRangeRequest) -> pb.FetchRangeResponse:
-    """Ask another replica for a range, within `REPAIR_CALL_MS` once it is connected.
+    """Ask another replica for a range. Once connected, it has `REPAIR_CALL_MS` to answer.
 
     Raises:
-        PeerError: it has not, or does not answer.
+        PeerError: the replica does not have the range, or does not answer.
     """
     try:
         answer = await peers.ask(

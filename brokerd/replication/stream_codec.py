@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The messages of a `Replicate` stream as bytes: for either direction one encoder, and the decoder that takes its bytes back.
+"""The messages of a `Replicate` stream as bytes: an encoder and a decoder for each direction.
 
-Batches, the one bulk message, are encoded and decoded by hand: the same bytes as the generated code, but the batches are written
-with one copy and sliced off unparsed, as a memoryview. The decoder takes the usual layout by hand and leaves every other to the
-generated parser, so that the two agree on every byte string; `lograft.wire.frames` is the same for clients.
+The one bulk message, batches, is encoded and decoded by hand. The bytes are those of the generated code, but the encoder copies the
+batches only once, and the decoder slices them off unparsed as a memoryview. The decoder handles the usual layout and leaves every other
+layout to the generated parser, so both agree on every byte string. `lograft.wire.frames` does the same for clients.
 Source: proto/lograft/internal/v1/replication.proto.
 """
 
@@ -44,7 +44,7 @@ ROUTE_ERRORS: Final = {
     for error in SubscriptionError
     if error not in (SubscriptionError.BAD_BATCHES, SubscriptionError.STREAM_LOST)
 }
-"""What a leader may say of a route. The two that are missing are the follower's own."""
+"""The reasons with which a leader ends a route. The two missing ones occur only inside a follower."""
 
 _ERRORS: Final = {number: error for error, number in ROUTE_ERRORS.items()}
 
@@ -62,7 +62,7 @@ _CATCH_UP: Final = int(pb.REPLICA_TRAFFIC_CATCH_UP)
 
 
 def encode_request(message: FollowerMessage) -> bytes:
-    """Return what a follower says as a ReplicateRequest."""
+    """Return a follower's message as a serialized ReplicateRequest."""
     match message:
         case Acks():
             acks = [
@@ -109,7 +109,7 @@ def encode_request(message: FollowerMessage) -> bytes:
 
 
 def decode_request(data: bytes) -> FollowerMessage:
-    """Return what a follower says.
+    """Return a follower's message from its bytes.
 
     Raises:
         RefusedError: INVALID_REQUEST.
@@ -121,7 +121,7 @@ def decode_request(data: bytes) -> FollowerMessage:
 
 
 def read_request(request: pb.ReplicateRequest) -> FollowerMessage:
-    """Return what a follower says, as `decode_request`.
+    """Return a follower's message from a parsed request.
 
     Raises:
         RefusedError: INVALID_REQUEST.
@@ -180,7 +180,7 @@ def _read_credit(credit: pb.ReplicaCredit) -> Credit:
 
 
 def encode_response(message: LeaderMessage) -> bytes:
-    """Return what a leader says, batches aside, as a ReplicateResponse."""
+    """Return a leader's message other than batches as a serialized ReplicateResponse."""
     match message:
         case Marks():
             marks = [
@@ -231,7 +231,7 @@ def encode_response(message: LeaderMessage) -> bytes:
 
 
 def encode_batches(batches: Batches) -> bytes:
-    """Return batches as a ReplicateResponse; numbers are 0 or more."""
+    """Return batches as a serialized ReplicateResponse. All numbers must be 0 or more."""
     route, base_offset, leader_epoch, high_watermark, log_start_offset, is_in_sync, body = batches
     traffic = _IN_SYNC if is_in_sync else _CATCH_UP
     numbers = (route, base_offset, leader_epoch, high_watermark, log_start_offset, traffic)
@@ -239,10 +239,10 @@ def encode_batches(batches: Batches) -> bytes:
 
 
 def decode_response(data: bytes) -> LeaderMessage | Batches | None:
-    """Return what a leader says; None for what this version does not know.
+    """Return a leader's message from its bytes; None for a message that this version does not know.
 
     Raises:
-        google.protobuf.message.DecodeError: not a ReplicateResponse.
+        google.protobuf.message.DecodeError: the bytes are not a ReplicateResponse.
     """
     sliced = slice_frame(data, _BATCHES_TAG[0], _NUMBER_FIELDS, _INT32_FIELDS)
     if sliced is not None:
@@ -279,7 +279,7 @@ def decode_response(data: bytes) -> LeaderMessage | Batches | None:
             ended = response.ended
             return Ended(
                 route=ended.route,
-                # What a newer leader may say besides is answered by waiting and asking again.
+                # An error that only a newer version knows counts as OVERLOADED: the follower waits and asks again.
                 error=_ERRORS.get(ended.error, SubscriptionError.OVERLOADED),
                 log_start_offset=ended.log_start_offset,
                 message=ended.message,

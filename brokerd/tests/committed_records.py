@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metadata as a quorum would have committed it, for tests of what follows it."""
+"""Metadata as a quorum would have committed it, for tests of the code that follows it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TOPIC_ID = bytes(range(16))
 
 
 def commit(observer: MetadataLoader, *records: MetadataRecord, is_control: bool = False) -> None:
-    """Let the metadata have these records, as one committed batch."""
+    """Apply these records to the metadata, as one committed batch."""
     base_offset = observer.metadata_offset
     observer.on_commit(
         CommittedBatch(

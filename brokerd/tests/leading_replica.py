@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A replica that leads, for tests of the streams of its followers: a real replica over a real log, and recorders around it."""
+"""A leading replica for tests of its followers' streams: a real replica over a real log, with recorders around it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LEADER_EPOCH = 5
 
 
 class FlusherAtOnce:
-    """Flushes before `submit` returns, without threads; the log hears of it in a later turn of the loop, as always."""
+    """Flushes before `submit` returns, without threads. The log hears of it in a later turn of the event loop, as always."""
 
     def submit(self, log: PartitionLog, on_done: OnDone) -> FlushWork | None:
         work = log.begin_flush()
@@ -44,7 +44,7 @@ class FlusherAtOnce:
 
 
 class WatchedReplica(Replica):
-    """Says when it has taken an event."""
+    """Reports each event that it has handled."""
 
     def _after_step(self, event: Event) -> None:
         super()._after_step(event)
@@ -52,13 +52,13 @@ class WatchedReplica(Replica):
 
 
 class LeadingReplica:
-    """A partition led by broker 1 in epoch 5; brokers 2 and 3 have the other replicas.
+    """A partition that broker 1 leads in epoch 5. Brokers 2 and 3 have the other replicas.
 
     Attributes:
         replica: the replica.
-        lost: sessions of the routes that were lost, in order.
-        proposals: in-sync replicas that were proposed.
-        acked: what became of each acknowledgement that was wanted, by its offset; None: it failed.
+        lost: sessions of the lost routes, in order.
+        proposals: proposed in-sync replicas.
+        acked: outcome of each requested acknowledgement, by its offset; None: it failed.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class LeadingReplica:
         return self.replica.follower_count
 
     def change(self, partition: PartitionImage) -> None:
-        """Let the metadata have a state of the partition."""
+        """Give the partition a state in the metadata."""
         self.step(changed(partition, min_isr=self._min_isr))
 
     def step(self, event: Event) -> None:
@@ -139,7 +139,7 @@ class LeadingReplica:
         self.replica.take_event(event)
 
     def append(self, value: bytes) -> int:
-        """Append a batch of one record, as the leader, and want an acknowledgement; return its offset."""
+        """Append a batch of one record as the leader, and request an acknowledgement. Return its offset."""
         batch = encode_batch([value], timestamps_ms=1_700_000_000_000)
         offset = self.replica.append(memoryview(batch), read_header(batch)).base_offset
 
@@ -150,11 +150,11 @@ class LeadingReplica:
         return offset
 
     def bytes_from(self, offset: int) -> bytes:
-        """Return what is in the log from an offset on."""
+        """Return the bytes in the log from an offset on."""
         return bytes(self.log.read(offset, 1 << 30).data) if offset < self.log_end_offset else b""
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for a condition, looked at after each event of the replica."""
+        """Wait for a condition, which is checked after each event of the replica."""
         async with asyncio.timeout(WAIT_S):
             while not condition():
                 self._news.clear()
@@ -164,7 +164,7 @@ class LeadingReplica:
         """Close the log, after a flush under way."""
         await self.replica.close("test")
 
-    # As the streams of its followers see it.
+    # The replica as the streams of its followers see it.
 
     def subscribe_follower(self, route: FollowerRoute, request: FollowerRequest) -> None:
         self.replica.subscribe_follower(route, request)
@@ -179,7 +179,7 @@ class LeadingReplica:
     def read_for_follower(self, offset: int, max_bytes: int) -> FollowerRead:
         return self.replica.read_for_follower(offset, max_bytes)
 
-    # What it says to the controller, and to another leader.
+    # Its requests to the controller and to another leader.
 
     def propose(self, _replica: Replica, proposal: ProposeIsr) -> None:
         self.proposals.append(proposal)

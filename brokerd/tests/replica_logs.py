@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real logs on a simulated disk, made equal by the rules of a leader and its follower: the answer, the cut, the copy."""
+"""Real logs on a simulated disk, made equal by the rules of a leader and its follower: answer, truncation, copy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from storage.testing.builders import append, open_log, read_all
 from storage.testing.sim_disk import SimDisk
 
 Run = tuple[int, int, str]
-"""Leader epoch, number of records, and who wrote them."""
+"""Leader epoch, number of records, and their writer."""
 
 
 def open_logs(disk: SimDisk, *names: str) -> list[PartitionLog]:
@@ -25,7 +25,7 @@ def write(log: PartitionLog, *runs: Run) -> None:
 
 
 def answer(leader: PartitionLog, *, last_epoch: int | None, end: int) -> EpochEnd | SubscriptionError | None:
-    """What a leader says to a follower whose log ends so; None: it is a prefix."""
+    """Return a leader's answer to a follower with this log end; None: the follower's log is a prefix."""
     found = None if last_epoch is None else leader.end_offset_for_epoch(last_epoch)
     return compared(
         last_epoch=last_epoch,
@@ -38,7 +38,7 @@ def answer(leader: PartitionLog, *, last_epoch: int | None, end: int) -> EpochEn
 
 
 def reconcile(leader: PartitionLog, follower: PartitionLog) -> list[tuple[EpochEnd, int]]:
-    """Let a follower ask and cut until it is a prefix; return each answer with where the log ended behind it."""
+    """Let a follower subscribe and truncate until its log is a prefix. Return each answer with the log end after it."""
     rounds: list[tuple[EpochEnd, int]] = []
     while True:
         told = answer(leader, last_epoch=follower.last_record_epoch, end=follower.log_end_offset)
@@ -53,7 +53,7 @@ def reconcile(leader: PartitionLog, follower: PartitionLog) -> list[tuple[EpochE
 
 
 def copy(leader: PartitionLog, follower: PartitionLog) -> None:
-    """Append at the follower what the leader has beyond its end."""
+    """Append at the follower everything that the leader has beyond its end."""
     while follower.log_end_offset < leader.log_end_offset:
         follower.append_as_follower(leader.read(follower.log_end_offset, 1_000).data, now_ms=0)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three brokers around the cores of one partition, and the controller's core: what shells do.
+"""Three brokers around the cores of one partition, and the controller's core; it plays the shells.
 
-`replication_laws.py` has what is demanded of them.
+`replication_laws.py` has the laws.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ LAG_MS: Final = 100
 
 
 class Cluster(Watched):
-    """Brokers that run, hear of the metadata, and speak with each other.
+    """Running brokers that apply the metadata and exchange messages.
 
     Attributes:
-        cut_off_id: a broker that no follower reaches; it reaches the controller.
+        cut_off_id: an isolated broker. No follower reaches it, but it reaches the controller.
     """
 
     def __init__(self, seed: int, policy: FlushPolicy) -> None:
@@ -98,14 +98,14 @@ class Cluster(Watched):
     # Brokers.
 
     def step(self, node: Node, event: Event) -> None:
-        """Give an event to a core and carry out what it says."""
+        """Give an event to a core and carry out its effects."""
         if node.core is not None:
             for effect in node.core.step(event, self.now_ms):
                 if node.core is not None:
                     self._carry_out(node, node.core, effect)
 
     def stop(self, node: Node) -> None:
-        """End a process: its streams break, nobody waits for its proposals."""
+        """End a process: its streams break, and the outcomes of its proposals are lost."""
         node.core = None
         for stream in [s for s in self.streams if node.node_id in (s.follower_id, s.leader_id) and s.is_open]:
             self.break_stream(stream)
@@ -114,7 +114,7 @@ class Cluster(Watched):
                 flight.is_awaited = False
 
     def start_again(self, node: Node) -> None:
-        """Start another process on the same log; the one before is fenced first."""
+        """Start another process on the same log. The previous one is fenced first."""
         self.fence_broker(node)
         self._name_process(node)
         command = register(node.node_id, process=node.process, clean_stop_epoch=node.stopped_clean_epoch)
@@ -129,12 +129,12 @@ class Cluster(Watched):
         self.counts["restart"] += 1
 
     def fence_broker(self, node: Node) -> None:
-        """Let the controller fence a broker."""
+        """Make the controller fence a broker."""
         self.quorum.run(FenceBroker(broker_id=node.node_id, broker_epoch=self.quorum.epoch(node.node_id)))
         self.note_version()
 
     def note_version(self) -> None:
-        """Remember the metadata as brokers will hear of it."""
+        """Keep the present metadata as a version that brokers will apply."""
         brokers = {
             broker.broker_id: BrokerState(
                 node_id=broker.broker_id, broker_epoch=broker.broker_epoch, can_lead=broker.can_lead
@@ -146,14 +146,14 @@ class Cluster(Watched):
             self.versions.append(version)
 
     def hear_next(self, node: Node) -> None:
-        """Let a broker hear of the next change of the metadata."""
+        """Apply the next version of the metadata at a broker."""
         version = self.versions[node.version]
         node.version += 1
         brokers = tuple(version.brokers[node_id] for node_id in version.partition.replicas)
         self.step(node, PartitionChanged(partition=version.partition, min_isr=MIN_ISR, brokers=brokers))
 
     def finish_flush(self, node: Node, end: int) -> None:
-        """End a flush that covers what lies below `end`."""
+        """End a flush that covers everything below `end`."""
         node.flush_end = None
         flushed = max(node.log.flushed, min(end, node.log.end))
         node.log.flushed = flushed
@@ -178,7 +178,7 @@ class Cluster(Watched):
         node.wants_flush, node.flush_end = False, None
         node.subscriptions.clear()
         node.tokens.clear()
-        # A broker serves once it has heard of its own registration.
+        # A broker serves once it has applied its own registration.
         while node.version < len(self.versions):
             known = self.versions[node.version].brokers[node.node_id].broker_epoch
             if known == node.broker_epoch:
@@ -273,7 +273,7 @@ class Cluster(Watched):
     # Streams.
 
     def send_records(self, node: Node, subscription: Subscription, count: int) -> None:
-        """Send some records to a follower, of one leader epoch."""
+        """Send some records of one leader epoch to a follower."""
         entries = node.log.entries[subscription.next_offset : subscription.next_offset + count]
         same = [entry for entry in entries if entry.epoch == entries[0].epoch]
         if same:
@@ -294,7 +294,7 @@ class Cluster(Watched):
             self._deliver_down(node, told)
 
     def break_stream(self, stream: Stream) -> None:
-        """Break a stream: both ends hear of it; what was on the way may still come."""
+        """Break a stream: both ends hear of it, and messages under way may still arrive."""
         stream.is_open = False
         leader, follower = self.nodes[stream.leader_id], self.nodes[stream.follower_id]
         if follower.process == stream.follower_process:
@@ -315,7 +315,7 @@ class Cluster(Watched):
             )
 
     def _stream(self, node: Node, leader_id: int) -> Stream | None:
-        """Return the open stream to a leader, or a new one; None if nobody is there."""
+        """Return the open stream to a leader, or a new one; None if the leader does not run."""
         leader = self.nodes[leader_id]
         if leader.core is None or leader_id == self.cut_off_id:
             return None
@@ -368,7 +368,7 @@ class Cluster(Watched):
     def _answer_subscription(
         self, node: Node, effect: AcceptSubscription | DivergeSubscription | EndSubscription
     ) -> None:
-        """Tell a follower, and send from its log end on if it was accepted; a newer subscription takes the place of an older."""
+        """Answer a follower, and send from its log end on if it was accepted. A newer subscription replaces an older one."""
         ends = (node.node_id, node.process, effect.node_id, effect.broker_epoch)
         for stream in self.streams:
             if ends != (stream.leader_id, stream.leader_process, stream.follower_id, stream.broker_epoch):
@@ -420,7 +420,7 @@ class Cluster(Watched):
     # The controller.
 
     def decide(self, flight: InFlight, *, is_answered: bool) -> None:
-        """Carry out a proposal at the controller, and answer it if somebody waits."""
+        """Carry out a proposal at the controller, and answer it if its broker still waits."""
         effect = flight.effect
         proposal = IsrProposal(
             topic_id=topic_id("t"),
@@ -444,7 +444,7 @@ class Cluster(Watched):
             self.answer(flight, answer)
 
     def answer(self, flight: InFlight, answer: Event) -> None:
-        """Tell a broker what became of its proposal, if it is still the process that made it."""
+        """Tell a broker the outcome of its proposal, if the proposing process still runs."""
         node = self.nodes[flight.node_id]
         if node.process == flight.process:
             self.step(node, answer)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the replication model holds, and the laws over it.
+"""The state of the replication model, and the laws over it.
 
 Laws, after every step
-    committed: what one replica ever had below its high watermark, each has below its own.
+    committed: what any replica ever had below its high watermark, every replica has below its own.
     candidates: each in-sync or eligible replica of the controller holds everything committed, in the way that counts.
-    quorum: what a leader commits, as many hold as must be in sync.
-    superset: what the controller has in sync, its leader reckons with.
-    belief: what a leader counts a follower with, the process that is registered holds, as long as it follows this leader.
-    acknowledged: an acknowledged record is committed, and held by as many, flushed if the receipt says so.
+    quorum: as many replicas as must be in sync hold what a leader commits.
+    superset: the leader counts with every replica that the controller has in sync.
+    belief: the registered process of a follower holds what the leader counts for it, as long as it follows this leader.
+    acknowledged: an acknowledged record is committed, and that many replicas hold it, flushed if the receipt says so.
 Source: Vanlightly, kafka-tlaplus, KIP-966: LeaderCandidateCompleteness, ReplicationQuorumSuperset, NoCommittedRecordLost.
 """
 
@@ -34,13 +34,13 @@ class Watched:
     """Nodes, streams, proposals under way, and the metadata with its history.
 
     Args:
-        seed: for what happens.
+        seed: seed of all random choices.
         policy: the topic's flush policy.
 
     Attributes:
         committed: every record that a replica ever had below its high watermark.
-        lossy: nodes that lost records which counted, until the controller knows.
-        unclean: nodes that stopped without being able to prove that they lost nothing, until the controller knows.
+        lossy: nodes that lost records that counted, until the controller knows.
+        unclean: nodes that stopped without proof that they lost nothing, until the controller knows.
     """
 
     def __init__(self, seed: int, policy: FlushPolicy) -> None:
@@ -100,7 +100,7 @@ class Watched:
         assert node.log.entries[:end] == other.log.entries[:end], f"belief: {follower.node_id} has other records"
 
     def acknowledge(self, node: Node, effect: CompleteAck) -> None:
-        """Check what a client is told."""
+        """Check an acknowledgement to a client."""
         offset = node.tokens.pop(effect.token, None)
         if offset is None:
             return
@@ -112,13 +112,13 @@ class Watched:
         self.counts[f"ack: {effect.durability.name}"] += 1
 
     def check_quorum(self, high_watermark: int) -> None:
-        """Check that as many hold what was just committed as must be in sync."""
+        """Check that as many replicas as must be in sync hold what was just committed."""
         holders = [
             node
             for node in self.nodes.values()
             if (node.log.flushed if self.policy is FlushPolicy.ACK else node.log.end) >= high_watermark
             and node.log.entries[:high_watermark] == self.committed
         ]
-        # Who lost its page cache since did hold it when it said so.
+        # A node that has lost its page cache since then did hold it when it said so.
         count = len({node.node_id for node in holders} | self.ever_lossy)
         assert count >= MIN_ISR, f"quorum: {count} hold {high_watermark}"

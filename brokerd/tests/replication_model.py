@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three replicas, the controller's core and everything that can go wrong between them, by seed.
+"""Three replicas, the controller's core, and everything that can go wrong between them, by seed.
 
-The cores are the real ones, of the partition and of the controller. Between them: brokers that hear of the metadata late,
-streams that break and whose messages arrive after that, flushes that take their time, proposals that are unanswered, lost, or
-carried out long after nobody waits for them, processes that are killed with or without the page cache, fences and moves of
-the leadership.
+The cores of the partition and of the controller are the real ones. Between them are brokers that apply the metadata late, streams that
+break and whose messages arrive after that, slow flushes, and proposals that are unanswered, lost, or carried out long after their
+broker stopped waiting. Processes are killed with or without the page cache, brokers are fenced, and leaderships move.
 
-Fault budget: under `none` a process is killed, or its machine, only while another in-sync or eligible replica was not since
-the controller last saw it start; under `ack` all of them may be at once.
+Fault budget: under `none` a process, or its machine, is killed only while another in-sync or eligible replica has not been killed since
+the controller last saw it start. Under `ack` all may be killed at once.
 
-`replication_laws.py` has what is demanded.
+`replication_laws.py` has the laws.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ from metaquorum.controller.commands import ElectionKind, ElectionTarget, ElectLe
 from metaquorum.metadata.topic_configs import FlushPolicy
 
 LATE_SHARES = (0.02, 0.1, 0.3)
-"""Share of the messages that arrive from a stream that is broken, by seed."""
+"""Share of the messages that arrive from a broken stream, by seed."""
 
 _Thing = TypeVar("_Thing")
 
 
 class Model(Cluster):
-    """See the module docstring."""
+    """A cluster with random events and faults."""
 
     def run(self, steps: int, faults: int) -> None:
-        """Let things happen, and check the laws after each; `faults` is how much more often than now and then all goes wrong."""
+        """Run random steps, and check the laws after each. `faults` multiplies the frequency of faults."""
         kinds = (
             (self.append, 14),
             (self.push, 30),
@@ -58,7 +57,7 @@ class Model(Cluster):
             self.check()
 
     def heal(self, rounds: int = 400) -> None:
-        """End all faults, and demand that everything is in sync, equal and committed."""
+        """End all faults, and require that everything is in sync, equal and committed."""
         for node in self.nodes.values():
             if node.core is None:
                 self.start_again(node)
@@ -90,10 +89,10 @@ class Model(Cluster):
         ends = {node.log.end for node in self.nodes.values()} | {node.high_watermark for node in self.nodes.values()}
         return len(ends) == 1 and len(self.partition.isr) == len(REPLICAS)
 
-    # What happens.
+    # Random events.
 
     def append(self) -> None:
-        """A client sends a record to whoever leads, or believes so."""
+        """Send a record of a client to a leader, or to a broker that believes it leads."""
         node = self._some(node for node in self.nodes.values() if node.core is not None and node.core.is_leader)
         if node is None or node.core is None or node.core.leader_epoch is None:
             return
@@ -111,13 +110,13 @@ class Model(Cluster):
         self.step(node, AckWanted(token=node.token_count, next_offset=offset + 1, level=level))
 
     def push(self) -> None:
-        """A leader sends some of what a follower lacks."""
+        """Send some of the records that a follower lacks."""
         node = self._some(node for node in self.nodes.values() if node.subscriptions)
         if node is not None:
             self.send_records(node, self.random.choice(list(node.subscriptions.values())), self.random.randint(1, 4))
 
     def deliver(self) -> None:
-        """A message arrives, in the order of its stream."""
+        """Deliver a message, in the order of its stream."""
         is_late = self.random.random() < self.late_share
         stream = self._some(s for s in self.streams if s.is_open is not is_late and (s.up or s.down))
         if stream is not None:
@@ -125,7 +124,7 @@ class Model(Cluster):
             self.deliver_one(stream)
 
     def flush(self) -> None:
-        """A flush begins, or ends; it covers what was there when it began."""
+        """Begin or end a flush, which covers what was in the log when it began."""
         node = self._some(node for node in self.nodes.values() if node.core is not None)
         if node is None:
             return
@@ -135,7 +134,7 @@ class Model(Cluster):
             node.wants_flush, node.flush_end = False, node.log.end
 
     def pass_time(self) -> None:
-        """Time passes; who asked for it is told."""
+        """Let time pass, and tick the cores that asked for it."""
         self.now_ms += self.random.choice((1, 10, 60, LAG_MS + 1))
         for node in self.nodes.values():
             deadline_ms = None if node.core is None else node.core.deadline_ms()
@@ -143,13 +142,13 @@ class Model(Cluster):
                 self.step(node, Tick())
 
     def hear(self) -> None:
-        """A broker hears of the next change of the metadata."""
+        """Apply the next change of the metadata at a broker."""
         node = self._some(n for n in self.nodes.values() if n.core is not None and n.version < len(self.versions))
         if node is not None:
             self.hear_next(node)
 
     def control(self) -> None:
-        """A proposal reaches the controller, or nobody waits for it any more, or both."""
+        """Let a proposal reach the controller, or let its broker stop waiting, or both."""
         flight = self._some(self.proposals)
         if flight is None:
             return
@@ -162,20 +161,20 @@ class Model(Cluster):
             self.decide(flight, is_answered=flight.is_awaited)
 
     def fence(self) -> None:
-        """The controller misses a broker's heartbeats."""
+        """Let the controller miss a broker's heartbeats."""
         node = self.nodes[self.random.choice(REPLICAS)]
         self.fence_broker(node)
         self.counts["fence"] += 1
 
     def unfence(self) -> None:
-        """A heartbeat of a running broker."""
+        """Send a heartbeat of a running broker."""
         node = self._some(node for node in self.nodes.values() if node.core is not None)
         if node is not None:
             self.quorum.beat(node.node_id)
             self.note_version()
 
     def crash(self) -> None:
-        """A process ends: in order, killed, or with the page cache."""
+        """End a process: cleanly, killed, or with its page cache lost."""
         node = self._some(node for node in self.nodes.values() if node.core is not None)
         if node is None:
             return
@@ -196,20 +195,20 @@ class Model(Cluster):
                 self.ever_lossy.add(node.node_id)
 
     def restart(self) -> None:
-        """A process starts where one ended."""
+        """Start a process where one ended."""
         node = self._some(node for node in self.nodes.values() if node.core is None)
         if node is not None:
             self.start_again(node)
 
     def cut_stream(self) -> None:
-        """A stream breaks; one end hears of it before the other."""
+        """Break a stream. One end hears of it before the other."""
         stream = self._some(stream for stream in self.streams if stream.is_open)
         if stream is not None:
             self.counts["broken stream"] += 1
             self.break_stream(stream)
 
     def elect(self) -> None:
-        """An operator moves the leadership back to the first replica."""
+        """Move the leadership back to the first replica, as an operator does."""
         target = ElectionTarget(topic="t", partitions=(0,))
         self.quorum.run(ElectLeaders(kind=ElectionKind.PREFERRED, targets=(target,)))
         self.note_version()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mutants of the partition core: known mistakes that the model must find, or its silence proves nothing.
+"""Mutants of the partition core: deliberate mistakes that the model must find. Otherwise it proves nothing.
 
-Those that need several things at once name seeds around one that is known to find them, so that the test stays short.
+Mutants that need several faults at once name seeds around one that is known to find them, so that the test stays short.
 
-Owns the list; `metaquorum.testing.mutants` says what a mutant is and makes the mistake.
+Owns the list. `metaquorum.testing.mutants` defines mutants and installs the mistake.
 """
 
 from __future__ import annotations

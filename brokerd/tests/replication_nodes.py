@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logs, streams and brokers for the replication model: what a shell does with the effects of the core, in memory."""
+"""Logs, streams and brokers for the replication model: a shell in memory that carries out the effects of the core."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from metaquorum.metadata.state import PartitionImage
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A record: the leader epoch that stamped it, and a value that nobody else has."""
+    """A record: the leader epoch that stamped it, and a unique value."""
 
     epoch: int
     value: int
@@ -47,7 +47,7 @@ class SimLog:
         return self.entries[-1].epoch if self.entries else None
 
     def assign_epoch(self, epoch: int) -> None:
-        """Let an epoch begin at the end; one that began there without a record is forgotten."""
+        """Begin an epoch at the log end. An epoch that began there without a record is forgotten."""
         if self.epochs and epoch <= self.epochs[-1][0]:
             assert epoch == self.epochs[-1][0], f"epoch {epoch} after {self.epochs}"
             return
@@ -73,7 +73,7 @@ class SimLog:
         self.epochs = [(epoch, start) for epoch, start in self.epochs if start < to_offset]
 
     def reopen(self, keep: int) -> None:
-        """Come back from a crash that left `keep` records; all that is left is flushed then, and epochs are read back."""
+        """Reopen after a crash that left `keep` records. All of them are flushed then, and the epochs are read from them."""
         self.truncate(keep)
         self.flushed = self.end
         self.epochs = []
@@ -100,7 +100,7 @@ class Told:
 
 
 ToLeader = Subscribe | SendAck | int
-"""Sent by a follower; a number: its session that ends."""
+"""Messages of a follower. A number is a session that ends."""
 
 SubscriptionAnswer = AcceptSubscription | DivergeSubscription | EndSubscription
 ToFollower = SubscriptionAnswer | Pushed | Told
@@ -108,7 +108,7 @@ ToFollower = SubscriptionAnswer | Pushed | Told
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """One Replicate stream; what was on the way when it broke may still arrive, late."""
+    """One Replicate stream. Messages under way when it broke may still arrive, late."""
 
     follower_id: int
     leader_id: int
@@ -118,13 +118,13 @@ class Stream:
     up: deque[ToLeader] = field(default_factory=deque[ToLeader])
     down: deque[ToFollower] = field(default_factory=deque[ToFollower])
     is_open: bool = True
-    # The follower's numbers of what it asked for on this stream.
+    # The session numbers of the follower on this stream.
     asked: set[int] = field(default_factory=set[int])
 
 
 @dataclass(slots=True)
 class Subscription:
-    """What the leader's shell sends on."""
+    """A subscription as the leader's shell passes it on."""
 
     stream: Stream
     session: int

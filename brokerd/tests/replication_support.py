@@ -15,7 +15,7 @@ LAG_MS = 1_000
 
 
 def broker(node_id: int, *, epoch: int | None = None, can_lead: bool = True) -> BrokerState:
-    """Return a broker; its epoch is ten times its id unless told otherwise."""
+    """Return a broker. By default its epoch is ten times its id."""
     return BrokerState(node_id=node_id, broker_epoch=10 * node_id if epoch is None else epoch, can_lead=can_lead)
 
 
@@ -39,18 +39,18 @@ def image(
 def changed(
     partition: PartitionImage, *, min_isr: int = 2, brokers: tuple[BrokerState, ...] = BROKERS
 ) -> PartitionChanged:
-    """Return news of the metadata."""
+    """Return a change of the metadata."""
     return PartitionChanged(partition=partition, min_isr=min_isr, brokers=brokers)
 
 
 class Replica:
-    """The core of node 1, and the time.
+    """The core of node 1, and its clock.
 
     Args:
-        policy: when records count.
+        policy: flush policy.
         end: end of the log, all of it flushed.
-        high_watermark: what it had; None: it may be alone.
-        last_epoch: of the last record.
+        high_watermark: the stored high watermark; None: the replica may be alone.
+        last_epoch: epoch of the last record.
     """
 
     def __init__(
@@ -74,12 +74,12 @@ class Replica:
         )
 
     def step(self, event: Event, *, after_ms: int = 0) -> list[Effect]:
-        """Let an event happen."""
+        """Give the core an event."""
         self.now_ms += after_ms
         return self.core.step(event, self.now_ms)
 
     def append(self, end: int, *, after_ms: int = 0) -> list[Effect]:
-        """Let the log grow, and be flushed."""
+        """Let the log grow and be flushed."""
         effects = self.step(BatchAppended(log_end_offset=end), after_ms=after_ms)
         return effects + self.step(LogFlushed(flushed_offset=end))
 
@@ -96,7 +96,7 @@ class Replica:
         epoch_end: EpochEnd | None = None,
         log_start_offset: int = 0,
     ) -> list[Effect]:
-        """Let a follower subscribe."""
+        """Subscribe a follower."""
         return self.step(
             FollowerSubscribed(
                 node_id=node_id,
@@ -121,7 +121,7 @@ class Replica:
         broker_epoch: int | None = None,
         after_ms: int = 0,
     ) -> list[Effect]:
-        """Let a follower acknowledge."""
+        """Acknowledge as a follower."""
         event = FollowerAcked(
             node_id=node_id,
             broker_epoch=10 * node_id if broker_epoch is None else broker_epoch,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests over real gRPC share: a broker in the loop of the test, and clients made of generated code only."""
+"""What the tests over real gRPC share: a broker in the test's event loop, and clients made of generated code only."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Stream:
         return response
 
     async def failure(self) -> RemoteStatus:
-        """Read until the stream ends, and return how."""
+        """Read until the stream ends, and return its status."""
         async with asyncio.timeout(WAIT_S):
             try:
                 while await self.call.read() is not grpc.aio.EOF:
@@ -163,7 +163,7 @@ class ProduceStream(Stream):
         return response.route_end
 
     async def finish(self) -> None:
-        """Close our side and wait for the orderly end."""
+        """Close this side and wait for the clean end."""
         await self.call.done_writing()
         async with asyncio.timeout(WAIT_S):
             while await self.call.read() is not grpc.aio.EOF:
@@ -190,7 +190,7 @@ class FetchStream(Stream):
         await self.send(log_pb2.FetchRequest(credit=log_pb2.FetchCredit(bytes=credit_bytes)))
 
     async def chunk(self) -> log_pb2.FetchChunk:
-        """Return the next chunk; marks before it are passed over."""
+        """Return the next chunk. Marks before it are skipped."""
         while True:
             response = await self.receive()
             kind = response.WhichOneof("message")
@@ -225,7 +225,7 @@ async def running_broker(data_directory: Path, *more: Path) -> AsyncIterator[Bro
 
 @asynccontextmanager
 async def second_broker(first: BrokerServer, data_directory: Path) -> AsyncIterator[BrokerServer]:
-    """A broker of its own that follows the quorum of the first."""
+    """Run a second broker that follows the quorum of the first."""
     settings = BrokerSettings(
         data_directory=data_directory,
         node_id=2,
@@ -254,13 +254,13 @@ async def connected(server: BrokerServer) -> AsyncIterator[Client]:
 
 
 async def leaders(client: Client) -> dict[int, int]:
-    """Return who leads each partition of topic `t`."""
+    """Return the leader of each partition of topic `t`."""
     cluster = await client.metadata.GetCluster(metadata_pb2.GetClusterRequest(topics=["t"]))
     return {partition.partition: partition.leader_id for partition in cluster.topics[0].partitions}
 
 
 async def refusal(call: Any) -> RemoteStatus:
-    """Return how a call failed."""
+    """Return the status with which a call failed."""
     try:
         response = await call
     except grpc.aio.AioRpcError as error:

@@ -16,7 +16,7 @@ from storage.files.names import LOG_DIRECTORIES_FILE
 
 RECORDS = 3_000
 LAST, OTHER = 2, 3
-"""The broker that is the last one in sync, and the other replica."""
+"""The broker with the last in-sync replica, and the other replica."""
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
 
 
 async def fill(cluster: Cluster, client: Client, *replicas: int) -> list[bytes]:
-    """Make topic `t` with these replicas, one partition, and append records that all of them have; return their values."""
+    """Create topic `t` with these replicas and one partition, and append records that all of them have. Return their values."""
     created = admin_pb2.CreateTopicRequest(
         topic="t", partition_count=1, replication_factor=3, configs={"min.insync.replicas": "1"}
     )
@@ -51,7 +51,7 @@ async def read_all(client: Client) -> list[bytes]:
 
 
 async def is_active(cluster: Cluster, *node_ids: int) -> None:
-    """Wait until brokers are let in."""
+    """Wait until brokers are unfenced."""
     brokers = cluster.brokers[1].observer.image.brokers
     await cluster.wait(lambda: all(brokers[node_id].can_lead for node_id in node_ids))
 
@@ -61,7 +61,7 @@ async def is_active(cluster: Cluster, *node_ids: int) -> None:
 async def test_wiped_last_replica_leads_nothing_until_its_directory_is_back(
     cluster: Cluster, tmp_path: Path, order: tuple[int, ...], replicas: tuple[int, ...]
 ) -> None:
-    """It led with an empty log in any order of starts, and the other replica was cut to that."""
+    """Earlier it led with an empty log, in any order of starts, and the other replica was truncated to that."""
     async with connected(cluster.brokers[1]) as client:
         values = await fill(cluster, client, *replicas)
         await cluster.stop(OTHER)
@@ -82,7 +82,7 @@ async def test_wiped_last_replica_leads_nothing_until_its_directory_is_back(
 
 
 async def test_partitions_on_the_healthy_directory_come_back_by_themselves(cluster: Cluster, tmp_path: Path) -> None:
-    """One of two disks is lost: what lay on the other one is led again, and only the rest waits."""
+    """One of two disks is lost. Partitions on the other disk get their leaders back, and only the rest waits."""
     async with connected(cluster.brokers[1]) as client:
         await cluster.stop(LAST)
         await cluster.start(LAST, tmp_path / "second")
@@ -113,7 +113,7 @@ async def test_partitions_on_the_healthy_directory_come_back_by_themselves(clust
 
 
 async def test_unclean_election_gives_up_what_was_lost(cluster: Cluster, tmp_path: Path) -> None:
-    """An operator decides: the replica that is left leads with what it has, and the wiped one copies that."""
+    """After the operator's decision the remaining replica leads with what it has, and the wiped one copies that."""
     async with connected(cluster.brokers[1]) as client:
         values = await fill(cluster, client, LAST, OTHER)
         await cluster.stop(OTHER)

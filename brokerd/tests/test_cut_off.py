@@ -15,13 +15,13 @@ RESIGNS = Resign(leader_epoch=5)
 
 
 def lose(replica: Replica, *node_ids: int) -> None:
-    """Let subscriptions break."""
+    """Break the subscriptions of these followers."""
     for node_id in node_ids:
         assert RESIGNS not in replica.step(FollowerLost(node_id=node_id, broker_epoch=10 * node_id, session=1))
 
 
 def shrink(replica: Replica, *, elr: tuple[int, ...] = (2, 3)) -> list[Effect]:
-    """Let the controller take the followers out of the in-sync replicas."""
+    """Let the controller remove the followers from the in-sync replicas."""
     return replica.step(changed(image(isr=(1,), partition_epoch=8, elr=elr)))
 
 
@@ -31,7 +31,7 @@ def wait(replica: Replica, after_ms: int = RESIGN_AFTER_MS) -> list[Effect]:
 
 
 def deserted(*, end: int = 0) -> Replica:
-    """A leader whose followers, in sync once and alive for the controller, have no subscription any more."""
+    """Return a leader without subscriptions, whose followers were in sync and are alive for the controller."""
     replica = leader(end=end)
     if end:
         assert replica.core.high_watermark == end
@@ -41,7 +41,7 @@ def deserted(*, end: int = 0) -> Replica:
 
 
 def test_leader_that_is_cut_off_asks_for_another_one() -> None:
-    """Once its time is over, with the epoch that it leads in; the timer is set for that, and again for the next attempt."""
+    """It resigns after the time, with its leader epoch. The timer is set for that, and again for the next attempt."""
     replica = deserted()
     assert replica.core.deadline_ms() == replica.now_ms + RESIGN_AFTER_MS
     assert wait(replica, RESIGN_AFTER_MS - 1) == []
@@ -52,7 +52,7 @@ def test_leader_that_is_cut_off_asks_for_another_one() -> None:
 
 
 def test_time_before_the_in_sync_replicas_became_too_few_counts() -> None:
-    """So that a leader resigns as soon as it may commit nothing."""
+    """So a leader resigns as soon as it can commit nothing."""
     replica = leader()
     lose(replica, 2, 3)
     assert wait(replica) == []
@@ -60,7 +60,7 @@ def test_time_before_the_in_sync_replicas_became_too_few_counts() -> None:
 
 
 def test_leader_with_enough_in_sync_leads_on() -> None:
-    """Followers at the log end are in sync without a subscription: nothing is stopped, and no timer is set."""
+    """Followers at the log end are in sync without a subscription. Nothing is stopped, and no timer is set."""
     replica = leader()
     lose(replica, 2, 3)
     assert wait(replica, 100 * RESIGN_AFTER_MS) == []
@@ -68,7 +68,7 @@ def test_leader_with_enough_in_sync_leads_on() -> None:
 
 
 def test_follower_that_is_connected_keeps_the_leader() -> None:
-    """It is slow, and would be as a leader; when it goes too, the time begins."""
+    """Such a follower is slow, and would be slow as a leader. When it leaves too, the time begins."""
     replica = leader(end=4)
     replica.append(6)
     lose(replica, 2)
@@ -99,7 +99,7 @@ def test_follower_that_comes_back_ends_the_time() -> None:
 
 
 def test_nobody_is_asked_while_no_other_one_could_lead() -> None:
-    """Followers that are fenced are dead for the controller; one that is unfenced has the whole time to subscribe."""
+    """Fenced followers are dead for the controller. An unfenced one has the whole time to subscribe."""
     replica = leader()
     lose(replica, 2, 3)
     fenced = tuple(broker(node_id, can_lead=node_id == 1) for node_id in (1, 2, 3))
@@ -119,7 +119,7 @@ def test_nobody_is_asked_where_the_others_are_not_eligible() -> None:
 
 
 def test_new_process_of_a_follower_has_the_whole_time() -> None:
-    """Its subscription ends with the process before it; the controller decides whether it may still lead."""
+    """Its subscription ends with its previous process. The controller decides whether it may still lead."""
     replica = leader()
     for node_id in (2, 3):
         replica.step(BrokerChanged(broker=broker(node_id, epoch=10 * node_id + 1)))
@@ -130,12 +130,12 @@ def test_new_process_of_a_follower_has_the_whole_time() -> None:
 
 @pytest.mark.parametrize("isr", [(1,), (1, 2, 3)])
 def test_leader_that_nobody_ever_reached_leads_on(isr: tuple[int, ...]) -> None:
-    """Elected because another one was cut off, or dead: where nobody reaches anybody the leadership does not go round."""
+    """It was elected because another leader was isolated or dead. If no broker reaches another, the leadership does not circulate."""
     replica = Replica()
     replica.step(changed(image(isr=isr, elr=() if len(isr) > 1 else (2, 3))))
     shrink(replica)
     assert wait(replica, 100 * RESIGN_AFTER_MS) == []
-    # Once enough have reached it, it is a leader like others.
+    # Once enough followers have reached it, it is a leader like others.
     replica.subscribe(2)
     replica.step(changed(image(isr=(1, 2), partition_epoch=9)))
     lose(replica, 2)
@@ -145,7 +145,7 @@ def test_leader_that_nobody_ever_reached_leads_on(isr: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("level", list(AckLevel))
 def test_what_the_leader_alone_acknowledged_keeps_it(level: AckLevel) -> None:
-    """Records of acks=1 that are not committed would be cut away; those of acks=all were never acknowledged."""
+    """Uncommitted records of acks=1 would be truncated. Those of acks=all were never acknowledged."""
     replica = leader(end=4)
     replica.append(6)
     effects = replica.step(AckWanted(token=1, next_offset=6, level=level))
@@ -170,7 +170,7 @@ def test_acknowledged_records_that_are_committed_keep_nobody() -> None:
 
 
 def test_records_of_earlier_leaders_that_are_not_known_to_be_committed_keep_the_leader() -> None:
-    """One of them may have acknowledged them."""
+    """An earlier leader may have acknowledged them."""
     replica = leader(end=4, followers=())
     assert replica.core.high_watermark < 4
     shrink(replica)
@@ -178,7 +178,7 @@ def test_records_of_earlier_leaders_that_are_not_known_to_be_committed_keep_the_
 
 
 def test_leader_asks_when_its_proposal_is_decided() -> None:
-    """Before that it does not know who is in sync."""
+    """Before the decision it does not know which replicas are in sync."""
     replica = leader()
     lose(replica, 2, 3)
     replica.step(changed(image(isr=(1,), partition_epoch=8, elr=(2, 3))))

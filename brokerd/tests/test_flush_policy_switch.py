@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A topic's `flush.policy` becomes `ack` while records are unflushed: what counts from then on survives a loss of power."""
+"""A topic's `flush.policy` becomes `ack` while records are unflushed: what counts from then on survives a power loss."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ VALUE_BYTES = 6_000
 
 
 def sync_names(disk: SimDisk) -> None:
-    """Let the directories above the logs survive a loss of power."""
+    """Sync the directories above the logs, so that they survive a power loss."""
     for path in ("/", "/data"):
         disk.sync_directory(path)
 
@@ -70,14 +70,14 @@ def config(name: str, value: str) -> ConfigRecord:
 
 
 def end_after_power_loss(disk: SimDisk, directory: str) -> int:
-    """Where the log would end if the power failed now."""
+    """Return the log end after a power loss at this moment."""
     copied = disk.fork()
     copied.crash(Crash.LOSE_ALL, random.Random(1))
     return PartitionLog.open(copied, directory, settings=LogSettings(), now_ms=wall_ms()).log.log_end_offset
 
 
 async def test_first_flush_after_the_switch_covers_segments_that_were_rolled_before(lone: LoneBroker) -> None:
-    """Whatever is acknowledged after the switch, everything below it is on stable storage, older segments too."""
+    """Everything below an acknowledgement after the switch is on stable storage, older segments included."""
     lone.create_topic("none")
     lone.commit(config("segment.bytes", str(SEGMENT_BYTES)))
     replica = await lone.replica()
@@ -93,7 +93,7 @@ async def test_first_flush_after_the_switch_covers_segments_that_were_rolled_bef
 
 
 async def test_resend_after_the_switch_is_flushed_when_it_is_acknowledged(lone: LoneBroker) -> None:
-    """A record that had reached its durability before the switch is asked for again after it: now it must survive a loss of power."""
+    """A record had reached its durability before the switch and is acknowledged again after it. Now it must survive a power loss."""
     lone.create_topic("none")
     replica = await lone.replica()
     next_offset = append(replica, [b"before"])
@@ -118,7 +118,7 @@ async def test_follower_reports_after_the_switch_what_is_flushed(three: BrokerOf
 
 
 async def test_log_that_is_opened_counts_as_flushed_because_it_is(lone: LoneBroker) -> None:
-    """After a kill the page cache has everything; opening the log puts it on stable storage before anything is reported."""
+    """After a kill the page cache has everything. Opening the log puts it on stable storage before anything is reported."""
     lone.create_topic("none")
     replica = await lone.replica()
     next_offset = append(replica, [b"before"])
@@ -140,7 +140,7 @@ def unflushed_leader() -> Replica:
 
 
 def test_resend_waits_until_all_in_sync_replicas_have_flushed() -> None:
-    """An acknowledgement after the switch says that the record is on stable storage of everybody who counts."""
+    """An acknowledgement after the switch says that the record is on stable storage of every replica that counts."""
     replica = unflushed_leader()
     assert replica.step(AckWanted(token=1, next_offset=4, level=AckLevel.ALL)) == []
     assert replica.step(AckWanted(token=2, next_offset=10, level=AckLevel.ALL)) == []
@@ -153,14 +153,14 @@ def test_resend_waits_until_all_in_sync_replicas_have_flushed() -> None:
 
 
 def test_resend_of_level_leader_does_not_wait() -> None:
-    """Who waits for the leader's append alone was promised nothing more."""
+    """A request that waits only for the leader's append has no stronger promise."""
     replica = unflushed_leader()
     done = CompleteAck(token=1, durability=Durability.REPLICATED)
     assert replica.step(AckWanted(token=1, next_offset=4, level=AckLevel.LEADER)) == [done]
 
 
 def test_switch_back_completes_what_waited_for_flushes() -> None:
-    """Under `none` what is committed is enough again."""
+    """Under `none` committed records are enough again."""
     replica = unflushed_leader()
     replica.step(AckWanted(token=1, next_offset=4, level=AckLevel.ALL))
     assert replica.step(TO_NONE) == [CompleteAck(token=1, durability=Durability.REPLICATED)]
@@ -169,7 +169,7 @@ def test_switch_back_completes_what_waited_for_flushes() -> None:
 
 
 def test_resend_at_a_new_leader_waits_while_followers_are_unknown() -> None:
-    """Whoever saw the switch over unflushed records and leads again acknowledges none of them before all have flushed."""
+    """A leader that saw the switch over unflushed records and leads again acknowledges none of them before all have flushed."""
     replica = unflushed_leader()
     replica.step(LogFlushed(flushed_offset=10))
     replica.step(changed(image(leader_id=2, leader_epoch=6, partition_epoch=8)))
@@ -182,7 +182,7 @@ def test_resend_at_a_new_leader_waits_while_followers_are_unknown() -> None:
 
 
 def test_waiting_resend_fails_with_the_leadership() -> None:
-    """What waits for flushes is told when nobody here can say any more whether they happen."""
+    """Requests that wait for flushes fail when this broker can no longer know whether they happen."""
     replica = unflushed_leader()
     replica.step(AckWanted(token=1, next_offset=4, level=AckLevel.ALL))
     effects = replica.step(changed(image(leader_id=2, leader_epoch=6, partition_epoch=8)))

@@ -36,14 +36,14 @@ async def next_values(consumer: aio.Consumer, count: int) -> list[bytes | None]:
 
 
 def reader_counts(replicas: list[Replica]) -> list[int]:
-    """How many read each replica as a follower."""
+    """Return the number of readers of each replica as a follower."""
     return [len(replica.follower_listeners) for replica in replicas]
 
 
 async def test_consumer_reads_in_its_rack_leaves_and_comes_back(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All three partitions come from broker 2, whoever leads; while it is away from the leaders, then from it again."""
+    """All three partitions are read from broker 2, whoever leads. While it is down the leaders are read, then broker 2 again."""
     monkeypatch.setattr(fetch_engine, "FOLLOWER_RETRY_MS", 500)
     async with connected(cluster.brokers[1]) as client:
         await cluster.create_topic(client)
@@ -76,7 +76,7 @@ async def test_consumer_reads_in_its_rack_leaves_and_comes_back(
 
 
 async def test_consumer_without_a_rack_and_in_a_strange_one_reads_from_leaders(cluster: Cluster) -> None:
-    """Nobody reads from a follower who did not ask for it, or has none near."""
+    """A consumer that does not ask for it, or has no follower near, never reads from a follower."""
     async with connected(cluster.brokers[1]) as client:
         await cluster.create_topic(client)
         await append_to_all(client, b"0")

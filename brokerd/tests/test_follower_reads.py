@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three brokers: readers that allow it are served by followers in sync, and by nobody beyond what is committed. R15."""
+"""Three brokers: in-sync followers serve readers that allow it, and no broker shows uncommitted records. R15."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def test_follower_serves_who_allows_it_and_nobody_else(cluster: Cluster) -
 
 
 async def test_read_call_is_answered_where_it_is_asked(cluster: Cluster) -> None:
-    """A call that may not be passed on again is answered by the follower, if the reader allows it; a wait ends with a record."""
+    """A call that must not be forwarded again is answered by the follower, if the reader allows it. A wait ends with a record."""
     async with (
         connected(cluster.brokers[1]) as client,
         connected(cluster.brokers[2]) as other,
@@ -114,7 +114,7 @@ async def test_read_call_is_answered_where_it_is_asked(cluster: Cluster) -> None
 
 
 async def test_nothing_uncommitted_is_read_and_the_reader_waits_for_it(cluster: Cluster) -> None:
-    """While too few are in sync, the follower has a record that is not committed; its reader gets it once it is."""
+    """While too few replicas are in sync, the follower has an uncommitted record. Its reader gets it once it is committed."""
     async with connected(cluster.brokers[1]) as client, connected(cluster.brokers[2]) as other:
         await cluster.create_topic(client, min_insync_replicas="3")
         number = led_by(cluster, 1)
@@ -138,7 +138,7 @@ async def test_nothing_uncommitted_is_read_and_the_reader_waits_for_it(cluster: 
 
 
 async def test_offsets_that_the_follower_does_not_have(cluster: Cluster) -> None:
-    """Beyond its log end it sends to the leader, below its log start it says what it has."""
+    """Beyond its log end it refers to the leader. Below its log start it names the readable range."""
     async with connected(cluster.brokers[1]) as client, connected(cluster.brokers[2]) as other:
         await cluster.create_topic(client)
         number = led_by(cluster, 1)
@@ -160,7 +160,7 @@ async def test_offsets_that_the_follower_does_not_have(cluster: Cluster) -> None
 
 
 async def test_a_new_leader_ends_the_routes_at_followers(cluster: Cluster) -> None:
-    """Both at the follower that leads now and at the one that follows anew; bound again they have every record."""
+    """Routes end at the follower that leads now and at the one that follows again. Bound again, they have every record."""
     async with connected(cluster.brokers[1]) as client, connected(cluster.brokers[2]) as other:
         await cluster.create_topic(client)
         number = led_by(cluster, 3)
@@ -186,7 +186,7 @@ async def test_a_new_leader_ends_the_routes_at_followers(cluster: Cluster) -> No
 
 
 async def test_a_follower_out_of_sync_serves_nobody(cluster: Cluster) -> None:
-    """Once the metadata has it outside the in-sync replicas its routes end, and new ones are sent to the leader."""
+    """Once the metadata has it outside the in-sync replicas, its routes end, and new ones are referred to the leader."""
     async with connected(cluster.brokers[1]) as client, connected(cluster.brokers[2]) as other:
         await cluster.create_topic(client)
         number = led_by(cluster, 1)
@@ -202,7 +202,7 @@ async def test_a_follower_out_of_sync_serves_nobody(cluster: Cluster) -> None:
 
 
 async def test_a_deleted_topic_ends_the_routes_at_followers(cluster: Cluster) -> None:
-    """The reader is told to ask on, and hears from any broker that the topic is unknown."""
+    """The reader is told to ask again, and any broker then says that the topic is unknown."""
     async with connected(cluster.brokers[1]) as client, connected(cluster.brokers[2]) as other:
         await cluster.create_topic(client)
         number = led_by(cluster, 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One log directory of a broker fails: what it led and followed there is handed over, and nothing acknowledged is lost."""
+"""One log directory of a broker fails: other brokers take over its replicas there, and nothing acknowledged is lost."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
 
 
 def second_of(server: BrokerServer) -> LogDirectory:
-    """The directory that is going to fail."""
+    """Return the directory that will fail."""
     assert server.replica_manager is not None
     _, second = server.replica_manager.directories
     return second
 
 
 def break_disk(directory: LogDirectory) -> DiskFailedError:
-    """Let every write and sync of a directory fail from now on, as after a failed fsync."""
+    """Make every write and sync of a directory fail from now on, as after a failed fsync."""
     assert isinstance(directory.disk, PosixDisk)
     return directory.disk.fail(directory.path, OSError(errno.EIO, "gone"), "fsync")
 
 
 async def make_topic(cluster: Cluster, client: Client, leader_id: int) -> list[int]:
-    """Make topic `t` with a broker as the leader of what broker 2 has in its second directory; return these partitions."""
+    """Create topic `t` with a broker as leader of the partitions in broker 2's second directory. Return these partitions."""
     await cluster.create_topic(client)
     hurt = sorted(int(name.rpartition("-")[2]) for name in second_of(cluster.brokers[BROKER]).partition_names())
     assert hurt
@@ -72,19 +72,19 @@ async def make_topic(cluster: Cluster, client: Client, leader_id: int) -> list[i
 
 
 async def keep_appending(client: Client, number: int, acknowledged: list[bytes], stop: asyncio.Event) -> None:
-    """Append one record after the other, each until it is acknowledged by all in sync."""
+    """Append one record after the other, each until all in-sync replicas have acknowledged it."""
     while not stop.is_set():
         value = b"%d" % len(acknowledged)
         async with asyncio.timeout(LONG_S):
             while (status := await attempt(client, value, number)) is not None:
                 assert status.code is not None, status
-                # The next leader may have it or not: it is sent again, and may be there twice.
+                # The next leader may have it or not. It is sent again, and may exist twice.
                 assert status.code.retriable or status.code is ErrorCode.OUTCOME_UNKNOWN, status
         acknowledged.append(value)
 
 
 async def test_leaders_in_a_failed_directory_are_handed_over(cluster: Cluster) -> None:
-    """Producers that wait for all go on with the next leader within moments, and every acknowledged record is there."""
+    """Producers with acks=all continue at the next leader within moments, and every acknowledged record exists."""
     async with connected(cluster.brokers[1]) as client:
         hurt = await make_topic(cluster, client, BROKER)
         stop = asyncio.Event()
@@ -102,7 +102,7 @@ async def test_leaders_in_a_failed_directory_are_handed_over(cluster: Cluster) -
             assert sorted(partition.isr) == [1, 3]
             read = await client.read("t", number, 0)
             values = [record.value for record in read.records]
-            # Twice is allowed, missing is not.
+            # Duplicates are allowed, missing records are not.
             assert [value for index, value in enumerate(values) if value not in values[:index]] == acknowledged[number]
         whole = [number for number in range(PARTITIONS) if number not in hurt]
         assert all(BROKER in cluster.partition(number).isr for number in whole)
@@ -113,7 +113,7 @@ async def test_leaders_in_a_failed_directory_are_handed_over(cluster: Cluster) -
 async def test_followers_in_a_failed_directory_leave_and_come_back_after_a_repair(
     cluster: Cluster, tmp_path: Path, directory: str
 ) -> None:
-    """An idle follower leaves at once, though it lags by nothing; a new process copies what its directory lacks, and is in sync."""
+    """An idle follower leaves at once, although it does not lag. A new process copies what its directory lacks, and is in sync."""
     async with connected(cluster.brokers[1]) as client:
         hurt = await make_topic(cluster, client, 1)
         await append_to_all(client, b"before")
@@ -121,7 +121,7 @@ async def test_followers_in_a_failed_directory_leave_and_come_back_after_a_repai
         server = cluster.brokers[BROKER]
         second = second_of(server)
         assert server.replica_manager is not None
-        # As the care for the directories does that meets it.
+        # As the directory maintenance does when it meets the failure.
         server.replica_manager.note_disk_failure(second, break_disk(second))
         await cluster.wait(lambda: all(sorted(cluster.partition(number).isr) == [1, 3] for number in hurt))
         assert [cluster.partition(number).leader_epoch for number in hurt] == epochs

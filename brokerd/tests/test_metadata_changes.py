@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which names a metadata record touches, how long that is remembered, and who waits for it."""
+"""Which names a metadata record touches, how long changes are remembered, and which waits they end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from metaquorum.metadata.records import (
 
 
 def test_each_record_touches_its_topic_or_broker() -> None:
-    """Topics are told by name and id, also when they are removed; what clients never see is told to nobody."""
+    """Topics are reported by name and id, also when they are removed. Records that clients never see are reported to none."""
     observer = MetadataLoader()
     seen: list[MetadataChange] = []
     stop = observer.on_change(seen.append)
@@ -53,7 +53,7 @@ def test_each_record_touches_its_topic_or_broker() -> None:
 
 
 def test_a_change_names_the_partitions_where_nothing_else_of_the_topic_changed() -> None:
-    """So that nobody looks at thousands of partitions for one; with a config or a new topic in the batch it changed as a whole."""
+    """So one partition does not cause a scan of thousands. With a config or a new topic in the batch, the whole topic changed."""
     observer = MetadataLoader()
     commit(observer, *topic("t", TOPIC_ID, 3), *topic("u", bytes(16)))
     seen: list[MetadataChange] = []
@@ -118,7 +118,7 @@ async def test_waits_for_offsets_end_in_order_and_in_time() -> None:
 
 
 def test_leader_news_are_told_once() -> None:
-    """The same leader again is no news."""
+    """The same leader again is no change."""
     observer = MetadataLoader()
     calls: list[int] = []
     stop = observer.on_leader_change(lambda: calls.append(1))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker's metadata and snapshots: caught up by one, kept on disk, and begun from the disk at the next start."""
+"""A broker's metadata and snapshots: it catches up by a snapshot, keeps it on disk, and starts from the disk the next time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATIENT = ControllerSettings(session_timeout_ms=600_000)
 
 
 class Delivered(MetadataLoader):
-    """Remembers which batches it was given."""
+    """Notes the batches that it was given."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Delivered(MetadataLoader):
 
 @pytest.fixture
 async def voter(tmp_path: Path) -> AsyncIterator[QuorumCluster]:
-    """A quorum of one that makes a snapshot every few topics, with a broker that topics can be placed on."""
+    """A quorum of one that makes a snapshot every few topics, with a broker on which topics can be placed."""
     cluster = QuorumCluster(tmp_path, 1, controller=PATIENT, snapshots=SnapshotSettings(log_bytes=1_000))
     try:
         await cluster.start(1)
@@ -76,7 +76,7 @@ async def trimmed(cluster: QuorumCluster, beyond: int) -> None:
 
 
 async def test_a_broker_catches_up_by_snapshot_and_begins_from_its_disk(voter: QuorumCluster, tmp_path: Path) -> None:
-    """Empty: by snapshot. Again: from its image. After a trim in between: by snapshot again, with news for everybody."""
+    """First from a snapshot, then from its image, and after a trim from a snapshot again, which every listener hears of."""
     offset = await create_topics(voter, 0, 40)
     await trimmed(voter, 0)
     settings = broker_settings(voter, tmp_path / "broker")
@@ -109,7 +109,7 @@ async def test_a_broker_catches_up_by_snapshot_and_begins_from_its_disk(voter: Q
 
 
 async def test_a_broker_in_a_voter_has_the_same_image(voter: QuorumCluster) -> None:
-    """A combined node: there is one image, which begins with what the disk has, and the controller decides on it."""
+    """A combined node has one image, which starts from the disk, and the controller decides on it."""
     offset = await create_topics(voter, 0, 40)
     await trimmed(voter, 0)
     await voter.stop(1)

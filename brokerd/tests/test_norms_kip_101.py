@@ -32,19 +32,19 @@ def disk() -> SimDisk:
 
 
 def cuts(effects: list[Effect]) -> list[Effect]:
-    """Return what of the effects takes records away."""
+    """Return the effects that remove records."""
     return [effect for effect in effects if isinstance(effect, TruncateLog | RestartLog)]
 
 
 def epoch_ends(log: PartitionLog) -> list[tuple[int, int] | None]:
-    """What a log answers for the epochs 0 to 8."""
+    """Return a log's answers for the epochs 0 to 8."""
     found = [log.end_offset_for_epoch(epoch) for epoch in range(9)]
     return [None if each is None else (each.epoch, each.end_offset) for each in found]
 
 
 @pytest.mark.parametrize("is_clean", [True, False])
 def test_epochs_and_their_starts_survive_the_process(disk: SimDisk, is_clean: bool) -> None:
-    """kip-101-cache-2: each epoch with its first offset is on disk, after an orderly stop and after a kill."""
+    """kip-101-cache-2: each epoch with its first offset is on disk, after a clean shutdown and after a kill."""
     (log,) = open_logs(disk, "a")
     write(log, (1, 3, "a"), (4, 2, "a"), (7, 1, "a"))
     before = epoch_ends(log)
@@ -58,7 +58,7 @@ def test_epochs_and_their_starts_survive_the_process(disk: SimDisk, is_clean: bo
 
 
 def test_follower_notes_an_epoch_with_its_first_record(disk: SimDisk) -> None:
-    """kip-101-cache-4: whoever has copied the records answers for their epochs as their leader does."""
+    """kip-101-cache-4: a replica that has copied the records answers for their epochs as its leader does."""
     leader, follower = open_logs(disk, "a", "b")
     write(leader, (1, 3, "a"), (4, 2, "a"), (7, 1, "a"))
     copy(leader, follower)
@@ -67,7 +67,7 @@ def test_follower_notes_an_epoch_with_its_first_record(disk: SimDisk) -> None:
 
 
 def test_leader_that_dropped_an_epoch_answers_with_the_start_of_what_it_has(disk: SimDisk) -> None:
-    """kip-101-answer-5: what came before its oldest epoch cannot agree beyond where that begins."""
+    """kip-101-answer-5: records from before its oldest epoch cannot agree beyond the start of that epoch."""
     (leader,) = open_logs(disk, "a")
     write(leader, (1, 3, "a"), (4, 5, "a"))
     leader.truncate_prefix(5, 0)
@@ -84,7 +84,7 @@ def test_follower_cuts_nothing_by_its_high_watermark() -> None:
 
 
 def test_restarted_follower_that_is_elected_keeps_what_it_has() -> None:
-    """kip-101-case-1: its high watermark is behind, its leader fails before it answers: nothing that was committed is lost."""
+    """kip-101-case-1: its high watermark is behind, and its leader fails before it answers. Nothing committed is lost."""
     replica = Replica(end=2, last_epoch=4, high_watermark=1)
     effects = replica.step(changed(image(leader_id=2)))
     effects += replica.step(changed(image(leader_id=1, leader_epoch=6, partition_epoch=8)))
@@ -97,7 +97,7 @@ def test_restarted_follower_that_is_elected_keeps_what_it_has() -> None:
 
 
 def test_logs_that_parted_at_one_offset_are_made_equal(disk: SimDisk) -> None:
-    """kip-101-case-2: after a loss of power both had another record at the same offset; the leader's stays, in both."""
+    """kip-101-case-2: after a power loss both have different records at the same offset. The leader's record stays, in both."""
     first, second = open_logs(disk, "a", "b")
     for log in (first, second):
         write(log, (0, 1, "both"))
@@ -109,7 +109,7 @@ def test_logs_that_parted_at_one_offset_are_made_equal(disk: SimDisk) -> None:
 
 
 def test_records_that_only_a_deposed_leader_has_go(disk: SimDisk) -> None:
-    """kip-101-case-3: nobody copied them, and the next leader begins its epoch below them."""
+    """kip-101-case-3: no replica copied them, and the next leader begins its epoch below them."""
     deposed, leader = open_logs(disk, "a", "b")
     write(deposed, (1, 4, "a"))
     copy(deposed, leader)

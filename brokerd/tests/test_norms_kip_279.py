@@ -19,7 +19,7 @@ def disk() -> SimDisk:
 
 
 def test_follower_that_lacks_the_leaders_epoch_is_cut_below_the_end_that_it_was_told(disk: SimDisk) -> None:
-    """kip-279-case-1: by the leader's end alone the follower would keep records that stand in the leader's log otherwise."""
+    """kip-279-case-1: by the leader's end alone the follower would keep records that differ from those in the leader's log."""
     leader, follower = open_logs(disk, "a", "b")
     write(leader, (1, 5, "both"))
     copy(leader, follower)
@@ -31,7 +31,7 @@ def test_follower_that_lacks_the_leaders_epoch_is_cut_below_the_end_that_it_was_
 
 
 def test_each_round_compares_an_older_epoch(disk: SimDisk) -> None:
-    """kip-279-cut-3: leaders that took turns without hearing of each other leave several places where logs part."""
+    """kip-279-cut-3: leaders that alternate without hearing of each other leave several places where logs diverge."""
     leader, follower = open_logs(disk, "a", "b")
     write(leader, (0, 5, "both"))
     copy(leader, follower)
@@ -43,7 +43,7 @@ def test_each_round_compares_an_older_epoch(disk: SimDisk) -> None:
 
 
 def test_leader_that_began_an_epoch_without_a_record_answers_with_the_one_before(disk: SimDisk) -> None:
-    """kip-279-answer-3: an epoch that left no record says nothing of what a log holds."""
+    """kip-279-answer-3: an epoch without a record says nothing about the content of a log."""
     leader, follower = open_logs(disk, "a", "b")
     write(leader, (1, 5, "both"))
     copy(leader, follower)
@@ -55,7 +55,7 @@ def test_leader_that_began_an_epoch_without_a_record_answers_with_the_one_before
 
 
 def test_follower_with_an_epoch_above_all_of_the_leaders_is_not_guessed_about(disk: SimDisk) -> None:
-    """kip-279-answer-4: no epoch of the leader bounds what may agree, so that it refuses instead."""
+    """kip-279-answer-4: no epoch of the leader limits what may agree, so it refuses instead."""
     (leader,) = open_logs(disk, "a")
     write(leader, (1, 5, "a"))
     assert answer(leader, last_epoch=2, end=3) is SubscriptionError.LOG_AHEAD

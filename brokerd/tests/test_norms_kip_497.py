@@ -50,7 +50,7 @@ def test_min_isr_is_still_met_while_a_member_is_only_proposed_away() -> None:
 
 
 class SlowController(ScriptedController):
-    """Accepts each request when the test lets it."""
+    """Accepts each request when the test allows it."""
 
     def __init__(self) -> None:
         super().__init__(self._alter)
@@ -67,7 +67,7 @@ class SlowController(ScriptedController):
 
 @pytest.fixture
 async def slow() -> AsyncIterator[tuple[SlowController, PartitionRequests]]:
-    """A controller that the test holds up, and the proposals of broker 1."""
+    """A controller that the test delays, and the proposals of broker 1."""
     async with controller_of(SlowController()) as controller, calls_to(controller) as calls:
         requests = PartitionRequests(calls, MetadataLoader(), cluster_id="c", node_id=1, broker_epoch=lambda: 7)
         yield controller, requests

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of normative statements of replication, `docs/normative_replication.md`, against the tests that it names."""
+"""The page of normative statements of replication, `docs/normative_replication.md`, compared with the tests that it names."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ PAGE: Final = NormsPage(
 
 
 def test_every_statement_is_named_once_and_shown_by_tests_that_exist() -> None:
-    """Identifiers are unique; a statement names tests that are there, or says in one line why there is none."""
+    """Identifiers are unique. A statement names existing tests, or says in one line why there is none."""
     rows = PAGE.rows()
     assert len(rows) > 90
     assert PAGE.problems(rows) == []
 
 
 def test_counts_at_the_head_of_the_page_are_those_of_its_rows() -> None:
-    """Nobody has to count, and nobody is told a number of yesterday."""
+    """The counts at the head of the page are never outdated."""
     assert PAGE.counts() in PAGE.text()
 
 
 def test_every_test_of_a_statement_is_on_the_page() -> None:
-    """A test that was written for a statement is found from the page, under the identifier that its docstring has."""
+    """A test for a statement can be found from the page by the identifier in its docstring."""
     assert PAGE.unnamed() == {}
 
 

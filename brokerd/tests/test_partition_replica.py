@@ -65,7 +65,7 @@ def test_flushes_after_the_interval_under_policy_interval() -> None:
 
 
 def test_tick_asks_for_no_flush_when_everything_is_flushed() -> None:
-    """A tick over a log that was flushed meanwhile (at a roll) does nothing."""
+    """A tick over a log that a roll has already flushed does nothing."""
     replica = make(FlushPolicy.INTERVAL)
     replica.step(BatchAppended(log_end_offset=5), 0)
     replica.step(LogFlushed(flushed_offset=5), 50)
@@ -74,7 +74,7 @@ def test_tick_asks_for_no_flush_when_everything_is_flushed() -> None:
 
 
 def test_completes_acks_in_offset_order_when_the_high_watermark_moves() -> None:
-    """Acks complete by threshold, whatever the order they came in, and say what was reached."""
+    """Acknowledgements complete by threshold, in any order of arrival, and report the durability that was reached."""
     replica = make()
     replica.step(BatchAppended(log_end_offset=10), 0)
     assert replica.step(AckWanted(token=1, next_offset=10, level=AckLevel.ALL), 0) == []
@@ -101,7 +101,7 @@ def test_acks_of_level_leader_complete_at_once_and_say_appended() -> None:
 
 
 def test_ack_under_policy_none_says_replicated() -> None:
-    """Under `none` level ALL is reached in the page cache, and the receipt says just that."""
+    """Under `none` level ALL is reached in the page cache, and the receipt says exactly that."""
     replica = make(FlushPolicy.NONE)
     replica.step(BatchAppended(log_end_offset=10), 0)
     assert replica.step(AckWanted(token=1, next_offset=10, level=AckLevel.ALL), 0) == [
@@ -110,7 +110,7 @@ def test_ack_under_policy_none_says_replicated() -> None:
 
 
 def test_dropped_ack_never_completes() -> None:
-    """Who stopped to wait is not called, and the others are."""
+    """A dropped waiter is not called, the others are."""
     replica = make()
     replica.step(BatchAppended(log_end_offset=10), 0)
     replica.step(AckWanted(token=1, next_offset=5, level=AckLevel.ALL), 0)
@@ -124,7 +124,7 @@ def test_dropped_ack_never_completes() -> None:
 
 
 def test_high_watermark_stays_when_the_policy_becomes_ack() -> None:
-    """What was readable stays readable; a flush is asked for so that new records can count."""
+    """What was readable stays readable. A flush is requested so that new records can count."""
     replica = make(FlushPolicy.NONE)
     replica.step(BatchAppended(log_end_offset=10), 0)
     assert replica.step(FlushPolicyChanged(policy=FlushPolicy.ACK, interval_ms=1), 0) == [FlushLog()]
@@ -134,7 +134,7 @@ def test_high_watermark_stays_when_the_policy_becomes_ack() -> None:
 
 
 def test_policy_change_to_none_counts_what_is_appended() -> None:
-    """A change from `ack` to `none` completes what waited for the flush."""
+    """A change from `ack` to `none` completes requests that waited for the flush."""
     replica = make()
     replica.step(BatchAppended(log_end_offset=10), 0)
     replica.step(AckWanted(token=1, next_offset=10, level=AckLevel.ALL), 0)
@@ -161,7 +161,7 @@ def test_policy_change_to_interval_plans_a_flush_only_when_needed() -> None:
     ids=["another broker leads", "nobody leads", "new epoch of the same leader"],
 )
 def test_leadership_change_ends_the_service(leader_id: int | None, leader_epoch: int, reason: LossReason) -> None:
-    """A leader that is no longer the one of its epoch fails pending acks first and then ends every route."""
+    """A replica that no longer leads in its epoch first fails pending acknowledgements and then ends every route."""
     replica = make()
     replica.step(BatchAppended(log_end_offset=10), 0)
     replica.step(AckWanted(token=1, next_offset=5, level=AckLevel.ALL), 0)
@@ -177,7 +177,7 @@ def test_leadership_change_ends_the_service(leader_id: int | None, leader_epoch:
 
 
 def test_older_or_equal_leadership_changes_nothing() -> None:
-    """News of an older epoch, or the same news again, leave the state as it is."""
+    """States of an older epoch, or the same state again, change nothing."""
     replica = make()
     assert replica.step(LeadershipChanged(leader_id=2, leader_epoch=2), 0) == []
     assert replica.step(LeadershipChanged(leader_id=1, leader_epoch=3), 0) == []
@@ -203,7 +203,7 @@ def test_storage_failure_ends_the_service_for_good() -> None:
 
 
 def test_removed_replica_refuses_acks() -> None:
-    """A replica that is no longer hosted ends its routes and fails later acks."""
+    """A replica that no longer belongs to this broker ends its routes and fails later acknowledgements."""
     replica = make()
     assert replica.step(ReplicaRemoved(message="deleted"), 0) == [
         EndService(reason=LossReason.REMOVED, message="deleted")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How servers are addressed by one another, IPv6 among them."""
+"""Addresses between servers, including IPv6."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from metaquorum.process.settings import Address
     ],
 )
 def test_address_of_a_server_has_brackets_around_ipv6(host: str, address: str) -> None:
-    """Without them nobody could tell the port from the last part of the address."""
+    """Without them the port could not be told from the last part of the address."""
     assert str(Address(host=host, port=9640)) == address
     assert hinted_address(LeaderHint(leader_id=1, leader_epoch=1, host=host, port=9640)) == address
 
 
 @pytest.mark.parametrize("hint", [None, LeaderHint(leader_id=1, leader_epoch=1)])
 def test_refusal_may_name_no_address(hint: LeaderHint | None) -> None:
-    """Nobody is known, or only the id."""
+    """The hint names no leader, or only its id."""
     assert hinted_address(hint) is None
 
 
 def loopback() -> str:
-    """The IPv6 loopback address, or the other one on a machine that has none."""
+    """Return the IPv6 loopback address, or the IPv4 one on a machine without IPv6."""
     try:
         with socket.socket(socket.AF_INET6) as probe:
             probe.bind(("::1", 0))
@@ -49,7 +49,7 @@ def loopback() -> str:
 
 
 async def test_leader_at_an_ipv6_address_is_followed(tmp_path: Path) -> None:
-    """Records that a leader at [::1] takes reach the follower at 127.0.0.1, and it stays in sync."""
+    """Records that a leader at [::1] accepts reach the follower at 127.0.0.1, and it stays in sync."""
     async with running_broker(tmp_path / "1") as first, connected(first) as client:
         second = BrokerServer(
             BrokerSettings(

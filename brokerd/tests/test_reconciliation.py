@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where two logs part: KIP-101, KIP-279, Kafka's PartitionTest.testLastFetchedOffsetValidation."""
+"""Where two logs diverge: KIP-101, KIP-279, Kafka's PartitionTest.testLastFetchedOffsetValidation."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_leader_answers_with_its_largest_epoch_not_above_the_followers(
 
 
 def test_follower_below_the_log_start_is_told_so() -> None:
-    """Its end cannot be continued, whatever its epoch."""
+    """Its log cannot be continued, whatever its epoch is."""
     assert ask(leader_log(), 3, 4, start=5) is SubscriptionError.BELOW_LOG_START
 
 
@@ -69,13 +69,13 @@ def test_follower_below_the_log_start_is_told_so() -> None:
     [(3, 5, True), (3, 6, True), (3, 7, False), (3, 8, False), (3, 9, False), (1, 2, False), (2, 8, False)],
 )
 def test_end_that_damage_hides_is_not_said(last_epoch: int, end: int, is_said: bool) -> None:
-    """Damage up to offset 8 may have held the first records of epoch 4: only what ends before it is known to be a prefix."""
+    """Damage up to offset 8 may hide the first records of epoch 4. Only a log that ends before it is known to be a prefix."""
     log = leader_log()
     assert ask(log, last_epoch, end, hidden_from=6) is (None if is_said else SubscriptionError.STORAGE_FAILED)
 
 
 def test_follower_without_records_is_a_prefix_up_to_the_leaders_end() -> None:
-    """An empty log has no epoch to compare; one that begins beyond the leader's end goes back to it."""
+    """An empty log has no epoch to compare. One that begins beyond the leader's end goes back to that end."""
     assert ask(leader_log(), None, 17) is None
     assert ask(leader_log(), None, 18) == EpochEnd(None, 17)
 
@@ -95,12 +95,12 @@ def test_follower_without_records_is_a_prefix_up_to_the_leaders_end() -> None:
 def test_follower_cuts_to_the_lowest_of_the_ends(
     leader_end: EpochEnd, own_end: EpochEnd | None, end: int, cut: int
 ) -> None:
-    """KIP-279: where the follower does not have the leader's epoch, its own older epochs bound what may agree."""
+    """KIP-279: if the follower does not have the leader's epoch, its own older epochs limit what may agree."""
     assert truncation_offset(leader_end=leader_end, own_end=own_end, log_end_offset=end) == cut
 
 
 def reconcile(leader: SimLog, follower: SimLog) -> int:
-    """Let a follower ask and cut until its log is a prefix; return how many rounds that took."""
+    """Let a follower subscribe and truncate until its log is a prefix. Return the number of rounds."""
     rounds = 0
     follower.truncate(follower.end)
     while (answer := ask(leader, follower.last_epoch, follower.end)) is not None:
@@ -126,7 +126,7 @@ LEADERSHIPS = st.lists(
 def test_rounds_of_subscriptions_make_any_follower_a_prefix(
     leaderships: list[tuple[int, int, list[tuple[int, int]]]],
 ) -> None:
-    """Kafka's testDivergingEpochs, for all histories of three logs: any of them may lead, some follow and copy a part."""
+    """Kafka's testDivergingEpochs, for all histories of three logs: any of them may lead, and some follow and copy a part."""
     logs = [SimLog() for _ in range(3)]
     value = 0
     for epoch, (leader_index, appended, copies) in enumerate(leaderships):

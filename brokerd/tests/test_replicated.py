@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three brokers in one loop, with topics of three replicas: records reach every log, leaders move, brokers come back."""
+"""Three brokers in one event loop, with topics of three replicas: records reach every log, leaders move, brokers return."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_acknowledged_records_are_in_every_log(cluster: Cluster, policy: s
 
 
 async def test_orderly_stop_moves_the_leaders_and_the_broker_comes_back(cluster: Cluster) -> None:
-    """The stopped broker leads nothing and is in no set of in-sync replicas; back, it copies what it missed, and is in all."""
+    """The stopped broker leads nothing and is in no ISR. When it is back, it copies what it missed, and is in every ISR."""
     async with connected(cluster.brokers[1]) as client:
         await cluster.create_topic(client)
         await append_to_all(client, b"before")
@@ -66,7 +66,7 @@ async def test_orderly_stop_moves_the_leaders_and_the_broker_comes_back(cluster:
 
 
 async def test_append_below_min_isr_is_refused_before_the_log(cluster: Cluster) -> None:
-    """With one broker of three left and two demanded, nothing reaches the log; with the second back it goes on."""
+    """With one broker of three left and two required, nothing reaches the log. With the second one back, appends work."""
     async with connected(cluster.brokers[1]) as client:
         await cluster.create_topic(client, min_insync_replicas="2")
         await append_to_all(client, b"before")
@@ -88,7 +88,7 @@ async def test_append_below_min_isr_is_refused_before_the_log(cluster: Cluster) 
 
 
 async def test_reassignment_moves_the_records(cluster: Cluster) -> None:
-    """The added replicas copy the log while it is served; then they take the place of those that go."""
+    """The added replicas copy the log while it is served. Then they replace the removed ones."""
     async with connected(cluster.brokers[1]) as client:
         await client.create_topic("t", PARTITIONS)
         await append_to_all(client, b"before")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The follower of a leader: subscription, cuts, appends, acknowledgements. docs/replication.md, "The follower"."""
+"""The follower of a leader: subscription, truncations, appends, acknowledgements. docs/replication.md, "The follower"."""
 
 from __future__ import annotations
 
@@ -69,19 +69,19 @@ def subscribing(policy: FlushPolicy = FlushPolicy.ACK, *, high_watermark: int = 
 
 
 def following(policy: FlushPolicy = FlushPolicy.ACK) -> Replica:
-    """Return the same, accepted, with the leader's high watermark at 6."""
+    """Return the same follower, accepted, with the leader's high watermark at 6."""
     replica = subscribing(policy)
     assert replica.step(SubscriptionAccepted(session=1, high_watermark=6, log_start_offset=0)) == []
     return replica
 
 
 def diverged(session: int, leader_end: EpochEnd, own_end: EpochEnd | None, *, start: int = 0) -> SubscriptionDiverged:
-    """Return the answer of a leader whose log parts from this one."""
+    """Return the answer of a leader whose log diverges from this one."""
     return SubscriptionDiverged(session=session, leader_end=leader_end, own_end=own_end, own_start_offset=start)
 
 
 def receive(replica: Replica, end: int, *, epoch: int = 5) -> list[Effect]:
-    """Let batches come that continue the log, and be appended."""
+    """Receive and append batches that continue the log."""
     base = replica.core.log_end_offset
     effects = replica.step(BatchesReceived(session=replica_session(replica), base_offset=base, leader_epoch=epoch))
     assert effects == [AppendBatches(base_offset=base)]
@@ -95,7 +95,7 @@ def replica_session(replica: Replica) -> int:
 
 
 def test_follower_subscribes_with_what_its_log_holds() -> None:
-    """Log end, flushed offset and the epoch of the last record; an epoch without records is forgotten first."""
+    """It sends log end, flushed offset and the epoch of the last record. An epoch without records is forgotten first."""
     replica = Replica(FlushPolicy.NONE, end=8, last_epoch=4, high_watermark=9)
     assert replica.core.high_watermark == 8
     assert replica.step(changed(FOLLOWED)) == [ForgetEmptyEpoch(), subscribe(1)]
@@ -105,7 +105,7 @@ def test_follower_subscribes_with_what_its_log_holds() -> None:
 
 
 def test_under_ack_a_follower_acknowledges_what_it_has_flushed() -> None:
-    """Law R10: an append asks for a flush and says nothing; the flush is acknowledged."""
+    """Law R10: an append causes a flush and no acknowledgement. The flush is acknowledged."""
     replica = following()
     assert receive(replica, 12) == [FlushLog()]
     assert replica.step(LogFlushed(flushed_offset=10)) == [SendAck(session=1, appended_offset=12, flushed_offset=10)]
@@ -113,7 +113,7 @@ def test_under_ack_a_follower_acknowledges_what_it_has_flushed() -> None:
 
 
 def test_under_none_a_follower_acknowledges_what_it_has_appended() -> None:
-    """And what was flushed, when that happens for other reasons."""
+    """It also acknowledges flushes that happen for other reasons."""
     replica = following(FlushPolicy.NONE)
     assert receive(replica, 12) == [SendAck(session=1, appended_offset=12, flushed_offset=8)]
     assert replica.step(Tick()) == []
@@ -121,7 +121,7 @@ def test_under_none_a_follower_acknowledges_what_it_has_appended() -> None:
 
 
 def test_under_interval_a_follower_flushes_within_the_interval() -> None:
-    """Both deadlines, that of the flush and that of the next subscription, are kept."""
+    """It keeps both deadlines, that of the flush and that of the next subscription."""
     replica = following(FlushPolicy.INTERVAL)
     receive(replica, 12)
     assert replica.core.deadline_ms() == replica.now_ms + 100
@@ -131,7 +131,7 @@ def test_under_interval_a_follower_flushes_within_the_interval() -> None:
 
 
 def test_flush_before_the_acceptance_is_acknowledged_with_it() -> None:
-    """The leader was told less when the subscription was sent."""
+    """The subscription was sent with a smaller flushed offset."""
     replica = following(FlushPolicy.NONE)
     receive(replica, 12)
     replica.step(SubscriptionEnded(session=1, error=SubscriptionError.STREAM_LOST))
@@ -141,7 +141,7 @@ def test_flush_before_the_acceptance_is_acknowledged_with_it() -> None:
 
 
 def test_high_watermark_of_a_follower_is_the_leaders_up_to_its_own_end() -> None:
-    """It is told with pushes and never goes back; what it does not hold yet it cannot show."""
+    """It comes with the batches and never goes back. The follower cannot show what it does not hold yet."""
     replica = following()
     assert replica.step(LeaderAdvanced(session=1, high_watermark=20, log_start_offset=0)) == [
         PublishHighWatermark(high_watermark=8)
@@ -152,7 +152,7 @@ def test_high_watermark_of_a_follower_is_the_leaders_up_to_its_own_end() -> None
 
 
 def test_follower_drops_what_the_leader_has_dropped() -> None:
-    """Once, and not above its own high watermark."""
+    """It moves once, and not above its own high watermark."""
     replica = following()
     assert replica.step(LeaderAdvanced(session=1, high_watermark=6, log_start_offset=5)) == [
         AdvanceLogStart(log_start_offset=5)
@@ -167,7 +167,7 @@ def test_follower_drops_what_the_leader_has_dropped() -> None:
 
 
 def test_diverging_log_is_cut_and_asks_again() -> None:
-    """KIP-101: the cut is where both agree about the leader's epoch; the next session says what is left."""
+    """KIP-101: it truncates to where both agree about the leader's epoch. The next session sends what is left."""
     replica = subscribing()
     effects = replica.step(diverged(1, EpochEnd(3, 7), EpochEnd(3, 7)))
     assert effects == [TruncateLog(to_offset=7, loses_committed=False)]
@@ -186,13 +186,13 @@ def test_cut_below_the_high_watermark_takes_it_back_and_says_so() -> None:
 
 
 def test_cut_below_the_own_log_start_begins_the_log_anew() -> None:
-    """There is nothing left that could agree."""
+    """No records are left that could agree."""
     replica = subscribing()
     assert replica.step(diverged(1, EpochEnd(2, 3), None, start=5)) == [RestartLog(start_offset=3)]
 
 
 def test_follower_whose_end_the_leader_has_dropped_begins_anew_at_its_start() -> None:
-    """Retention at the leader went past it; a start that is not beyond its end is no reason."""
+    """Retention at the leader has passed its log end. A log start that is not beyond its end is no reason."""
     replica = subscribing()
     below = SubscriptionError.BELOW_LOG_START
     assert replica.step(SubscriptionEnded(session=1, error=below, log_start_offset=20)) == [RestartLog(start_offset=20)]
@@ -207,7 +207,7 @@ def test_follower_whose_end_the_leader_has_dropped_begins_anew_at_its_start() ->
 
 
 def test_broken_stream_is_followed_by_a_new_subscription_at_once() -> None:
-    """The shell backs off for the stream; the partition need not."""
+    """The shell has a backoff for the stream, so the partition needs none."""
     replica = following()
     lost = SubscriptionEnded(session=1, error=SubscriptionError.STREAM_LOST)
     assert replica.step(lost) == [subscribe(2)]
@@ -215,7 +215,7 @@ def test_broken_stream_is_followed_by_a_new_subscription_at_once() -> None:
 
 
 def test_refused_follower_asks_again_after_a_back_off_that_doubles() -> None:
-    """Up to its bound, and from the beginning once it was accepted."""
+    """The pause grows up to its limit, and starts again after an acceptance."""
     replica = subscribing()
     waits: list[int] = []
     for session in range(1, 9):
@@ -235,7 +235,7 @@ def test_refused_follower_asks_again_after_a_back_off_that_doubles() -> None:
     ("base", "epoch"), [(9, 5), (7, 5), (8, 6), (8, 3)], ids=["gap", "overlap", "newer than the leader", "older"]
 )
 def test_batches_that_cannot_follow_end_the_subscription(base: int, epoch: int) -> None:
-    """A leader that sends them is wrong about this log: nothing is appended, and it asks again later."""
+    """A leader that sends them is wrong about this log. Nothing is appended, and the follower subscribes again later."""
     replica = following()
     effects = replica.step(BatchesReceived(session=1, base_offset=base, leader_epoch=epoch))
     assert effects == [Unsubscribe(leader_id=2, session=1)]
@@ -255,7 +255,7 @@ def test_batches_that_cannot_follow_end_the_subscription(base: int, epoch: int) 
     ids=lambda event: type(event).__name__,
 )
 def test_what_belongs_to_an_earlier_session_is_passed_over(event: Event) -> None:
-    """It was said by a leader of another epoch, or about another log (law R6)."""
+    """The message comes from a leader of another epoch, or concerns another log (law R6)."""
     replica = following()
     replica.step(changed(image(leader_id=3, leader_epoch=6, partition_epoch=8)))
     assert replica.step(event) == []
@@ -265,7 +265,7 @@ def test_what_belongs_to_an_earlier_session_is_passed_over(event: Event) -> None
 
 
 def test_other_news_of_the_present_session_at_the_wrong_time_are_passed_over() -> None:
-    """An acceptance or divergence of a session that is accepted, batches of one that is not."""
+    """An acceptance or divergence of an accepted session, and batches of an unaccepted one."""
     replica = following()
     assert replica.step(SubscriptionAccepted(session=1, high_watermark=8, log_start_offset=0)) == []
     assert replica.step(diverged(1, EpochEnd(3, 5), None)) == []
@@ -276,7 +276,7 @@ def test_other_news_of_the_present_session_at_the_wrong_time_are_passed_over() -
 
 
 def test_new_leader_is_subscribed_to_and_the_old_one_told() -> None:
-    """A higher leader epoch ends the session; numbers go on."""
+    """A higher leader epoch ends the session. Session numbers go up."""
     replica = following()
     effects = replica.step(changed(image(leader_id=3, leader_epoch=6, partition_epoch=8)))
     assert effects[:2] == [Unsubscribe(leader_id=2, session=1), ForgetEmptyEpoch()]
@@ -285,7 +285,7 @@ def test_new_leader_is_subscribed_to_and_the_old_one_told() -> None:
 
 
 def test_state_that_changes_neither_leader_nor_epoch_leaves_the_session() -> None:
-    """Other in-sync replicas, and news of brokers, are the leader's matter."""
+    """Other in-sync replicas, and changes of brokers, concern only the leader."""
     replica = following()
     assert replica.step(changed(image(leader_id=2, isr=(2, 3), partition_epoch=8))) == []
     assert replica.step(BrokerChanged(broker=broker(2, can_lead=False))) == []
@@ -305,7 +305,7 @@ def test_follower_becomes_leader_with_what_it_has() -> None:
 
 
 def test_deposed_leader_subscribes_with_the_epoch_that_it_appended_in() -> None:
-    """The records that nobody copied are compared like any others."""
+    """Records that no replica copied are compared like any others."""
     replica = Replica(FlushPolicy.NONE, end=8, last_epoch=4)
     replica.step(changed(image()))
     replica.append(10)
@@ -328,7 +328,7 @@ def test_without_a_leader_nothing_is_asked_and_nothing_is_committed() -> None:
 
 
 def test_failed_log_ends_the_subscription() -> None:
-    """Nothing is acknowledged any more; a waiting follower has nothing to end."""
+    """Nothing is acknowledged any more. A waiting follower has nothing to end."""
     replica = following()
     assert replica.step(StorageFailed(message="disk gone"))[1:] == [Unsubscribe(leader_id=2, session=1)]
     waiting = subscribing()
@@ -337,7 +337,7 @@ def test_failed_log_ends_the_subscription() -> None:
 
 
 def test_policy_change_to_none_is_acknowledged() -> None:
-    """What is appended counts from now on, so the leader is told of it."""
+    """Appended records count from now on, so the leader gets an acknowledgement."""
     replica = following()
     receive(replica, 12)
     change = FlushPolicyChanged(policy=FlushPolicy.NONE, interval_ms=1)
@@ -345,7 +345,7 @@ def test_policy_change_to_none_is_acknowledged() -> None:
 
 
 def test_replica_is_alone_when_the_metadata_says_so() -> None:
-    """A restarted replica does not take for committed what it counts before that; alone, it is what it counts."""
+    """A restarted replica does not treat what it counts as committed until it is known to be alone."""
     replica = Replica(end=8, high_watermark=3)
     assert replica.core.high_watermark == 3
     assert replica.step(LogFlushed(flushed_offset=8)) == []
@@ -356,7 +356,7 @@ def test_replica_is_alone_when_the_metadata_says_so() -> None:
 
 
 def test_replica_that_was_alone_gets_a_follower_and_goes_on_serving() -> None:
-    """A reassignment adds one in the same leader epoch: who waits goes on waiting, and nobody is told of a new leader."""
+    """A reassignment adds one in the same leader epoch. Waiting requests keep waiting, and no client is told of a new leader."""
     replica = Replica(end=8, high_watermark=None)
     replica.step(LeadershipChanged(leader_id=1, leader_epoch=5))
     effects = replica.step(changed(image(replicas=(1, 2), isr=(1,), adding=(2,))))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who a leader takes into the in-sync replicas and who leaves: KIP-497, KIP-841, KIP-903, Kafka's PartitionTest."""
+"""Which followers join and leave the in-sync replicas: KIP-497, KIP-841, KIP-903, Kafka's PartitionTest."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def proposals(effects: list[Effect]) -> list[ProposeIsr]:
 
 
 def lagging() -> Replica:
-    """A leader with records that follower 3 lacks, at the time at which it lags; proposal 1 is under way."""
+    """Return a leader with records that follower 3 lacks, at the time at which it lags. Proposal 1 is under way."""
     replica = leader()
     replica.append(10)
     replica.acked(2, 10)
@@ -37,7 +37,7 @@ def lagging() -> Replica:
 
 
 def joining() -> Replica:
-    """A leader of {1, 2} whose follower 3 has just caught up; proposal 1 is under way."""
+    """Return a leader of {1, 2} whose follower 3 has just caught up. Proposal 1 is under way."""
     replica = leader(isr=(1, 2), followers=(2,))
     replica.append(10)
     replica.acked(2, 10)
@@ -48,7 +48,7 @@ def joining() -> Replica:
 
 
 def test_follower_that_is_behind_for_the_lag_time_is_left_out() -> None:
-    """The time begins with the append that leaves it behind; there is a deadline for it, and none before."""
+    """The time begins with the append that leaves it behind. There is a deadline for it, and none before."""
     replica = leader()
     assert replica.core.deadline_ms() is None
     replica.step(Tick(), after_ms=20 * LAG_MS)
@@ -68,7 +68,7 @@ def test_follower_at_the_log_end_never_lags() -> None:
 
 
 def test_follower_a_little_behind_under_load_does_not_lag() -> None:
-    """It never is at the log end, and each acknowledgement shows that it holds what the leader had a moment ago."""
+    """It never is at the log end, but each acknowledgement shows that it holds what the leader had a moment ago."""
     replica = leader(FlushPolicy.NONE)
     for end in range(10, 500, 10):
         replica.step(BatchAppended(log_end_offset=end), after_ms=LAG_MS // 4)
@@ -89,7 +89,7 @@ def test_follower_that_moves_and_falls_behind_lags() -> None:
 
 
 def test_follower_with_a_stuck_disk_lags_under_ack() -> None:
-    """Under `ack` what it does not flush holds acknowledgements up as much as what it does not get."""
+    """Under `ack` unflushed records delay acknowledgements as much as missing ones."""
     replica = leader()
     replica.append(10)
     replica.acked(2, 10)
@@ -98,7 +98,7 @@ def test_follower_with_a_stuck_disk_lags_under_ack() -> None:
 
 
 def test_slow_follower_costs_acknowledgements_the_lag_time_once() -> None:
-    """Once it has left, the high watermark moves without it; it is back when it holds what is committed, not before."""
+    """Once it has left, the high watermark moves without it. It returns when it holds everything committed, not before."""
     replica = lagging()
     accepted = ProposalAccepted(proposal=1, partition=image(isr=(1, 2), partition_epoch=8))
     assert replica.step(accepted) == [PublishHighWatermark(high_watermark=10)]
@@ -117,7 +117,7 @@ def test_member_that_has_not_subscribed_within_the_lag_time_is_left_out() -> Non
 
 
 def test_new_process_of_a_member_has_the_whole_time() -> None:
-    """After a new registration it must subscribe again; meanwhile it is in sync, with the epoch that the metadata has."""
+    """After a new registration it must subscribe again. Until then it is in sync, with the epoch in the metadata."""
     replica = leader(end=8)
     replica.step(BrokerChanged(broker=broker(3, epoch=35)), after_ms=50 * LAG_MS)
     assert replica.step(Tick(), after_ms=LAG_MS) == []
@@ -134,14 +134,14 @@ def test_proposed_follower_counts_before_the_controller_confirms() -> None:
 
 
 def test_member_that_is_proposed_away_counts_until_the_controller_confirms() -> None:
-    """The controller may still refuse: until then its lack holds the high watermark."""
+    """The controller may still refuse. Until then its missing records hold the high watermark back."""
     replica = lagging()
     assert replica.core.maximal_isr == (1, 2, 3)
     assert replica.acked(3, 4) == [PublishHighWatermark(high_watermark=4)]
 
 
 def test_follower_below_the_start_of_the_leader_epoch_does_not_join() -> None:
-    """At the high watermark, and below what an earlier leader may have committed: law R5."""
+    """It is at the high watermark, but below what an earlier leader may have committed: law R5."""
     replica = Replica(end=8, last_epoch=4, high_watermark=3)
     replica.step(changed(image(isr=(1, 2))))
     assert proposals(replica.subscribe(3, end=5, last_epoch=4, epoch_end=EpochEnd(4, 8))) == []
@@ -150,7 +150,7 @@ def test_follower_below_the_start_of_the_leader_epoch_does_not_join() -> None:
 
 
 def test_below_min_isr_a_follower_must_also_have_caught_up() -> None:
-    """The high watermark stands while the log may grow: who joined there could be far behind, and hold everybody up."""
+    """The high watermark stands still while the log may grow. A follower that joined there could be far behind and delay everything."""
     replica = leader(FlushPolicy.NONE, isr=(1,), followers=())
     replica.step(BatchAppended(log_end_offset=100))
     replica.step(Tick(), after_ms=LAG_MS + 1)
@@ -178,7 +178,7 @@ def test_follower_that_may_not_lead_does_not_join(news: object) -> None:
 
 
 def test_follower_joins_when_its_broker_is_unfenced() -> None:
-    """It had caught up while it was fenced: the news alone let it join, for an idle partition has no acknowledgement."""
+    """It had caught up while it was fenced. The change alone makes it join, because an idle partition has no acknowledgements."""
     replica = leader(isr=(1, 2), followers=(2,))
     replica.step(BrokerChanged(broker=broker(3, can_lead=False)))
     replica.subscribe(3)
@@ -186,7 +186,7 @@ def test_follower_joins_when_its_broker_is_unfenced() -> None:
 
 
 def test_below_min_isr_a_follower_at_the_log_end_joins_however_long_ago_it_got_there() -> None:
-    """An idle partition: it was fenced all the time, and has everything."""
+    """In an idle partition it was fenced all the time and has everything."""
     replica = leader(isr=(1,), followers=())
     replica.step(BrokerChanged(broker=broker(3, can_lead=False)))
     replica.append(10)
@@ -196,7 +196,7 @@ def test_below_min_isr_a_follower_at_the_log_end_joins_however_long_ago_it_got_t
 
 
 def test_follower_that_is_not_registered_or_not_subscribed_does_not_join() -> None:
-    """Of the one the metadata knows nothing; the other is not there."""
+    """The metadata has no registration of the first one. The second one is not subscribed."""
     replica = Replica()
     replica.step(changed(image(isr=(1, 2)), brokers=(broker(1), broker(2))))
     assert proposals(replica.subscribe(3)) == []
@@ -209,7 +209,7 @@ def test_follower_that_is_not_registered_or_not_subscribed_does_not_join() -> No
 
 
 def test_proposal_leaves_out_members_that_may_not_lead() -> None:
-    """The controller would refuse all of it for one of them."""
+    """The controller would refuse the whole proposal because of one of them."""
     replica = leader()
     replica.step(BrokerChanged(broker=broker(2, can_lead=False)))
     replica.append(10)
@@ -227,7 +227,7 @@ def test_one_proposal_is_under_way_at_a_time() -> None:
 
 
 def test_refused_members_count_no_more_and_are_proposed_again_after_the_back_off() -> None:
-    """A refusal proves that it was not carried out: the high watermark goes on at once."""
+    """A refusal proves that the proposal was not carried out, so the high watermark moves on at once."""
     replica = joining()
     replica.append(20)
     replica.acked(2, 20)
@@ -239,7 +239,7 @@ def test_refused_members_count_no_more_and_are_proposed_again_after_the_back_off
 
 
 def test_unanswered_members_count_until_the_partition_epoch_rises() -> None:
-    """The request may still be carried out: the high watermark waits for its members, whatever a later answer says."""
+    """The request may still be carried out. The high watermark waits for its members, whatever a later answer says."""
     replica = joining()
     replica.append(20)
     replica.acked(2, 20)
@@ -253,7 +253,7 @@ def test_unanswered_members_count_until_the_partition_epoch_rises() -> None:
 
 
 def test_unanswered_member_counts_no_more_once_it_is_another_process() -> None:
-    """The request names the broker epoch of each member, so that it will be refused for this one."""
+    """The request names the broker epoch of each member, so it will be refused for this one."""
     replica = joining()
     replica.append(20)
     replica.acked(2, 20)
@@ -263,7 +263,7 @@ def test_unanswered_member_counts_no_more_once_it_is_another_process() -> None:
 
 
 def test_outcome_of_an_earlier_proposal_changes_nothing() -> None:
-    """Late answers are known by their number; so are those that belong to an earlier leadership."""
+    """Late answers are recognised by their number, and so are answers of an earlier leadership."""
     replica = joining()
     replica.step(ProposalRefused(proposal=1, code=ErrorCode.TIMED_OUT))
     replica.step(Tick(), after_ms=ISR_RETRY_MIN_MS)
@@ -277,7 +277,7 @@ def test_outcome_of_an_earlier_proposal_changes_nothing() -> None:
 
 
 def test_back_off_doubles_up_to_its_bound_and_ends_with_a_new_state() -> None:
-    """A controller that refuses is asked more and more seldom."""
+    """A controller that refuses is asked more and more rarely."""
     replica = joining()
     waits: list[int] = []
     for number in range(1, 9):
@@ -294,7 +294,7 @@ def test_back_off_doubles_up_to_its_bound_and_ends_with_a_new_state() -> None:
 
 
 def test_fenced_proposal_is_made_again_for_a_newer_state_only() -> None:
-    """The controller has a newer state: to name the old one again is in vain, however much time passes."""
+    """The controller has a newer state, so naming the old one again would fail, however much time passes."""
     replica = joining()
     replica.append(20)
     replica.acked(2, 20)
@@ -309,7 +309,7 @@ def test_fenced_proposal_is_made_again_for_a_newer_state_only() -> None:
 
 
 def test_fenced_leader_sets_no_timer_for_a_follower_that_lags() -> None:
-    """Time alone gives it nothing to do: nobody may be left out before the newer state is there."""
+    """Time alone has no effect: no follower may be left out before the newer state arrives."""
     replica = lagging()
     assert replica.step(ProposalRefused(proposal=1, code=ErrorCode.FENCED_EPOCH)) == []
     assert replica.core.deadline_ms() is None
@@ -318,7 +318,7 @@ def test_fenced_leader_sets_no_timer_for_a_follower_that_lags() -> None:
 
 
 def test_late_fence_of_an_earlier_proposal_stops_nothing() -> None:
-    """The newer state came first: the proposal for that one is under way already."""
+    """The newer state came first, and the proposal for it is already under way."""
     replica = lagging()
     effects = replica.step(changed(image(partition_epoch=8)))
     assert effects == [proposal(1, 2, number=2, partition_epoch=8)]
@@ -328,7 +328,7 @@ def test_late_fence_of_an_earlier_proposal_stops_nothing() -> None:
 
 
 def test_metadata_may_bring_the_outcome_before_the_answer() -> None:
-    """Whichever comes first is taken; the other one is old news, and an older state takes nothing back."""
+    """The first one is applied, the other one changes nothing, and an older state takes nothing back."""
     replica = joining()
     state = image(partition_epoch=8)
     assert replica.step(changed(state)) == []
@@ -341,14 +341,14 @@ def test_metadata_may_bring_the_outcome_before_the_answer() -> None:
 
 
 def test_answer_that_leaves_the_partition_as_it_is_ends_the_proposal() -> None:
-    """The same state again: nothing was changed, and after a back-off it is proposed again."""
+    """The same state again means that nothing was changed. After a backoff it is proposed again."""
     replica = joining()
     assert replica.step(ProposalAccepted(proposal=1, partition=image(isr=(1, 2)))) == []
     assert proposals(replica.step(Tick(), after_ms=ISR_RETRY_MIN_MS)) == [proposal(1, 2, 3, number=2)]
 
 
 def test_answer_may_end_the_leadership() -> None:
-    """A reassignment that was completed with the proposal moves the leader: the answer is the first to say so."""
+    """A reassignment that completed with the proposal moves the leader. The answer is the first to say so."""
     replica = joining()
     moved = image(leader_id=3, leader_epoch=6, partition_epoch=8, replicas=(2, 3), isr=(2, 3))
     replica.step(ProposalAccepted(proposal=1, partition=moved))
@@ -357,7 +357,7 @@ def test_answer_may_end_the_leadership() -> None:
 
 
 def test_new_member_has_the_whole_time_from_its_acceptance() -> None:
-    """It joined at the high watermark, which may be behind the log end: it must not be left out the next moment."""
+    """It joined at the high watermark, which may be behind the log end. It must not be left out the next moment."""
     replica = leader(isr=(1, 2), followers=(2,))
     replica.append(10)
     replica.acked(2, 5)

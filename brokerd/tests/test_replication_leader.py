@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The leader of several replicas: subscriptions, what is committed, acknowledgements. docs/replication.md, "The leader"."""
+"""The leader of several replicas: subscriptions, committed records, acknowledgements. docs/replication.md, "The leader"."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_high_watermark_is_the_least_counted_offset_of_all_in_sync() -> None:
 
 
 def test_appended_offsets_count_under_policy_none() -> None:
-    """Under `none` the page caches of the in-sync replicas are what a record must reach, and the receipt says so."""
+    """Under `none` a record must reach the page caches of the in-sync replicas, and the receipt says so."""
     replica = leader(FlushPolicy.NONE)
     replica.step(BatchAppended(log_end_offset=10))
     assert replica.step(AckWanted(token=1, next_offset=10, level=AckLevel.ALL)) == []
@@ -93,7 +93,7 @@ def test_receipt_says_flushed_when_all_in_sync_have_flushed() -> None:
 
 
 def test_acks_of_level_leader_say_appended_even_when_the_leader_has_flushed() -> None:
-    """What the followers do not have is not replicated, and so not flushed in the words of a receipt."""
+    """Records that the followers lack are not replicated, and so not flushed in the terms of a receipt."""
     replica = leader()
     replica.append(10)
     wanted = AckWanted(token=1, next_offset=10, level=AckLevel.LEADER)
@@ -109,7 +109,7 @@ def test_receipt_does_not_claim_what_an_unknown_replica_has() -> None:
 
 
 def test_replica_that_has_not_subscribed_holds_the_high_watermark() -> None:
-    """What it has is not known in this leadership; once it tells, the high watermark moves."""
+    """Its content is unknown in this leadership. When it subscribes, the high watermark moves."""
     replica = leader(followers=(2,))
     replica.append(10)
     assert replica.acked(2, 10) == []
@@ -148,12 +148,12 @@ def test_fenced_subscription_is_refused_and_changes_nothing(changes: dict[str, i
     session, broker_epoch = arguments["session"], arguments.get("broker_epoch")
     effects = replica.subscribe(node_id, **arguments)  # pyright: ignore[reportArgumentType]
     assert effects == [ended(node_id, error, session=session, broker_epoch=broker_epoch)]
-    # The session before goes on.
+    # The previous session continues.
     assert replica.acked(2, 10) == [PublishHighWatermark(high_watermark=10)]
 
 
 def test_follower_that_cannot_be_compared_is_told_why_and_its_older_session_is_over() -> None:
-    """LOG_AHEAD and BELOW_LOG_START say that the follower's log is another one than it was."""
+    """LOG_AHEAD and BELOW_LOG_START mean that the follower's log is not the earlier one."""
     replica = leader()
     replica.append(10)
     replica.acked(3, 10)
@@ -166,7 +166,7 @@ def test_follower_that_cannot_be_compared_is_told_why_and_its_older_session_is_o
 
 
 def test_follower_that_diverges_is_told_where_and_counts_for_nothing() -> None:
-    """Its log is not a prefix: what it acknowledged of it does not count until it subscribes again."""
+    """Its log is not a prefix. Its earlier acknowledgements do not count until it subscribes again."""
     replica = leader(end=8)
     effects = replica.subscribe(2, session=2, end=9, last_epoch=3, epoch_end=EpochEnd(2, 5))
     assert effects == [DivergeSubscription(node_id=2, broker_epoch=20, session=2, leader_end=EpochEnd(2, 5))]
@@ -193,7 +193,7 @@ def test_acknowledgements_of_another_session_or_process_are_passed_over() -> Non
 
 
 def test_late_acknowledgement_of_the_session_takes_nothing_back() -> None:
-    """Acknowledgements are cumulative: a lower one says less, not otherwise."""
+    """Acknowledgements are cumulative: a lower one adds nothing and takes nothing back."""
     replica = leader(FlushPolicy.NONE)
     replica.append(10)
     replica.acked(3, 10)
@@ -205,7 +205,7 @@ def test_late_acknowledgement_of_the_session_takes_nothing_back() -> None:
 
 @pytest.mark.parametrize(("appended", "flushed"), [(11, 0), (5, 6)])
 def test_impossible_acknowledgement_ends_the_subscription(appended: int, flushed: int) -> None:
-    """Beyond the leader's log end, or flushed and not appended: nothing that this follower said counts any more."""
+    """Beyond the leader's log end, or flushed but not appended: nothing that this follower acknowledged counts any more."""
     replica = leader()
     replica.append(10)
     replica.acked(3, 10)
@@ -214,7 +214,7 @@ def test_impossible_acknowledgement_ends_the_subscription(appended: int, flushed
 
 
 def test_new_registration_voids_what_the_process_before_acknowledged() -> None:
-    """KIP-903: the metadata names a newer process; the old one's session ends, and it counts for nothing."""
+    """KIP-903: the metadata names a newer process. The old one's session ends, and it no longer counts."""
     replica = leader()
     assert replica.step(BrokerChanged(broker=broker(2, epoch=25))) == [ended(2, SubscriptionError.STALE_BROKER_EPOCH)]
     assert replica.step(BrokerChanged(broker=broker(2, epoch=20))) == []
@@ -227,7 +227,7 @@ def test_new_registration_voids_what_the_process_before_acknowledged() -> None:
 
 
 def test_process_that_the_metadata_does_not_know_yet_waits_for_it() -> None:
-    """The leader's metadata is behind: the process counts for nothing before it is there, and the one before it nothing afterwards."""
+    """The leader's metadata is behind. The new process does not count before it arrives, and the old one not after it."""
     replica = leader()
     refused = ended(2, SubscriptionError.UNKNOWN_BROKER_EPOCH, broker_epoch=26)
     assert replica.subscribe(2, broker_epoch=26) == [refused]
@@ -245,7 +245,7 @@ def test_replica_that_is_not_registered_is_sent_nothing() -> None:
 
 
 def test_nothing_is_committed_below_min_isr() -> None:
-    """KIP-966, strict min ISR (kip-966-hw-1): the in-sync replicas have it all, and are too few."""
+    """KIP-966, strict min ISR (kip-966-hw-1): the in-sync replicas have everything, but are too few."""
     replica = leader(isr=(1, 2), min_isr=3, followers=(2,))
     assert replica.core.is_below_min_isr
     replica.append(10)
@@ -265,7 +265,7 @@ def test_min_isr_above_the_replication_factor_counts_as_the_replication_factor()
 
 
 def test_not_enough_replicas_before_and_after_the_append_are_told_apart() -> None:
-    """kip-966-hw-3: below min ISR an append is to be refused; one that waits when that begins fails, and is in the log."""
+    """kip-966-hw-3: below min ISR an append is refused. A waiting append fails, and its records are in the log."""
     replica = leader()
     assert not replica.core.is_below_min_isr
     replica.append(10)
@@ -279,7 +279,7 @@ def test_not_enough_replicas_before_and_after_the_append_are_told_apart() -> Non
 
 
 def test_new_leader_does_not_know_the_end_before_its_epoch_start_is_committed() -> None:
-    """Kafka's testMonotonicOffsetsAfterLeaderChange: the leader before it may have shown readers more."""
+    """Kafka's testMonotonicOffsetsAfterLeaderChange: the previous leader may have shown readers more."""
     replica = Replica(end=8, last_epoch=4, high_watermark=3)
     assert replica.core.is_end_known
     replica.step(changed(image()))
@@ -290,7 +290,7 @@ def test_new_leader_does_not_know_the_end_before_its_epoch_start_is_committed() 
 
 
 def test_acks_fail_when_the_broker_becomes_a_follower() -> None:
-    """Kafka's testDeltaToFollowerCompletesProduce: NOT_LEADER for who waits and who comes, NOT_LEADER for followers."""
+    """Kafka's testDeltaToFollowerCompletesProduce: waiting and new requests get NOT_LEADER, and so do followers."""
     replica = leader()
     replica.append(10)
     replica.step(AckWanted(token=1, next_offset=10, level=AckLevel.ALL))
@@ -305,7 +305,7 @@ def test_acks_fail_when_the_broker_becomes_a_follower() -> None:
 
 
 def test_new_epoch_of_the_same_leader_begins_anew() -> None:
-    """Followers of the epoch before must subscribe again: what they said belongs to another leadership."""
+    """Followers of the previous epoch must subscribe again, because their acknowledgements belong to another leadership."""
     replica = leader()
     effects = replica.step(changed(image(leader_epoch=6, partition_epoch=8)))
     assert [effect for effect in effects if isinstance(effect, EndSubscription)] == [
@@ -319,7 +319,7 @@ def test_new_epoch_of_the_same_leader_begins_anew() -> None:
 
 
 def test_replica_that_is_reassigned_away_is_sent_no_more() -> None:
-    """Its subscription ends with the state that leaves it out, and a new one is followed from nothing."""
+    """Its subscription ends with the state that leaves it out. A new one starts without its old offsets."""
     replica = leader()
     effects = replica.step(changed(image(isr=(1, 2), replicas=(1, 2, 4), partition_epoch=8), brokers=(broker(4),)))
     assert effects == [ended(3, SubscriptionError.NOT_A_REPLICA)]
@@ -327,7 +327,7 @@ def test_replica_that_is_reassigned_away_is_sent_no_more() -> None:
 
 
 def test_failed_log_ends_all_subscriptions_for_good() -> None:
-    """No follower is sent anything of a failed log, and none is accepted; a later leadership changes nothing."""
+    """A failed log sends nothing to followers and accepts none. A later leadership changes nothing."""
     replica = leader()
     effects = replica.step(StorageFailed(message="disk gone"))
     assert effects[1:] == [ended(2, SubscriptionError.STORAGE_FAILED), ended(3, SubscriptionError.STORAGE_FAILED)]
@@ -337,14 +337,14 @@ def test_failed_log_ends_all_subscriptions_for_good() -> None:
 
 
 def test_removed_replica_ends_all_subscriptions() -> None:
-    """A replica that is closed leads nobody."""
+    """A closed replica leads no followers."""
     replica = leader(followers=(2,))
     effects = replica.step(ReplicaRemoved(message="the broker is stopping"))
     assert effects[1:] == [ended(2, SubscriptionError.NOT_LEADER)]
 
 
 def test_policy_change_counts_what_the_new_policy_counts() -> None:
-    """From `ack` to `none` what followers have appended counts at once; back, only what is flushed, and nothing is taken back."""
+    """From `ack` to `none` the followers' appended offsets count at once. Back to `ack` only flushed ones count; nothing is lost."""
     replica = leader()
     replica.step(BatchAppended(log_end_offset=10))
     replica.acked(2, 10, flushed=0)

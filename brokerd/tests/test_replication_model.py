@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three replicas under faults, by seed: the laws hold, all is well once the faults end, and every known mistake is found."""
+"""Three replicas under faults, by seed: the laws hold, everything recovers after the faults, and every mutant is found."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CUTS = 5
 
 
 def run(seed: int, policy: FlushPolicy) -> Counter[str]:
-    """Run a seed, calm or stormy, and let it heal; return what occurred."""
+    """Run a seed, calm or stormy, and let it heal. Return counts of what occurred."""
     model = Model(seed, policy)
     model.run(STEPS, faults=1 + seed % 4)
     model.heal()
@@ -33,7 +33,7 @@ def test_no_acknowledged_record_is_lost_and_all_replicas_agree(policy: FlushPoli
     counts = Counter[str]()
     for seed in range(SEEDS):
         counts.update(run(seed, policy))
-    # The seeds reach what they are about.
+    # The seeds reach the situations that they are for.
     for name, least in (("committed", 200), ("cut", 15), ("stop that loses records", 5), ("accepted proposal", 100)):
         assert counts[name] >= least, counts
     for name in ("unanswered proposal", "refused proposal", "late message", "failed ack: NOT_ENOUGH_REPLICAS"):
@@ -42,7 +42,7 @@ def test_no_acknowledged_record_is_lost_and_all_replicas_agree(policy: FlushPoli
 
 
 def run_cut_off(seed: int, policy: FlushPolicy) -> Counter[str]:
-    """Run a seed in which leaders are cut off from their followers now and then; return what occurred."""
+    """Run a seed in which leaders are isolated from their followers now and then. Return counts of what occurred."""
     model = Model(seed, policy)
     for _ in range(CUTS):
         model.run(STEPS // CUTS, faults=1)
@@ -57,7 +57,7 @@ def run_cut_off(seed: int, policy: FlushPolicy) -> Counter[str]:
 
 @pytest.mark.parametrize("policy", [FlushPolicy.ACK, FlushPolicy.NONE])
 def test_laws_hold_where_leaders_resign(policy: FlushPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaders that are cut off resign: what is committed stays, acknowledged records too, and all heals."""
+    """Isolated leaders resign. Committed and acknowledged records stay, and everything heals."""
     monkeypatch.setattr(cut_off, "RESIGN_AFTER_MS", 50)
     monkeypatch.setattr(cut_off, "RESIGN_RETRY_MS", 20)
     counts = Counter[str]()
@@ -67,7 +67,7 @@ def test_laws_hold_where_leaders_resign(policy: FlushPolicy, monkeypatch: pytest
 
 
 def test_same_seed_gives_the_same_run() -> None:
-    """What happens depends on nothing but the seed."""
+    """The run depends on nothing but the seed."""
     assert run(3, FlushPolicy.ACK) == run(3, FlushPolicy.ACK)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two brokers in one loop: a leader keeps the rates of catch-up and of moves that the configs say, and no others."""
+"""Two brokers in one event loop: a leader keeps the configured rates of catch-up and of moves, and no others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from metaquorum.metadata.topic_configs import CATCH_UP_RATE, MIN_RATE, MOVE_RATE
 
 BATCHES = 200
 BATCH_BYTES = 2_200
-"""One record of 2,000 bytes, and what a batch has besides, at most."""
+"""Maximum bytes of a batch of one record of 2,000 bytes."""
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ async def set_rate(cluster: Cluster, client: Client, name: str, value: int | Non
 
 
 async def create_topic(client: Client, *, partition_count: int, replication_factor: int) -> None:
-    """Create topic `t`, whose records nobody waits for on a disk."""
+    """Create topic `t`, whose appends do not wait for a disk."""
     request = admin_pb2.CreateTopicRequest(
         topic="t",
         partition_count=partition_count,
@@ -61,7 +61,7 @@ async def fill(client: Client, partition: int) -> None:
 
 
 async def assert_held_back(cluster: Cluster, node_id: int, begin_ms: int) -> None:
-    """A replica of partition 0 copies, and since `begin_ms` it has got no more than the lowest rate lets through."""
+    """Check that a replica of partition 0 copies, and since `begin_ms` has got no more than the lowest rate allows."""
     replica = await cluster.committed(node_id, 0, 2)
     held_bytes = len(log_bytes(replica))
     elapsed_ms = monotonic_ms() - begin_ms
@@ -69,7 +69,7 @@ async def assert_held_back(cluster: Cluster, node_id: int, begin_ms: int) -> Non
 
 
 async def test_a_follower_out_of_sync_is_sent_no_more_than_the_limit(cluster: Cluster) -> None:
-    """The limit of the cluster holds until the broker has one of its own; what goes to followers in sync is not counted."""
+    """The cluster's limit holds until the broker has its own. Traffic to in-sync followers is not counted."""
     async with connected(cluster.brokers[1]) as client:
         await create_topic(client, partition_count=2, replication_factor=2)
         await set_rate(cluster, client, CATCH_UP_RATE, MIN_RATE, node_id=None)
@@ -90,7 +90,7 @@ async def test_a_follower_out_of_sync_is_sent_no_more_than_the_limit(cluster: Cl
 
 
 async def test_a_replica_that_a_reassignment_adds_is_sent_no_more_than_its_limit(cluster: Cluster) -> None:
-    """The limit of moves holds for it until it is lifted; then it copies the rest and takes the place of the other one."""
+    """The limit of moves holds for it until it is lifted. Then it copies the rest and replaces the other replica."""
     async with connected(cluster.brokers[1]) as client:
         await create_topic(client, partition_count=1, replication_factor=1)
         await fill(client, 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two brokers on one quorum: forwarding, leader hints, fencing, coming back."""
+"""Two brokers on one quorum: forwarding, leader hints, fencing, return after a stop."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def test_append_over_many_leaders_answers_once(clients: tuple[Client, Clie
 
 
 async def test_forwarded_refusals_keep_their_code_and_details(clients: tuple[Client, Client]) -> None:
-    """What the leader refuses reaches the client as if it had asked the leader."""
+    """The client gets the leader's refusal as if it had asked the leader itself."""
     partition = next(number for number, leader in (await leaders(clients[0])).items() if leader == 2)
     status = await refusal(clients[0].read("t", partition, offset=5))
     assert status.code is ErrorCode.OFFSET_OUT_OF_RANGE
@@ -88,7 +88,7 @@ async def test_forwarded_refusals_keep_their_code_and_details(clients: tuple[Cli
 async def test_forwarded_call_is_never_forwarded_again(
     brokers: tuple[BrokerServer, BrokerServer], clients: tuple[Client, Client]
 ) -> None:
-    """A call that another broker passed on and that came to the wrong one is refused with a hint."""
+    """A forwarded call that came to the wrong broker is refused with a hint."""
     partition = next(number for number, leader in (await leaders(clients[0])).items() if leader == 2)
     append = log_pb2.AppendRequest(topic="t", partition=partition, records=[log_pb2.Record(value=b"x")])
     read = log_pb2.ReadRequest(topic="t", partition=partition)
@@ -109,7 +109,7 @@ async def test_forwarded_call_is_never_forwarded_again(
 
 
 async def test_clients_cannot_say_that_a_call_was_passed_on(clients: tuple[Client, Client]) -> None:
-    """What brokers of older versions sent along means nothing at the public port."""
+    """Metadata that brokers of older versions sent along means nothing at the public port."""
     partition = next(number for number, leader in (await leaders(clients[0])).items() if leader == 2)
     read = log_pb2.ReadRequest(topic="t", partition=partition)
     response = await clients[0].log.Read(read, metadata=(("lograft-forwarded", "1"),), timeout=WAIT_S)
@@ -119,7 +119,7 @@ async def test_clients_cannot_say_that_a_call_was_passed_on(clients: tuple[Clien
 async def test_streams_refuse_foreign_partitions_with_a_hint(
     brokers: tuple[BrokerServer, BrokerServer], clients: tuple[Client, Client]
 ) -> None:
-    """Bulk streams are served by the leader only; the refusal says where it is."""
+    """Only the leader serves bulk streams. The refusal names the leader."""
     partition = next(number for number, leader in (await leaders(clients[0])).items() if leader == 2)
     produce = ProduceStream(clients[0])
     await produce.open(("t", partition))
@@ -141,13 +141,13 @@ async def test_admin_calls_work_at_a_broker_without_a_voter(clients: tuple[Clien
 
 
 async def test_producer_ids_of_two_brokers_differ(clients: tuple[Client, Client]) -> None:
-    """Each broker gives ids of its own blocks."""
+    """Each broker hands out ids from its own blocks."""
     answers = [await client.log.InitProducer(log_pb2.InitProducerRequest()) for client in clients for _ in range(3)]
     assert len({answer.producer.producer_id for answer in answers}) == 6
 
 
 async def test_stopped_broker_hands_over_and_comes_back(tmp_path: Path) -> None:
-    """A stop is pushed to watchers as a lost leader; after the restart the records are there under a new epoch."""
+    """Watchers hear of a stop as a lost leader. After the restart the records exist under a new epoch."""
     async with running_broker(tmp_path / "1") as first, connected(first) as client:
         async with second_broker(first, tmp_path / "2"):
             await client.create_topic("t", 4)
@@ -171,7 +171,7 @@ async def test_stopped_broker_hands_over_and_comes_back(tmp_path: Path) -> None:
 
 
 async def test_broker_that_is_cut_off_tells_nobody_who_leads(tmp_path: Path) -> None:
-    """Without an answer of a controller for a session it ends its watches, and refuses new ones; reads go on."""
+    """After a session without an answer of a controller it ends its watches and refuses new ones. Reads still work."""
     async with (
         running_broker(tmp_path / "1") as first,
         second_broker(first, tmp_path / "2") as second,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three brokers in one loop, with topics of three replicas, and what tests ask of them."""
+"""Three brokers in one event loop, with topics of three replicas, and helpers for tests of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from metaquorum.process.settings import Address
 
 PARTITIONS = 3
 LONG_S = 3 * WAIT_S
-"""Seconds for what takes several timers of the cluster."""
+"""Seconds for waits that span several timers of the cluster."""
 
 
 class Cluster:
@@ -33,7 +33,7 @@ class Cluster:
         self._root = root
 
     async def start(self, node_id: int, *more: Path) -> BrokerServer:
-        """Start a broker of its own that follows the quorum of the first, anew or with the data that it had.
+        """Start a broker that follows the quorum of the first, for the first time or with its old data.
 
         Args:
             node_id: its id.
@@ -57,7 +57,7 @@ class Cluster:
         return server
 
     async def stop(self, node_id: int) -> None:
-        """Stop a broker in an orderly way."""
+        """Shut a broker down cleanly."""
         await self.brokers.pop(node_id).stop()
 
     async def create_topic(self, client: Client, **configs: str) -> None:
@@ -77,7 +77,7 @@ class Cluster:
                 assert await self.replica(node_id, partition) is not None
 
     async def replica(self, node_id: int, partition: int) -> Replica:
-        """The replica of a partition on a broker."""
+        """Return the replica of a partition on a broker."""
         server = self.brokers[node_id]
         manager = server.replica_manager
         topic = server.observer.image.topic_by_name("t")
@@ -88,7 +88,7 @@ class Cluster:
         return replica
 
     def partition(self, partition: int, node_id: int = 1) -> PartitionImage:
-        """A partition, as a broker's metadata has it."""
+        """Return a partition as a broker's metadata has it."""
         topic = self.brokers[node_id].observer.image.topic_by_name("t")
         assert topic is not None
         return topic.partitions[partition]
@@ -116,7 +116,7 @@ class Cluster:
                     reached.set()
 
             def on_service_end(self, failure: object) -> None:
-                del failure  # a follower serves nobody
+                del failure  # a follower serves no readers here
 
         reader = Reader()
         replica.listeners.add_read(reader)
@@ -131,7 +131,7 @@ class Cluster:
 
 @asynccontextmanager
 async def three_brokers(root: Path) -> AsyncIterator[Cluster]:
-    """Run brokers 1 to 3 with their data below a directory, the last two in racks of their own, r2 and r3."""
+    """Run brokers 1 to 3 with their data below a directory. The last two have the racks r2 and r3."""
     async with running_broker(root / "1") as first:
         made = Cluster(first, root)
         try:
@@ -145,7 +145,7 @@ async def three_brokers(root: Path) -> AsyncIterator[Cluster]:
 
 
 def log_bytes(replica: Replica) -> bytes:
-    """Everything that a replica has committed."""
+    """Return everything that a replica has committed."""
     found: list[bytes] = []
     offset = replica.log_start_offset
     while offset < replica.high_watermark:
@@ -156,7 +156,7 @@ def log_bytes(replica: Replica) -> bytes:
 
 
 async def assert_equal(cluster: Cluster, partition: int, high_watermark: int) -> None:
-    """Every replica has the same committed bytes."""
+    """Check that every replica has the same committed bytes."""
     logs = [log_bytes(await cluster.committed(node_id, partition, high_watermark)) for node_id in cluster.brokers]
     assert logs[0]
     assert all(log == logs[0] for log in logs)
@@ -174,7 +174,7 @@ async def append_to_all(client: Client, value: bytes) -> None:
 
 
 async def attempt(client: Client, value: bytes, partition: int) -> RemoteStatus | None:
-    """Append once; return the refusal."""
+    """Append once, and return the refusal, if any."""
     try:
         await client.append("t", [value], partition=partition)
     except grpc.aio.AioRpcError as error:

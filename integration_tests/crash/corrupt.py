@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make corrupt N=10000`: random damage to copies of real log directories; then everything is opened and read.
+"""`make corrupt N=10000`: random damage to copies of real log directories. Then each copy is opened and read.
 
-A case is named by its seed: it draws the template, the files (one, now and then two), and what happens to them. The laws stand in
-`examine`. One case again: `python -m integration_tests.crash.corrupt --seed 123 --cases 1`.
+A seed determines a case: the template, one or two files, and the damage. The laws are in `examine`. To run one case again:
+`python -m integration_tests.crash.corrupt --seed 123 --cases 1`.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from storage.testing.mutants import Mutant, applied
 DEFAULT_CASES = 10_000
 PROBLEMS_SHOWN = 20
 LOG_SUFFIXES = (LOG_SUFFIX, SWAP_SUFFIX)
-"""Files that hold batches: half of all damage."""
+"""Suffixes of files with batches. They get half of all damage."""
 SMALL_FILES = (RECOVERY_POINT_FILE, LOG_START_FILE, EPOCH_FILE, CLEANER_FILE, DAMAGE_FILE)
-"""Files of which there is one: with the seals, a quarter of all damage."""
+"""Files that exist once per log. Together with the seals they get a quarter of all damage."""
 
 MUTANT_FIRST_SEED = 5_000
 MUTANT_CASES = 1_500
@@ -47,7 +47,7 @@ MUTANT_CASES = 1_500
 
 @dataclass(slots=True, kw_only=True)
 class CorruptionRun:
-    """What so many cases came to: counts, and (seed, description, problem) of each law that was broken."""
+    """The result of a run: counts, and (seed, description, problem) for each broken law."""
 
     cases: int = 0
     damages: Counter[str] = field(default_factory=Counter[str])
@@ -56,14 +56,14 @@ class CorruptionRun:
 
 
 def damage_copy(template: Template, path: Path, rng: random.Random) -> dict[str, str]:
-    """Change bytes of one file of a copy, now and then of two; return what happened to which."""
+    """Damage one file of a copy, sometimes two, and return what was done to which file."""
     done: dict[str, str] = {}
     for _ in range(rng.choice((1, 1, 1, 2))):
         files = [file for file in sorted(path.iterdir()) if file.stat().st_size > 0]
         logs = [file for file in files if file.suffix in LOG_SUFFIXES]
         beside = [file for file in files if file.suffix == SEAL_SUFFIX or file.name in SMALL_FILES]
         file = rng.choice(rng.choice((logs, logs, files, beside)))
-        # A whole older recovery point is a lost write of the one file that says what was flushed: nothing can tell.
+        # A whole older recovery point means a lost write of the only file that says what was flushed. Nothing can detect that.
         older = template.older / file.name
         older_content = older.read_bytes() if older.exists() and file.name != RECOVERY_POINT_FILE else b""
         damage = rng.choice(INDEX_DAMAGES if file.suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX) else DAMAGES)
@@ -93,14 +93,14 @@ def run_case(templates: list[Template], root: Path, seed: int, into: CorruptionR
 
 
 def build_templates(root: Path) -> list[Template]:
-    """Write all templates below an existing empty directory."""
+    """Write all templates below an empty directory."""
     return [build(root, number) for number in range(len(PLAN))]
 
 
 def run(
     root: Path, templates: list[Template], *, first_seed: int, cases: int, stop_at_problem: bool = False
 ) -> CorruptionRun:
-    """Run cases with seeds one after the other on copies below `root`."""
+    """Run cases with consecutive seeds on copies below `root`."""
     done = CorruptionRun()
     for seed in range(first_seed, first_seed + cases):
         run_case(templates, root, seed, done)
@@ -110,8 +110,8 @@ def run(
 
 
 def find(mutant: Mutant, root: Path, templates: list[Template]) -> str | None:
-    """Return what the corruption run says about a mutant, None if it finds nothing."""
-    # Their faults show in plain logs, and sooner.
+    """Return what the corruption run finds about a mutant; None if it finds nothing."""
+    # The mutants' mistakes show in plain logs, and sooner there.
     plain = [template for template in templates if template.kind is Kind.PLAIN]
     with applied(mutant):
         done = run(root, plain, first_seed=MUTANT_FIRST_SEED, cases=MUTANT_CASES, stop_at_problem=True)
@@ -135,7 +135,7 @@ def report(done: CorruptionRun, seconds: float) -> str:
 
 
 def main() -> int:
-    """Run and print; 1 if a law was broken."""
+    """Run and print. Return 1 if a law was broken."""
     parser = argparse.ArgumentParser(description="random damage to real log directories")
     parser.add_argument("--cases", type=int, default=DEFAULT_CASES)
     parser.add_argument("--seed", type=int, default=0, help="first seed")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ways in which a disk returns something else than what was written: each a function of a generator and of the bytes."""
+"""Ways in which a disk returns other bytes than were written. Each is a function of a generator and the bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def flip_bits(rng: random.Random, content: bytes, older: bytes) -> bytes:
 
 
 def cut(rng: random.Random, content: bytes, older: bytes) -> bytes:
-    """Lose the end, anywhere or at a sector."""
+    """Lose the end, from any byte or from a sector boundary."""
     size_bytes = rng.randrange(len(content))
     return content[: size_bytes if rng.randrange(2) else size_bytes // SECTOR_BYTES * SECTOR_BYTES]
 
@@ -32,13 +32,13 @@ def zero_sectors(rng: random.Random, content: bytes, older: bytes) -> bytes:
 
 
 def stale_from_elsewhere(rng: random.Random, content: bytes, older: bytes) -> bytes:
-    """A sector holds what belongs to another place of the file."""
+    """Put the content of another place of the file into a sector."""
     source = _sector(rng, content)
     return _put(content, _sector(rng, content), content[source : source + SECTOR_BYTES])
 
 
 def stale_from_before(rng: random.Random, content: bytes, older: bytes) -> bytes:
-    """A write was lost: a sector, or all of them from one on, hold what an older version of the file had there."""
+    """Lose a write: one sector, or all from one on, get the content of an older version of the file."""
     if not older:
         return stale_from_elsewhere(rng, content, older)
     first = _sector(rng, older)
@@ -47,41 +47,41 @@ def stale_from_before(rng: random.Random, content: bytes, older: bytes) -> bytes
 
 
 def older_version(rng: random.Random, content: bytes, older: bytes) -> bytes:
-    """The whole file is an older one (without one: bits flip). Only for indexes: they say which bytes they cover."""
+    """Return a whole older version, or flip bits if there is none. Only for indexes: they say which bytes they cover."""
     return older or flip_bits(rng, content, older)
 
 
 def garbage_tail(rng: random.Random, content: bytes, older: bytes) -> bytes:
-    """Foreign bytes behind the end: random, zeros, or a piece of the file itself."""
+    """Append foreign bytes: random ones, zeros, or a piece of the file itself."""
     size_bytes = rng.randint(1, GARBAGE_BYTES_MAX)
     start = rng.randrange(len(content))
     return content + rng.choice((rng.randbytes(size_bytes), bytes(size_bytes), content[start : start + size_bytes]))
 
 
 def swap_sectors(rng: random.Random, content: bytes, older: bytes) -> bytes:
-    """Two sectors stand in each other's place."""
+    """Swap two sectors."""
     first, second = _sector(rng, content), _sector(rng, content)
     one, two = content[first : first + SECTOR_BYTES], content[second : second + SECTOR_BYTES]
     return _put(_put(content, first, two), second, one)
 
 
 def random_sector(rng: random.Random, content: bytes, older: bytes) -> bytes:
-    """A sector holds something else."""
+    """Put random bytes into a sector."""
     return _put(content, _sector(rng, content), rng.randbytes(SECTOR_BYTES))
 
 
 def _sector(rng: random.Random, content: bytes) -> int:
-    """Return where some sector begins."""
+    """Return the start of a random sector."""
     return rng.randrange((len(content) + SECTOR_BYTES - 1) // SECTOR_BYTES) * SECTOR_BYTES
 
 
 def _put(content: bytes, position: int, data: bytes) -> bytes:
-    """Overwrite bytes; the size stays."""
+    """Overwrite bytes without changing the size."""
     return (content[:position] + data + content[position + len(data) :])[: len(content)]
 
 
 Damage = Callable[[random.Random, bytes, bytes], bytes]
-"""(generator, content, an older version of the file or nothing) -> other content."""
+"""(generator, content, older version of the file or nothing) -> damaged content."""
 
 DAMAGES: tuple[Damage, ...] = (
     flip_bits,

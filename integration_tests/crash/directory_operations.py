@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations on whole directories, for the crash enumeration: deleting a partition, formatting a data directory; and their laws.
+"""Operations on whole directories for the crash enumeration, with their laws: deletion of a partition, format of a data directory.
 
 Laws
-    A partition that is deleted is either whole, under its name, or renamed; once the removal has returned it is never back.
-    Nothing is deleted before its time; doing the same again ends the work.
-    A data directory is either not formatted, and can be formatted, or it is what it was formatted as.
+    A deleted partition is either whole under its name, or renamed. After the removal has returned, it never comes back.
+    Nothing is deleted before its time. Repeating the operation completes it.
+    A data directory is either not formatted and can be formatted, or it is formatted as intended.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DIRECTORY_ID = bytes(range(16))
 
 
 def delete_partition(stage: Stage) -> None:
-    """Remove the partition's directory, wait, delete it."""
+    """Remove the partition's directory, wait, and delete it."""
     stage.close(clean=False)
     _removed(stage.disk, at_ms=REMOVED_MS).remove(PARTITION_NAME, is_known=True)
     stage.history.is_set_aside = True
@@ -35,7 +35,7 @@ def _removed(disk: SimDisk, *, at_ms: int) -> RemovedDirectories:
 
 
 def judge_deleted(disk: SimDisk, history: History) -> None:
-    """Judge a disk that crashed while a partition was deleted."""
+    """Judge a disk that crashed during the deletion of a partition."""
     if PARTITION_NAME in disk.list_directory(PARTITIONS):
         assert not history.is_set_aside, "the partition is back"
         opened = open_on(disk, SETTINGS, now_ms=0)
@@ -61,7 +61,7 @@ def _create(disk: SimDisk) -> DataDirectory:
 
 
 def judge_formatted(disk: SimDisk, history: History) -> None:
-    """Judge a disk that crashed while a directory was formatted."""
+    """Judge a disk that crashed during the format of a directory."""
     meta = DataDirectory.read_meta(disk, FORMATTED) if disk.exists(FORMATTED) else None
     if meta is None:
         assert not history.is_set_aside, "the directory was formatted"
@@ -75,4 +75,4 @@ DIRECTORY_OPERATIONS: tuple[LogOperation, ...] = (
     LogOperation(name="partition deletion", prepare=flushed, act=delete_partition, judge=judge_deleted),
     LogOperation(name="format of a directory", prepare=nothing, act=format_directory, judge=judge_formatted),
 )
-"""All of them; a new one is added here."""
+"""All operations on directories. A new operation is added here."""

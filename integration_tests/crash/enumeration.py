@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Crashes every operation of the table before each call of the disk that it makes, in every way that the simulated disk offers.
+"""Crashes every operation of the table before each of its disk calls, in every way that the simulated disk offers.
 
-After each crash the log is opened and judged (`history`), loses power at once (what an opening has shown is on stable storage), and
-lives on: other records at the lost offsets, a flush, a pass of compaction, the end of the process, a clean stop. Every n-th
-opening is itself crashed before its calls, up to a bound.
+After each crash the log is opened and judged (`history`). It loses power at once, because what an opening has shown must be on stable
+storage. Then it lives on: other records at the lost offsets, a flush, a compaction pass, the end of the process, a clean shutdown.
+Every n-th opening is itself crashed before its calls, up to a limit.
 Source: docs/storage.md section 10; Pillai et al. (OSDI 2014).
 """
 
@@ -21,24 +21,24 @@ from storage.testing.sim_tree import Crash
 from storage.types import LogSettings
 
 RANDOM_KINDS = (Crash.TEAR, Crash.PREFIX)
-"""Kinds of crash that leave something else for each seed."""
+"""Kinds of crash whose result depends on the seed."""
 SECOND_CRASHES_MAX = 6
-"""One opening is crashed before so many of its calls at most, spread evenly."""
+"""Maximum number of calls before which one opening is crashed, spread evenly."""
 SECOND_LIFE_BATCHES = 3
 
 
 class IllegalStateError(AssertionError):
-    """A law is broken after a crash; says which, and after which calls."""
+    """A law is broken after a crash. The text says which one, and after which calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """What one operation came to.
+    """The counts of one operation.
 
     Attributes:
-        points: calls of the disk that it makes, and its end.
-        crashes: crashes of these, each opened and judged.
-        second_crashes: crashes of the openings that followed.
+        points: its disk calls, plus its end.
+        crashes: crashes at these points, each opened and judged.
+        second_crashes: crashes of the openings after them.
     """
 
     points: int
@@ -47,7 +47,7 @@ class Counted:
 
 
 def record(operation: LogOperation) -> list[Point]:
-    """Play an operation; return the points before each of its calls, and the one after its end."""
+    """Run an operation. Return the points before each of its calls, and the one after its end."""
     stage = Stage(operation.settings)
     operation.prepare(stage)
     stage.is_recording = True
@@ -57,13 +57,13 @@ def record(operation: LogOperation) -> list[Point]:
 
 
 def crash_operation(operation: LogOperation, *, seeds: int, recovery_every: int, point_every: int = 1) -> Counted:
-    """Crash an operation everywhere.
+    """Crash an operation at every point.
 
     Args:
-        operation: which.
+        operation: the operation.
         seeds: crashes of each random kind at each point, 1 or more.
         recovery_every: the opening after every n-th crash is crashed too; 1 or more.
-        point_every: only every n-th point: for quick tests.
+        point_every: use only every n-th point, for quick tests.
 
     Raises:
         IllegalStateError: a law is broken.
@@ -93,7 +93,7 @@ def crash_operation(operation: LogOperation, *, seeds: int, recovery_every: int,
 
 
 def crash_openings(point: Point, how: Crash, settings: LogSettings, *, seed: str) -> int:
-    """Crash a point, open it, and crash that opening before some of its calls; return how often."""
+    """Crash a point, open it, and crash that opening before some of its calls. Return the number of crashes."""
     disk, history = _crashed(point, how, seed)
     again: list[Point] = []
 
@@ -104,7 +104,7 @@ def crash_openings(point: Point, how: Crash, settings: LogSettings, *, seed: str
     open_on(disk, settings, now_ms=0)
     done = 0
     for second in spread(again, SECOND_CRASHES_MAX):
-        # As a power failure and as the end of a process: what differs between them was tried above.
+        # As a power failure, and as the end of a process. Other kinds were tried above.
         for how_again in (Crash.TEAR, Crash.KEEP_ALL):
             try:
                 judge(second, how_again, settings, seed=f"{seed}/{done}")
@@ -116,7 +116,7 @@ def crash_openings(point: Point, how: Crash, settings: LogSettings, *, seed: str
 
 
 def spread(points: Sequence[Point], most: int) -> list[Point]:
-    """Return at most so many points, evenly spread."""
+    """Return at most `most` points, evenly spread."""
     step = max(1, -(-len(points) // most))
     return list(points[::step])
 
@@ -134,19 +134,19 @@ def judge(point: Point, how: Crash, settings: LogSettings, *, seed: str) -> None
 
     Raises:
         AssertionError: a law is broken.
-        StorageError: the log does not open, or does not answer.
+        StorageError: the log does not open or does not answer.
     """
     disk, history = _crashed(point, how, seed)
     opened = open_on(disk, settings, now_ms=0)
     check_opened(opened, disk.list_directory(LOG_DIRECTORY), history, everything_kept=True)
     history.settle(opened.log)
-    # What an opening has shown is on stable storage.
+    # What an opening has shown must be on stable storage.
     disk.crash(Crash.LOSE_ALL, random.Random(seed))
     second_life(disk, history, settings)
 
 
 def second_life(disk: SimDisk, history: History, settings: LogSettings) -> None:
-    """Open what is left, write other records at the lost offsets, end the process, stop cleanly; judge each."""
+    """Open what is left, write other records at the lost offsets, end the process, shut down cleanly, and judge each step."""
     stage = Stage(settings)
     stage.disk, stage.history = disk, history
     opened = open_on(disk, settings, now_ms=0)

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opens a damaged log, reads everything by offset and by time, and compares that with what was written.
+"""Opens a damaged log, reads everything by offset and by time, and compares it with what was written.
 
 Laws
-    1. The engine answers, or raises a `StorageError`; nothing else.
+    1. The engine answers or raises a `StorageError`, and no other error.
     2. What it serves is what was written at these offsets, byte for byte.
-    3. Every offset below the flushed one is served or reported as lost; there is no gap, and nothing comes after the end.
-    4. A batch is reported as lost only if its bytes changed. (One whose neighbour behind it changed too may go with it: a whole
-       batch counts only if the next one, or the end, stands right behind it. So may one behind a batch that was moved.)
-    5. Damage of a cache loses nothing and makes no look-up wrong: neither by time, nor epochs, nor idempotence windows.
-    6. The log goes on: appends, flushes and opens again say the same about what was there before.
+    3. Every offset below the flushed offset is served or reported as lost. There is no gap, and nothing comes after the end.
+    4. A batch is reported as lost only if its bytes changed. Two exceptions: a batch whose next batch changed too may be lost with it,
+       because a batch counts as whole only if the next one, or the end, comes right after it. So may a batch behind one that moved.
+    5. Damage to a cache loses nothing and makes no look-up wrong: neither times, nor epochs, nor producer state.
+    6. The log continues: appends, flushes and later openings report the old content as before.
 
-Counted apart, because no CRC can tell: the four bytes of a leader epoch, the eight of a base offset where the batch before is
-damaged too, a whole older batch at its own offset (a lost write; only law 1 and 2 hold in these logs), what stood above the recovery
-point when the process ended, and a log start that went back with its file.
+Some cases are counted separately, because no CRC can detect them: the four bytes of a leader epoch; the eight of a base offset if the
+previous batch is damaged too; a whole older batch at its own offset (a lost write; only laws 1 and 2 hold for such logs); data above
+the recovery point at the end of the process; and a log start that went back with its file.
 Source: docs/storage.md sections 2 and 9; docs/storage_format.md section 6.
 """
 
@@ -36,22 +36,22 @@ from storage.log.recovery_point import decode_slots
 from storage.types import Appended, TimestampAndOffset
 
 EPOCH_START, EPOCH_END = 12, 16
-"""Bytes of a batch header that hold the leader epoch."""
+"""First byte and end (exclusive) of the leader epoch in a batch header."""
 OLDER = "an older whole batch in its place"
 OFFSET_BYTES = 8
-"""First bytes of a batch, that hold its base offset."""
+"""Size of the base offset, which is at the start of a batch."""
 EPOCH_LOST = "leader epoch not as written"
 OFFSET_LOST = "base offset not as written, beside damage"
 START_LOST = "log start went back: its file is damaged, or an older one"
 SEGMENTS_OVERLAP = "the next one starts at"
-"""What the log says when it refuses segments that overlap."""
+"""Text with which the log refuses segments that overlap."""
 LOOK_UPS = 5
 READ_BYTES = (1, 500, 5_000, 1_000_000)
 
 
 @dataclass(slots=True, kw_only=True)
 class Examined:
-    """What came of one damaged directory: laws that were broken, and counts."""
+    """The result for one damaged directory: broken laws, and counts."""
 
     problems: list[str] = field(default_factory=list[str])
     counts: Counter[str] = field(default_factory=Counter[str])
@@ -59,14 +59,14 @@ class Examined:
 
 @dataclass(slots=True, kw_only=True)
 class _Seen:
-    """One reading of everything: batches served by base offset, ranges reported as lost."""
+    """One reading of everything: served batches by base offset, and ranges reported as lost."""
 
     served: dict[int, bytes] = field(default_factory=dict[int, bytes])
     lost: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
 
 
 class Examination:
-    """One damaged copy of a template.
+    """The examination of one damaged copy of a template.
 
     Args:
         template: what was written.
@@ -82,7 +82,7 @@ class Examination:
         self._rng = rng
         self._by_offset = {placed.batch.header.base_offset: placed for placed in template.placed}
         self._contents = {file.name: file.read_bytes() for file in path.glob(f"*{LOG_SUFFIX}")}
-        # What a finished swap puts where its originals were.
+        # A finished swap renames these files to the names of their originals.
         for file in path.glob(f"*{SWAP_SUFFIX}"):
             self._contents[file.name.partition("-")[0] + LOG_SUFFIX] = file.read_bytes()
         self._touched = {offset for offset, placed in self._by_offset.items() if self._is_touched(placed)}
@@ -97,9 +97,9 @@ class Examination:
         return content[placed.position : placed.end_position] != placed.batch.data
 
     def _promise(self) -> int:
-        """Return the offset below which nothing may go missing unreported, exclusive.
+        """Return the offset (exclusive) below which nothing may be missing without a report.
 
-        Without its recovery point a log that is damaged too promises only what is below the last segment.
+        A damaged log that has also lost its recovery point promises only the data below its last segment.
         """
         flushed_offset = self._template.flushed_offset
         if RECOVERY_POINT_FILE not in self._damaged_files or not self._touched:
@@ -110,12 +110,12 @@ class Examination:
         return min(flushed_offset, point.flushed_offset if point is not None else last_segment)
 
     def run(self) -> Examined:
-        """Examine; never raises for what the log does."""
+        """Examine the copy. Never raises, whatever the log does."""
         try:
             self._examine()
         except CorruptLogError as error:
             if SEGMENTS_OVERLAP in str(error):
-                # An older, longer state of a segment: no crash leaves that behind, and the log says so.
+                # An older, longer state of a segment. No crash leaves that behind, and the log refuses it.
                 self.result.counts["refused: segments overlap"] += 1
             else:
                 self._broken(f"the log is refused as a whole: {type(error).__name__}: {error}")
@@ -145,7 +145,7 @@ class Examination:
         self._live_on(log, seen)
 
     def _read_all(self, log: PartitionLog) -> _Seen:
-        """Read as a client does that accepts losses."""
+        """Read like a client that accepts losses."""
         seen = _Seen()
         position = log.log_start_offset
         max_bytes = self._rng.choice(READ_BYTES)
@@ -175,7 +175,7 @@ class Examination:
         return seen
 
     def _compare(self, log: PartitionLog, seen: _Seen) -> None:
-        """Compare what was served and what was reported as lost with what was written."""
+        """Compare the served and the lost batches with what was written."""
         template, counts = self._template, self.result.counts
         if log.log_start_offset != template.start_offset:
             if LOG_START_FILE in self._damaged_files and log.log_start_offset < template.start_offset:
@@ -190,7 +190,7 @@ class Examination:
         if log.log_end_offset > end_offset and not counts[OFFSET_LOST]:
             self._broken(f"the log ends at {log.log_end_offset}, only {end_offset} was written")
         if counts[OLDER] or counts[OFFSET_LOST]:
-            # Where it ends the log goes on with what does not fit: what is lost there no CRC can tell.
+            # The log continues where it ends, so later content does not fit. No CRC can detect the loss there.
             return
         for offset, placed in self._by_offset.items():
             if offset in seen.served or placed.batch.header.next_offset <= log.log_start_offset:
@@ -218,7 +218,7 @@ class Examination:
             self._broken(f"wrong bytes are served at {offset}: {read_header(data)}")
 
     def _has_moved_beside_damage(self, data: bytes) -> bool:
-        """Tell whether a batch is served at another offset because its own, and what stands before it, changed."""
+        """Return True if a batch is served at another offset because its own offset and the previous batch changed."""
         body = _without_epoch(data)[OFFSET_BYTES:]
         for offset in self._touched:
             if _without_epoch(self._by_offset[offset].batch.data)[OFFSET_BYTES:] == body:
@@ -246,7 +246,7 @@ class Examination:
             self._broken(f"[{header.base_offset}, {header.next_offset}) is whole and reported as lost")
 
     def _has_garbage_behind(self, placed: Placed) -> bool:
-        """Tell whether a batch is the last one of its file, and the file goes on all the same."""
+        """Return True if a batch is the last one of its file, and other bytes follow it."""
         is_last = all(
             other.position <= placed.position
             for other in self._by_offset.values()
@@ -255,7 +255,7 @@ class Examination:
         return is_last and len(self._contents.get(placed.file_name, b"")) > placed.end_position
 
     def _is_beside_misplaced(self, placed: Placed, seen: _Seen) -> bool:
-        """Tell whether a batch of the same file is served although its place holds something else: a moved sector has it."""
+        """Return True if a batch of the same file is served although its place was damaged, because a moved sector has it."""
         return any(
             offset in seen.served and self._by_offset[offset].file_name == placed.file_name for offset in self._touched
         )
@@ -271,7 +271,7 @@ class Examination:
         ]
 
     def _try_look_ups(self, log: PartitionLog) -> None:
-        """Look up by time before anything was read: what they find is compared later, when the damage is known."""
+        """Look up times before anything is read. The results are compared later, when the damage is known."""
         for timestamp_ms, end_offset in self._draw_look_ups(log):
             log.find_timestamp(timestamp_ms, end_offset=end_offset)
 
@@ -285,7 +285,7 @@ class Examination:
     def _first_served(
         self, log: PartitionLog, seen: _Seen, timestamp_ms: int, end_offset: int
     ) -> TimestampAndOffset | None:
-        """Return the first record so late of all batches that were served."""
+        """Return the first record at or after a time among all served batches."""
         for offset in sorted(seen.served):
             placed = self._by_offset.get(offset)
             if placed is None or placed.batch.header.is_control:
@@ -315,7 +315,7 @@ class Examination:
                 return
 
     def _check_windows(self, log: PartitionLog) -> None:
-        """Nothing was lost: every batch of every window is known when it is sent again."""
+        """Check that no producer state was lost: every batch of it is recognised when it is sent again."""
         epoch = log.last_epoch or 0
         for batch in self._template.windows:
             header = batch.header
@@ -325,7 +325,7 @@ class Examination:
                 return
 
     def _live_on(self, log: PartitionLog, seen: _Seen) -> None:
-        """Append, flush, stop in one way or the other, open: the same is served, the same is lost."""
+        """Append, flush, stop cleanly or not, and open: the same batches are served, the same are lost."""
         if self.result.problems:
             log.close(clean=False)
             return
@@ -359,5 +359,5 @@ def _without_epoch(data: bytes) -> bytes:
 
 
 def _merged(ranges: list[tuple[int, int]]) -> set[int]:
-    """Return all offsets of some ranges: two that touch are the same loss as one."""
+    """Return all offsets of the ranges. Two ranges that touch are the same loss as one."""
     return {offset for start, end in ranges for offset in range(start, end)}

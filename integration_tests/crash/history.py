@@ -2,14 +2,14 @@
 """What one log was told, and the laws that it must keep after any crash: the oracle of the crash enumeration. Does no I/O of its own.
 
 Laws after an opening
-    1. nothing is called damaged that was not damaged, and nothing is left of an interrupted step
-    2. the log start is one that was answered, or that a removal under way may bring; it never goes back
-    3. every offset from log start to log end is covered by exactly one batch; what was acknowledged as flushed (after the end of a
-       process: as written) is there, unless an operation removed it
-    4. what stands at an offset was written there; what a truncation dropped does not come back once it has returned
-       A restart under way may leave an empty log at its offset instead, which was never written to
-    5. of a compacted log the newest record of each key is there, or deleted; nothing deleted is back
-    6. leader epochs, look-ups by time and idempotence windows say what was written; a scrub finds nothing
+    1. Only damaged data is called damaged, and nothing is left of an interrupted step.
+    2. The log start is one that was answered, or that a removal under way may cause. It never goes back.
+    3. Every offset from log start to log end is covered by exactly one batch. What was acknowledged as flushed (after the end of a
+       process: what was written) exists, unless an operation removed it.
+    4. The content of an offset was written there. What a truncation dropped does not come back after it has returned.
+       A restart under way may instead leave an empty log at its offset.
+    5. In a compacted log the newest record of each key exists or was deleted. Nothing deleted comes back.
+    6. Leader epochs, look-ups by time and producer state match what was written. A scrub finds nothing.
 Source: docs/storage.md sections 2, 3, 6 and 10.
 """
 
@@ -29,14 +29,14 @@ from storage.maintenance.scrub import LogScrub
 from storage.types import Appended
 
 LEFTOVERS = (".swap", ".cleaned", ".deleted", ".restart", ".tmp")
-"""Ends of names that no opening leaves."""
+"""Suffixes of names that must not exist after an opening."""
 FIRST_TIMESTAMP_MS = 1_000
 """The record at offset n has the timestamp FIRST_TIMESTAMP_MS + n."""
 SECOND_LIFE_EPOCH = 99
 READ_BYTES = 300
 SCRUB_INTERVAL_MS = 1_000_000
 READS_KEPT = 4_096
-"""Answers to reads whose records are remembered."""
+"""Number of answers to reads whose records are remembered."""
 
 
 class Record(NamedTuple):
@@ -48,7 +48,7 @@ class Record(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """One batch of the idempotent producer: its bytes as they were sent, and its offsets (end exclusive)."""
+    """One batch of the idempotent producer: its bytes as sent, and its offsets (end exclusive)."""
 
     data: bytes
     base_offset: int
@@ -60,17 +60,17 @@ class History:
     """Everything that one log was told; `copy` it at each crash point.
 
     Attributes:
-        records: the present history, by offset; what was compacted or removed at the front too.
+        records: the present content by offset, including records that were compacted or removed below the log start.
         sent: batches of producer 1, ascending.
-        flushed_offset: acknowledged as flushed, exclusive.
-        written_offset: what the end of a process leaves at least, exclusive.
-        start_offset: the log start that was answered last, inclusive.
-        starting_offset: the highest log start that a removal under way may bring; else `start_offset`.
-        truncating_to: where a truncation under way cuts; None: none is.
+        flushed_offset: end of what was acknowledged as flushed, exclusive.
+        written_offset: minimum log end after the end of a process, exclusive.
+        start_offset: the last answered log start, inclusive.
+        starting_offset: the highest log start that a removal under way may cause; else `start_offset`.
+        truncating_to: target of a truncation under way; None: none is.
         restarting_to: offset of a restart under way; None: none is.
-        compacts: records may be replaced by newer ones of their key.
+        compacts: True if newer records of a key may replace older ones.
         lost: offsets that were damaged behind the log's back (first, end); empty if none.
-        is_set_aside: the step of a directory operation that is never undone has returned.
+        is_set_aside: True after the irreversible step of a directory operation has returned.
     """
 
     records: dict[int, Record] = field(default_factory=dict[int, Record])
@@ -86,34 +86,34 @@ class History:
     is_set_aside: bool = False
 
     def copy(self) -> History:
-        """Return a copy that shares nothing that changes."""
+        """Return a copy that shares no mutable state."""
         return replace(self, records=dict(self.records), sent=list(self.sent))
 
     @property
     def end_offset(self) -> int:
-        """The end of everything written or under way, exclusive."""
+        """End of everything written or under way, exclusive."""
         return max(self.records, default=self.start_offset - 1) + 1
 
     def least_end(self, *, everything_kept: bool) -> int:
-        """Return the log end that a crash must leave at least."""
+        """Return the minimum log end after a crash."""
         least = self.written_offset if everything_kept else self.flushed_offset
         return least if self.truncating_to is None else min(least, self.truncating_to)
 
     def cut(self, to_offset: int) -> None:
-        """Forget what stands at an offset and beyond."""
+        """Forget everything from an offset on."""
         self.records = {offset: record for offset, record in self.records.items() if offset < to_offset}
         self.sent = [sent for sent in self.sent if sent.next_offset <= to_offset]
         self.flushed_offset = min(self.flushed_offset, to_offset)
         self.written_offset = min(self.written_offset, to_offset)
 
     def restart(self, offset: int) -> None:
-        """Forget everything: the log restarts, empty, at an offset."""
+        """Forget everything: the log restarts empty at an offset."""
         self.records, self.sent, self.lost = {}, [], (0, 0)
         self.flushed_offset = self.written_offset = self.start_offset = self.starting_offset = offset
         self.truncating_to = self.restarting_to = None
 
     def settle_restart(self, log: PartitionLog, *, everything_kept: bool) -> None:
-        """Take up that an opening found the log that a restart under way leaves, if it did."""
+        """Apply a restart under way if the opening found its result."""
         to_offset, self.restarting_to = self.restarting_to, None
         start, end = log.log_start_offset, log.log_end_offset
         is_old = start == self.start_offset and end >= self.least_end(everything_kept=everything_kept)
@@ -121,29 +121,29 @@ class History:
             self.restart(to_offset)
 
     def settle(self, log: PartitionLog) -> None:
-        """Take up what an opening found: all of it is on stable storage."""
+        """Adopt what an opening found: all of it is on stable storage."""
         self.cut(log.log_end_offset)
         self.truncating_to = None
         self.flushed_offset = self.written_offset = log.log_end_offset
         self.start_offset = self.starting_offset = log.log_start_offset
 
     def next_sequence(self) -> int:
-        """Return the sequence that continues producer 1."""
+        """Return the next sequence of producer 1."""
         return read_header(self.sent[-1].data).last_sequence + 1 if self.sent else 0
 
     def knows_producer(self) -> bool:
-        """Tell whether the newest batch of producer 1 is in the log: then its window must be known."""
+        """Return True if the newest batch of producer 1 is in the log. Then the log must have its producer state."""
         return not self.sent or self.sent[-1].base_offset >= self.start_offset
 
 
 def check_opened(opened: OpenedLog, names: list[str], history: History, *, everything_kept: bool) -> None:
-    """Check what an opening left.
+    """Check the log after an opening.
 
     Args:
         opened: the log and its report.
-        names: the names in its directory now.
-        history: what it was told.
-        everything_kept: only the process ended: nothing that was written may be missing.
+        names: the present names in its directory.
+        history: what the log was told.
+        everything_kept: True if only the process ended, so that nothing written may be missing.
 
     Raises:
         AssertionError: a law is broken.
@@ -183,7 +183,7 @@ def check_log(log: PartitionLog, history: History) -> None:
 
 
 def check_seals(log: PartitionLog, history: History) -> None:
-    """Scrub every sealed segment: a seal of another time must not invent damage."""
+    """Scrub every sealed segment: an outdated seal must not report damage that does not exist."""
     scrub = LogScrub(log)
     for number in range(log.segment_count - 1):
         problem = scrub_once(scrub, log, now_ms=number, interval_ms=SCRUB_INTERVAL_MS)
@@ -196,7 +196,7 @@ def read_found(log: PartitionLog, history: History) -> dict[int, Record]:
     """Read all records from the log start on, by offset.
 
     Raises:
-        AssertionError: an offset is not covered, or something is reported as lost that was not damaged.
+        AssertionError: an offset is not covered, or undamaged data is reported as lost.
     """
     found: dict[int, Record] = {}
     position = log.log_start_offset
@@ -218,7 +218,7 @@ def read_found(log: PartitionLog, history: History) -> dict[int, Record]:
 
 @lru_cache(maxsize=READS_KEPT)
 def _records_of(data: bytes) -> list[tuple[int, Record]]:
-    """Return all records of some batches; most crashes leave the same batches."""
+    """Return all records of some batches. The results are cached, because most crashes leave the same batches."""
     return [
         (record.offset, Record(record.key, record.value, batch.header.leader_epoch))
         for batch in read_batches(data)
@@ -253,7 +253,7 @@ def _check_times(log: PartitionLog, found: dict[int, Record]) -> None:
 
 
 def _check_windows(log: PartitionLog, history: History) -> None:
-    """Send again what the window of producer 1 must hold: it is known, and nothing is appended."""
+    """Send the batches again that producer 1's state must have: they are recognised, and nothing is appended."""
     start, end = log.log_start_offset, log.log_end_offset
     for sent in [each for each in history.sent if each.next_offset <= end][-DEDUP_WINDOW_BATCHES:]:
         is_lost = history.lost[0] < sent.next_offset and sent.base_offset < history.lost[1]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the keyed worker said, and what its compacted log must hold after it was ended. Pure.
+"""What the keyed worker reported, and what its compacted log must have after it was killed. Pure.
 
 Laws
-    Every offset from the log start to the log end is covered. A record that is there was put there. The newest record of each key at or
-    above the log start is there, or was a tombstone. A reader of the whole log ends with the same values as a reader of
-    everything that was ever put: no deleted value is back.
+    Every offset from the log start to the log end is covered. Every record in the log was put there. The newest record of each key at
+    or above the log start exists, or was a tombstone. A reader of the whole log ends with the same values as a reader of everything
+    that was ever put: no deleted value comes back.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class Put(NamedTuple):
-    """One record as it was announced: its key, who put it, and whether it deletes."""
+    """One record as announced: its key, the generation that put it, and whether it deletes."""
 
     key: int
     generation: int
@@ -22,7 +22,7 @@ class Put(NamedTuple):
 
 
 class Found(NamedTuple):
-    """One record as it was read: its key's bytes and its value's; None deletes."""
+    """One record as read: the bytes of its key and value; None deletes."""
 
     key: bytes
     value: bytes | None
@@ -30,16 +30,16 @@ class Found(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class KeyedLedger:
-    """Everything that one compacted log was told, over all its workers.
+    """Everything that one compacted log was told, by all its workers.
 
     Attributes:
-        puts: every record that was acknowledged, by offset; what compaction removed too.
-        announced: records of an append that was not answered.
-        end_offset: the log end that was answered last, exclusive.
-        start_offset: the log start that was answered last, inclusive.
-        starting_offset: the log start that a removal without an answer may have brought; else `start_offset`.
-        passes: compaction passes that ended well, over all workers.
-        problems: what the worker itself found wrong.
+        puts: every acknowledged record by offset, including those that compaction removed.
+        announced: records of an append without an answer.
+        end_offset: the last answered log end, exclusive.
+        start_offset: the last answered log start, inclusive.
+        starting_offset: the log start that a removal without an answer may have caused; else `start_offset`.
+        passes: successful compaction passes of all workers.
+        problems: problems that the worker itself found.
     """
 
     puts: dict[int, Put] = field(default_factory=dict[int, Put])
@@ -51,7 +51,7 @@ class KeyedLedger:
     problems: list[str] = field(default_factory=list[str])
 
     def take(self, line: str, generation: int) -> None:
-        """Take in one line of a worker; words of the other log, and a line that was cut, are passed over."""
+        """Note one line of a worker. Lines about the other log, and a line that was cut off, are ignored."""
         if not line.endswith("\n"):
             return
         word, _, rest = line.rstrip("\n").partition(" ")
@@ -78,12 +78,12 @@ class KeyedLedger:
         self.end_offset, self.announced = end_offset, []
 
     def compare(self, found: dict[int, Found], *, start_offset: int, end_offset: int) -> list[str]:
-        """Return what is wrong with the records that the log holds after its worker was killed.
+        """Return the problems with the records in the log after its worker was killed.
 
         Args:
             found: every record from the log start on, by offset.
-            start_offset: the log start that was found (inclusive).
-            end_offset: the log end that was found (exclusive).
+            start_offset: the log start (inclusive).
+            end_offset: the log end (exclusive).
         """
         problems = list(self.problems)
         if not self.start_offset <= start_offset <= self.starting_offset:
@@ -116,7 +116,7 @@ class KeyedLedger:
         return {offset: put for offset, put in history.items() if start_offset <= offset < end_offset}
 
     def settle(self, *, start_offset: int, end_offset: int) -> None:
-        """Start again with what a reopened log holds: it is all flushed."""
+        """Start again from the content of a reopened log: all of it is flushed."""
         self.puts = self._history(start_offset, end_offset)
         self.end_offset, self.announced = end_offset, []
         self.start_offset = self.starting_offset = start_offset

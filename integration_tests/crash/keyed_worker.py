@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes one compacted log beside a cleaner thread: the keyed half of `worker`.
+"""Writes one compacted log while a cleaner thread runs: the keyed half of `worker`.
 
-Lines: `put <key> <key>-...` (`-`: a tombstone), `keyed-delete <offset>`, before the call; `keyed-end <offset>`,
-`keyed-start <offset>`, `keyed-flushed <offset>`, `passes <n>` after it; `problem <text>`. The cleaner works as in a broker: in a thread
-of its own, and in short steps as the owner of the log, which a lock stands for here.
+Lines before a call: `put <key> <key>-...` (`-`: a tombstone), `keyed-delete <offset>`. Lines after it: `keyed-end <offset>`,
+`keyed-start <offset>`, `keyed-flushed <offset>`, `passes <n>`. A wrong answer: `problem <text>`. The cleaner works as in a broker: in
+its own thread, and in short steps as the owner of the log. Here a lock makes a thread the owner.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def key_of(number: int) -> bytes:
 
 
 class _Target:
-    """The log behind its owner: whoever holds the lock."""
+    """The log for the cleaner. The holder of the lock is its owner."""
 
     name = "keyed"
 
@@ -60,13 +60,13 @@ class _Target:
         self._lock = lock
 
     def call(self, step: Callable[[PartitionLog, int], _ResultT]) -> _ResultT:
-        """See `CleanerTarget`."""
+        """Run a step as the owner of the log (see `CleanerTarget`)."""
         with self._lock:
             return step(self._log, self._log.flushed_offset)
 
 
 class KeyedWorker:
-    """Writes the keyed log; its cleaner runs from the start on, and ends with the process."""
+    """Writes the keyed log. Its cleaner runs from the start on, and ends with the process."""
 
     def __init__(
         self, disk: PosixDisk, path: str, *, seed: int, generation: int, first_ms: int, say: Callable[[str], None]
@@ -157,5 +157,5 @@ class KeyedWorker:
 
 
 def _wait(milliseconds: int) -> bool:
-    """Wait; the cleaner ends with the process."""
+    """Wait for the pause. The cleaner ends with the process."""
     return threading.Event().wait(milliseconds / 1_000)

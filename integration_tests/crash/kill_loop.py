@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kill -9 in a loop under load: rolls, flushes, truncations, retention, DeleteRecords, scrubs and compaction are all on.
+"""kill -9 in a loop under load, with rolls, flushes, truncations, retention, DeleteRecords, scrubs and compaction.
 
-A kill keeps the page cache, so it proves nothing about fsync (the simulated disk does); it proves that no step of the engine, ended
-anywhere, leaves files that the next open cannot read, and that every answer was true: what was acknowledged is there, what was
-removed stays away, and of each key of the compacted log the newest value is there.
+A kill keeps the page cache, so this proves nothing about fsync; the simulated disk does. It proves two things. No step of the engine,
+ended anywhere, leaves files that the next opening cannot read. And every answer was true: what was acknowledged exists, what was
+removed stays away, and the compacted log has the newest value of each key.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from storage.log.partition_log import OpenedLog, PartitionLog
 
 ROOT = Path(__file__).resolve().parents[2]
 ROUNDS_PER_LOG = 20
-"""After so many kills new logs begin, so that reading all of them stays short."""
+"""Number of kills after which new logs begin, so that reading all of them stays short."""
 LINES_BEFORE_KILL_MAX = 800
 EXTRA_S_MAX = 0.02
-"""The kill comes up to so many seconds after the chosen line."""
+"""Maximum seconds between the chosen line and the kill."""
 END_S = 60.0
 LEFTOVERS = (".swap", ".cleaned", ".deleted", ".tmp")
-"""What an interrupted step leaves; nothing of it may be there after an open."""
+"""Suffixes of files that an interrupted step leaves. None may exist after an opening."""
 
 
 def read_values(log: PartitionLog) -> list[bytes]:
@@ -52,7 +52,7 @@ def read_values(log: PartitionLog) -> list[bytes]:
 
 
 def read_records(log: PartitionLog) -> tuple[dict[int, Found], list[str]]:
-    """Return all records of a compacted log from the log start on, by offset, and the gaps between its batches."""
+    """Return all records of a compacted log by offset, from the log start on, and the gaps between its batches."""
     found: dict[int, Found] = {}
     gaps: list[str] = []
     position = log.log_start_offset
@@ -80,17 +80,17 @@ def start_worker(
 
 @dataclass(slots=True, kw_only=True)
 class Kills:
-    """What a kill loop came to.
+    """The result of a kill loop.
 
     Attributes:
         rounds: kills.
-        lines: lines that the workers said.
-        torn_tails: opens that cut a tail.
+        lines: lines that the workers wrote.
+        torn_tails: openings that removed a torn tail.
         removals: answers that moved a log start.
-        passes: compaction passes that ended well.
-        swaps: kills that left a swap to be completed.
-        deleted: kills that left renamed files to be removed.
-        problems: laws that were broken.
+        passes: successful compaction passes.
+        swaps: kills that left a swap to complete.
+        deleted: kills that left renamed files to remove.
+        problems: broken laws.
     """
 
     rounds: int = 0
@@ -104,7 +104,7 @@ class Kills:
 
 
 def kill_loop(root: Path, rounds: int, *, seed: int = 0) -> Kills:
-    """End a worker with SIGKILL so many times, each time at another place; open its logs and compare them with the ledgers."""
+    """Kill a worker with SIGKILL `rounds` times, each time at another point; open its logs and compare them with the ledgers."""
     done = Kills()
     ledger, keyed = Ledger(), KeyedLedger()
     for number in range(rounds):
@@ -125,13 +125,13 @@ def kill_loop(root: Path, rounds: int, *, seed: int = 0) -> Kills:
         ledger.lines = ledger.removals = keyed.passes = 0
         done.problems += tuple(f"round {number}, seed {seed}: {problem}" for problem in problems)
         if problems:
-            # The ledger no longer knows what the log holds.
+            # After a problem the ledger no longer knows the content of the log.
             return done
     return done
 
 
 def _kill_one(directory: Path, number: int, rng: random.Random, takers: tuple[Callable[[str, int], None], ...]) -> None:
-    """Let one worker write for a while, kill it, and take in everything that it said."""
+    """Let one worker write for a while, kill it, and note every line that it wrote."""
     process = start_worker(directory, rng.randrange(2**31), number, mode="all")
     assert process.stdout is not None, "its output is a pipe"
     with process.stdout as output:
@@ -176,7 +176,7 @@ def _compare_keyed(path: Path, number: int, rng: random.Random, keyed: KeyedLedg
 
 
 def _close(opened: OpenedLog, path: Path, rng: random.Random) -> list[str]:
-    """Close a log, cleanly or not; return what its open invented or left lying about."""
+    """Close a log, cleanly or not. Return damage that its opening invented, and files that it left."""
     opened.log.close(clean=rng.randrange(2) == 0)
     left = [file.name for file in path.iterdir() if file.name.endswith(LEFTOVERS)]
     damage = (

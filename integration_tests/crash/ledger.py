@@ -1,28 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker said, and what its list must hold after it was ended: the oracle of the proofs with real processes. Pure."""
+"""What a worker reported, and what its log must have after it was killed: the oracle of the proofs with real processes. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 REMOVED = -1
-"""Stands for the generation of a record below the log start."""
+"""Generation of a record below the log start."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Ledger:
-    """Everything that one log was told, over all its workers.
+    """Everything that one log was told, by all its workers.
 
     Attributes:
-        generations: the generation of the record at each offset, from offset 0 on; `REMOVED` below the log start.
-        flushed_offset: acknowledged as flushed, exclusive.
-        start_offset: the log start that was answered last, inclusive.
-        starting_offset: the highest log start that a removal without an answer may have brought; else `start_offset`.
-        announced: records of an append that was not answered.
-        truncating_to: where a truncation that was not answered cuts; None if there is none.
-        lines: how many lines were taken in.
+        generations: generation of the record at each offset, from offset 0 on; `REMOVED` below the log start.
+        flushed_offset: end of what was acknowledged as flushed, exclusive.
+        start_offset: the last answered log start, inclusive.
+        starting_offset: the highest log start that a removal without an answer may have caused; else `start_offset`.
+        announced: records of an append without an answer.
+        truncating_to: target of a truncation without an answer; None if there is none.
+        lines: number of lines noted.
         removals: answers that moved the log start.
-        problems: what the worker itself found wrong.
+        problems: problems that the worker itself found.
     """
 
     generations: list[int] = field(default_factory=list[int])
@@ -36,7 +36,7 @@ class Ledger:
     problems: list[str] = field(default_factory=list[str])
 
     def take(self, line: str, generation: int) -> None:
-        """Take in one line of a worker of a generation; the last one may be cut in its middle and is then passed over."""
+        """Note one line of a worker of a generation. The last line may be cut off and is then ignored."""
         word, _, number = line.rstrip("\n").partition(" ")
         if not line.endswith("\n"):
             return
@@ -68,7 +68,7 @@ class Ledger:
 
     def _take_end(self, end_offset: int, generation: int) -> None:
         if self.truncating_to is not None:
-            # Whole batches go: the log may end a little lower.
+            # A truncation drops whole batches, so the log may end a little lower.
             self.flushed_offset = min(self.flushed_offset, end_offset)
         del self.generations[end_offset:]
         self.generations += [generation] * (end_offset - len(self.generations))
@@ -77,13 +77,13 @@ class Ledger:
     def compare(
         self, values: list[bytes], generation: int, batch_records_max: int, *, start_offset: int = 0
     ) -> list[str]:
-        """Return what is wrong with the values that a log holds after its worker was killed: nothing may be missing.
+        """Return the problems with the values in a log after its worker was killed: nothing may be missing.
 
         Args:
-            values: all of them, from the log start on.
-            generation: of the worker that was killed.
-            batch_records_max: records of the largest batch: so far below its target a truncation may cut.
-            start_offset: the log start that was found (inclusive).
+            values: all values from the log start on.
+            generation: generation of the killed worker.
+            batch_records_max: records of the largest batch. A truncation may end that far below its target.
+            start_offset: the log start (inclusive).
         """
         history = self.generations + [generation] * self.announced
         least = len(self.generations)
@@ -104,7 +104,7 @@ class Ledger:
         return problems
 
     def settle(self, values: list[bytes], *, start_offset: int = 0) -> None:
-        """Start again with what a reopened log holds: it is all flushed."""
+        """Start again from the content of a reopened log: all of it is flushed."""
         self.generations = [REMOVED] * start_offset + [int(value.partition(b"/")[0]) for value in values]
         self.flushed_offset = len(self.generations)
         self.start_offset = self.starting_offset = start_offset

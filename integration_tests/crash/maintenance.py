@@ -15,11 +15,11 @@ from storage.log.partition_log import PartitionLog
 from storage.maintenance.scrub import LogScrub
 
 SCRUB_BYTES_PER_S = 2**40
-"""No limit: the load is the point."""
+"""Practically no limit: the load is the point."""
 
 
 def begin_pass(log: PartitionLog, *, now_ms: int) -> CompactionPass:
-    """Begin a pass of a log that is due; everything flushed is below its high watermark.
+    """Begin a pass of a log that is due. Its high watermark is its flushed offset.
 
     Args:
         log: the log.
@@ -34,7 +34,7 @@ def begin_pass(log: PartitionLog, *, now_ms: int) -> CompactionPass:
 
 
 def compact_once(log: PartitionLog, *, now_ms: int) -> None:
-    """Make one whole pass with its swaps."""
+    """Run one whole pass with its swaps."""
     work = begin_pass(log, now_ms=now_ms)
     work.build()
     for group in work.groups():
@@ -49,13 +49,13 @@ def _monotonic_ms() -> int:
 
 
 def scrub_once(scrub: LogScrub, log: PartitionLog, *, now_ms: int, interval_ms: int) -> str | None:
-    """Scrub the segment that is due, if any, and carry it out; return what is wrong, None if nothing is.
+    """Scrub the segment that is due, if any, and apply the result. Return the problem; None if there is none.
 
     Args:
         scrub: the log's scrub.
         log: the log.
         now_ms: the owner's clock in milliseconds.
-        interval_ms: a segment is due so long after its last check.
+        interval_ms: milliseconds after its last check at which a segment is due.
     """
     work = scrub.begin(flushed_offset=log.flushed_offset, now_ms=now_ms, interval_ms=interval_ms)
     if work is None:
@@ -68,7 +68,7 @@ def scrub_once(scrub: LogScrub, log: PartitionLog, *, now_ms: int, interval_ms: 
 
 
 def scrub_all(log: PartitionLog, *, now_ms: int) -> None:
-    """Scrub every sealed segment once; what is damaged is quarantined, what is not is sealed."""
+    """Scrub every sealed segment once. Damaged ranges are quarantined, other segments get a seal."""
     scrub = LogScrub(log)
     for _ in range(log.segment_count - 1):
         scrub_once(scrub, log, now_ms=now_ms, interval_ms=1)

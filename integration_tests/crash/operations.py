@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named multi-step operations of a log: each is prepared, then played on a recorded disk, and cut at every call that it makes.
+"""Named multi-step operations of a log. Each is prepared, then run on a recorded disk, and crashed at every disk call that it makes.
 
-The points come from the calls that were recorded, not from a list. A new step of an operation is a new point by itself; a new
-operation is a line of `OPERATIONS`. What is checked after a crash stands in `history`, how it is crashed in `enumeration`.
+The crash points come from the recorded calls, not from a list. So a new step of an operation is a new point by itself. A new operation
+is a line of `OPERATIONS`. `history` has the checks after a crash, and `enumeration` has the kinds of crash.
 Source: docs/storage.md sections 3 to 8; docs/storage_format.md sections 3 to 6.
 """
 
@@ -27,7 +27,7 @@ SIZED = replace(SETTINGS, retention_bytes=900)
 AGED = replace(SETTINGS, retention_ms=5_000)
 COMPACT = replace(SETTINGS, compact=True, min_cleanable_dirty_ratio=0.0, delete_retention_ms=150)
 GROUPS_TO_SYNC = 64
-"""The recovery point is synced with every so many groups."""
+"""Number of flush groups after which the recovery point is written with a sync."""
 DAY_MS = 24 * 3_600 * 1_000
 
 
@@ -36,10 +36,10 @@ class LogOperation:
     """One line of the table.
 
     Attributes:
-        name: what is done.
-        prepare: what the log is like before; not recorded.
-        act: the operation; each of its calls is a crash point.
-        settings: of the log.
+        name: the operation in words.
+        prepare: creates the state before the operation; not recorded.
+        act: the operation. Each of its calls is a crash point.
+        settings: settings of the log.
         judge: judges a crashed disk, instead of opening the log.
     """
 
@@ -51,7 +51,7 @@ class LogOperation:
 
 
 def nothing(stage: Stage) -> None:
-    """The log does not exist yet."""
+    """Prepare nothing: the log does not exist yet."""
 
 
 def create(stage: Stage) -> None:
@@ -60,7 +60,7 @@ def create(stage: Stage) -> None:
 
 
 def flushed(stage: Stage) -> None:
-    """Several segments, two leader epochs, flushed; a tail that is not."""
+    """Write several segments with two leader epochs, flush them, and append an unflushed tail."""
     stage.open()
     for epoch in range(2):
         stage.fill(7, epoch=epoch)
@@ -69,18 +69,18 @@ def flushed(stage: Stage) -> None:
 
 
 def roll(stage: Stage) -> None:
-    """Appends that fill segments; nothing is flushed."""
+    """Append until segments are full, without a flush."""
     stage.fill(9, epoch=2)
 
 
 def roll_by_age(stage: Stage) -> None:
-    """The active segment is old by the clock."""
+    """Roll the active segment by its age."""
     stage.seal()
     stage.append(epoch=1)
 
 
 def flush_group(stage: Stage) -> None:
-    """A group over several segments, with a new leader epoch, beside appends that roll."""
+    """Flush a group over several segments with a new leader epoch, while appends roll."""
     stage.fill(8, epoch=2)
     work = stage.begin_flush()
     stage.fill(5, epoch=3)
@@ -91,12 +91,12 @@ def flush_group(stage: Stage) -> None:
 
 
 def flush_together(stage: Stage) -> None:
-    """The flusher syncs the file system for two groups at once, each with a new leader epoch."""
+    """Flush two groups with one sync of the file system, each with a new leader epoch."""
     stage.fill(4, epoch=2)
     other = Stage(stage.settings)
     other.open()
     work = stage.begin_flush()
-    # The second group is of a log on another disk: what counts here is the order of this one's calls.
+    # The second group belongs to a log on another disk: the order of calls on this disk counts.
     other.append(epoch=5)
     items = [(each, _no_answer) for each in (work, other.begin_flush())]
     stage.fill(2, epoch=2)
@@ -109,7 +109,7 @@ def _no_answer(work: FlushWork, error: BaseException | None) -> None:
 
 
 def many_groups(stage: Stage) -> None:
-    """As many flush groups as go before a synced recovery point."""
+    """Run almost as many flush groups as come before a synced recovery point."""
     stage.open()
     for _ in range(GROUPS_TO_SYNC - 2):
         stage.append(1, size_bytes=1)
@@ -117,21 +117,21 @@ def many_groups(stage: Stage) -> None:
 
 
 def recovery_points(stage: Stage) -> None:
-    """The recovery point is written without a sync, then with one."""
+    """Write the recovery point without a sync, then with one."""
     for number in range(4):
         stage.append(1, epoch=number)
         stage.flush()
 
 
 def truncate_inside(stage: Stage) -> None:
-    """Cut above the flushed offset, inside the last segment; others follow."""
+    """Truncate above the flushed offset, inside the last segment; then append."""
     stage.truncate(stage.log.log_end_offset - 2)
     stage.append(epoch=2)
     stage.flush()
 
 
 def truncate_deep(stage: Stage) -> None:
-    """Cut far below the flushed offset, across segments and an epoch, under a flush; other records follow."""
+    """Truncate far below the flushed offset, across segments and an epoch, during a flush; then append."""
     work = stage.begin_flush()
     stage.truncate(6)
     work.run()
@@ -141,7 +141,7 @@ def truncate_deep(stage: Stage) -> None:
 
 
 def truncate_at_log_start(stage: Stage) -> None:
-    """Cut away the batch that the log start lies in: the log is empty at its start; other records follow."""
+    """Truncate the batch at the log start away, so that the log is empty at its start; then append."""
     stage.remove(9)
     stage.truncate(9)
     stage.fill(2, epoch=2)
@@ -149,7 +149,7 @@ def truncate_at_log_start(stage: Stage) -> None:
 
 
 def remove_inside(stage: Stage) -> None:
-    """The log start moves inside a batch, then across segments."""
+    """Move the log start inside a batch, then across segments."""
     stage.remove(3)
     stage.remove(13)
     stage.append(epoch=1)
@@ -157,14 +157,14 @@ def remove_inside(stage: Stage) -> None:
 
 
 def remove_everything(stage: Stage) -> None:
-    """The log start moves to a log end that is not flushed: the active segment goes too."""
+    """Move the log start to an unflushed log end, which removes the active segment too."""
     stage.remove(stage.log.log_end_offset)
     stage.fill(2, epoch=2)
     stage.flush()
 
 
 def removals_and_restarts(stage: Stage) -> None:
-    """Inside a batch, at a segment's end, across segments; appends, flushes, clean and unclean restarts in between."""
+    """Remove inside a batch, at a segment's end, across segments; append, flush, and restart cleanly and uncleanly in between."""
     stage.remove(7)
     stage.remove(20)
     stage.append(epoch=3)
@@ -181,7 +181,7 @@ def removals_and_restarts(stage: Stage) -> None:
 
 
 def removals_of_everything(stage: Stage) -> None:
-    """Again and again up to a log end that is not flushed: a crash may lose a tail below the log start."""
+    """Remove repeatedly up to an unflushed log end. A crash may lose a tail below the log start."""
     for epoch in range(2, 5):
         stage.fill(8, epoch=epoch, producer=False)
         stage.remove(stage.log.log_end_offset)
@@ -196,7 +196,7 @@ def removals_of_everything(stage: Stage) -> None:
 
 
 def retention_by_size(stage: Stage) -> None:
-    """Old segments go because there are more bytes than wanted."""
+    """Remove old segments because the log has too many bytes."""
     assert stage.retain() > 0
     stage.append(epoch=2)
     stage.flush()
@@ -206,7 +206,7 @@ def retention_by_size(stage: Stage) -> None:
 
 
 def retention_by_age(stage: Stage) -> None:
-    """Everything is old: the active segment is rolled, and all of it goes."""
+    """Remove everything by age, after a roll of the active segment."""
     stage.seal()
     stage.now_ms += DAY_MS
     assert stage.retain() > 0
@@ -215,13 +215,13 @@ def retention_by_age(stage: Stage) -> None:
 
 
 def with_deleted(stage: Stage) -> None:
-    """Segments were removed; their files are still there, renamed."""
+    """Remove segments whose renamed files still exist."""
     flushed(stage)
     stage.remove(14)
 
 
 def remove_deleted(stage: Stage) -> None:
-    """The renamed files go; a second removal follows."""
+    """Delete the renamed files, and remove a second time."""
     assert stage.log.remove_deleted(stage.now_ms) > 0
     stage.remove(20)
     assert stage.log.remove_deleted(stage.now_ms) > 0
@@ -229,7 +229,7 @@ def remove_deleted(stage: Stage) -> None:
 
 
 def keyed(stage: Stage) -> None:
-    """Sealed segments with keys that were overwritten and deleted, of an idempotent producer; a tail that is not flushed."""
+    """Write sealed segments of an idempotent producer, with keys that are overwritten and deleted, and an unflushed tail."""
     stage.open()
     for number in range(16):
         value = None if number % 5 == 4 else b"%d" % number
@@ -239,12 +239,12 @@ def keyed(stage: Stage) -> None:
 
 
 def compact(stage: Stage) -> None:
-    """A pass: every group is written, swapped, and the checkpoint follows."""
+    """Run a pass: write and swap every group, then write the checkpoint."""
     stage.compact()
 
 
 def keyed_again(stage: Stage) -> None:
-    """A log that was compacted, with new dirty segments."""
+    """Compact a log and write new dirty segments."""
     keyed(stage)
     stage.compact()
     for number in range(6):
@@ -254,7 +254,7 @@ def keyed_again(stage: Stage) -> None:
 
 
 def compact_and_go_on(stage: Stage) -> None:
-    """A pass that merges segments and drops tombstones, a log start inside what it left, the renamed files, a roll."""
+    """Run a pass that merges segments and drops tombstones; then remove up to a log start inside its result, delete files, and roll."""
     stage.compact()
     stage.remove(5)
     stage.log.remove_deleted(stage.now_ms)
@@ -264,7 +264,7 @@ def compact_and_go_on(stage: Stage) -> None:
 
 
 def compact_and_cut(stage: Stage) -> None:
-    """Everything behind what was compacted is cut: its last segment is the active one again; other records follow."""
+    """Truncate everything behind the compacted part, so that its last segment is active again; then append."""
     compacted_end = stage.log.flushed_offset
     stage.compact()
     for number in range(6):
@@ -278,7 +278,7 @@ def compact_and_cut(stage: Stage) -> None:
 
 
 def compact_beside_removal(stage: Stage) -> None:
-    """The sources of a group are removed while it is written: it is thrown away."""
+    """Remove the sources of a group while it is written, so that the pass drops it."""
     work = stage.begin_pass()
     work.build()
     group = next(iter(work.groups()))
@@ -290,7 +290,7 @@ def compact_beside_removal(stage: Stage) -> None:
 
 
 def snapshots(stage: Stage) -> None:
-    """Rolls beyond the four newest snapshots, a clean close that takes one more, an opening."""
+    """Roll more often than the four newest snapshots, close cleanly with one more snapshot, and open."""
     for _ in range(5):
         stage.fill(3, epoch=1)
         stage.seal()
@@ -300,13 +300,13 @@ def snapshots(stage: Stage) -> None:
 
 
 def sealed(stage: Stage) -> None:
-    """Sealed segments that no scrub has seen."""
+    """Seal segments that no scrub has checked."""
     flushed(stage)
     stage.seal()
 
 
 def seal(stage: Stage) -> None:
-    """A scrub seals every segment; the sealed ones are truncated and removed, others are sealed."""
+    """Seal every segment by a scrub, truncate and remove sealed ones, and seal others."""
     stage.scrub()
     stage.truncate(20)
     stage.remove(9)
@@ -316,16 +316,16 @@ def seal(stage: Stage) -> None:
 
 
 def damaged(stage: Stage) -> None:
-    """A flushed batch of a sealed segment has changed; that is not known yet."""
+    """Damage a flushed batch of a sealed segment, not yet detected."""
     sealed(stage)
-    # What this process wrote it does not verify.
+    # A process does not verify data that it wrote itself, so the log is opened again.
     stage.close(clean=True)
     stage.open()
     stage.damage(stage.history.sent[2])
 
 
 def note_damage(stage: Stage) -> None:
-    """A read finds the damage and notes it; a flush and a clean stop follow."""
+    """Detect and note the damage by a read; then flush and shut down cleanly."""
     stage.notice()
     stage.append(epoch=2)
     stage.flush()
@@ -334,7 +334,7 @@ def note_damage(stage: Stage) -> None:
 
 
 def remove_damage(stage: Stage) -> None:
-    """The damage is found, and removed with its segment by a log start above it."""
+    """Detect the damage, and remove it with its segment by a higher log start."""
     stage.notice()
     stage.remove(13)
     stage.close(clean=True)
@@ -342,7 +342,7 @@ def remove_damage(stage: Stage) -> None:
 
 
 def close_clean(stage: Stage) -> None:
-    """A clean close with everything still to be flushed, and a clean opening that appends."""
+    """Close cleanly with everything unflushed, open, and append."""
     stage.fill(3, epoch=2)
     stage.close(clean=True)
     stage.open()
@@ -352,7 +352,7 @@ def close_clean(stage: Stage) -> None:
 
 
 def torn(stage: Stage) -> None:
-    """Power failed; the log is torn."""
+    """Fail the power, so that the log is torn."""
     flushed(stage)
     stage.fill(8, epoch=2)
     stage.remove(5)
@@ -360,7 +360,7 @@ def torn(stage: Stage) -> None:
 
 
 def killed(stage: Stage) -> None:
-    """The process ended in the middle of everything."""
+    """End the process in the middle of everything."""
     flushed(stage)
     stage.fill(8, epoch=2)
     stage.remove(15)
@@ -368,7 +368,7 @@ def killed(stage: Stage) -> None:
 
 
 def recover(stage: Stage) -> None:
-    """The opening itself, and a first append."""
+    """Open the log and append."""
     stage.open()
     stage.append(epoch=3)
     stage.flush()
@@ -403,4 +403,4 @@ OPERATIONS: tuple[LogOperation, ...] = (
     LogOperation(name="opening of a torn log", prepare=torn, act=recover),
     LogOperation(name="opening after kill -9", prepare=killed, act=recover),
 )
-"""All of them; a new one is added here."""
+"""All operations. A new operation is added here."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make realdisk ROUNDS=n`: real devices and real processes: a disk that fills up, an fsync that fails, and kill -9 in a loop.
+"""`make realdisk ROUNDS=n`: real devices and real processes: a disk that becomes full, an fsync that fails, and kill -9 in a loop.
 
     python -m integration_tests.crash.real_disk --rounds 200
 
-Needs no root but for the full disk, which says NOT RUN where it cannot mount. The loop stands in `kill_loop`.
+Only the full disk needs root; it says NOT RUN if it cannot mount. The loop is in `kill_loop`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ FILLER_BYTES = 256 * 1024
 FSYNC_THAT_FAILS = 9
 STRACE = "/usr/bin/strace"
 TRACED = "fdatasync,fsync,syncfs,pwritev,pwrite64,rename,renameat,unlink,unlinkat"
-"""Calls that change something: none of them may come after the failure."""
+"""System calls that change files. None may come after the failure."""
 MOUNT_SETTINGS = LogSettings(segment_bytes=100_000, index_interval_bytes=1_000)
 
 
 def failing_fsync(root: Path, *, seed: int = 0) -> list[str]:
-    """Let one fdatasync of a worker fail with EIO; return what is wrong with what it does and leaves. Needs strace."""
+    """Let one fdatasync of a worker fail with EIO, and return the problems with its behaviour and its files. Needs strace."""
     directory, trace = root / "failing", root / "trace"
     inject = f"inject=fdatasync:error=EIO:when={FSYNC_THAT_FAILS}"
     prefix = (
@@ -75,7 +75,7 @@ def failing_fsync(root: Path, *, seed: int = 0) -> list[str]:
 
 
 def fill_up(path: Path, *, seed: int = 0, times: int = 5) -> tuple[int, list[str]]:
-    """Fill a small disk with one log, again and again; return how many calls found no space, and what went wrong."""
+    """Fill a small disk with one log repeatedly. Return the number of calls without space, and the problems."""
     rng = random.Random(seed)
     filler = path / "filler"
     values: list[bytes] = []
@@ -99,7 +99,7 @@ def fill_up(path: Path, *, seed: int = 0, times: int = 5) -> tuple[int, list[str
                 return refused, [f"the log ends at {log.log_end_offset}, not {len(values)}: {log.failure}"]
         if read_values(log) != values:
             problems.append("a full disk changed what is read")
-        # Space comes back: by a file that is removed, and by the tail of the log.
+        # Space comes back from a removed file and from the tail of the log.
         filler.unlink()
         cut = log.truncate_suffix(max(0, len(values) - rng.randrange(40)))
         del values[cut:]
@@ -114,7 +114,7 @@ def fill_up(path: Path, *, seed: int = 0, times: int = 5) -> tuple[int, list[str
 
 
 def main() -> int:
-    """Run all three and print; 1 if one went wrong."""
+    """Run all three and print. Return 1 if one failed."""
     parser = argparse.ArgumentParser(description="real devices and processes under the log engine")
     parser.add_argument("--rounds", type=int, default=DEFAULT_ROUNDS, help="kills")
     parser.add_argument("--seed", type=int, default=0)

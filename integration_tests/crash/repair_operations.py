@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repairs of damaged segments among the named operations of the crash enumeration.
+"""Repairs of damaged segments, as operations of the crash enumeration.
 
 Source: docs/storage.md section 6a.
 """
@@ -11,7 +11,7 @@ from integration_tests.crash.stage import Stage
 
 
 def repair(stage: Stage) -> None:
-    """The damage is found and repaired; appends, a clean stop and a scrub follow."""
+    """Detect and repair the damage; then append, shut down cleanly and scrub."""
     stage.notice()
     stage.repair()
     stage.append(epoch=2)
@@ -23,7 +23,7 @@ def repair(stage: Stage) -> None:
 
 
 def sealed_and_damaged(stage: Stage) -> None:
-    """A flushed batch of a segment with a seal, snapshots and indexes has changed; that is not known yet."""
+    """Damage a flushed batch of a segment with a seal, snapshots and indexes, not yet detected."""
     flushed(stage)
     stage.seal()
     stage.scrub()
@@ -33,7 +33,7 @@ def sealed_and_damaged(stage: Stage) -> None:
 
 
 def repair_and_change(stage: Stage) -> None:
-    """The damage is found and repaired; the log start moves into the segment, then a cut takes its end; others follow."""
+    """Detect and repair the damage; then move the log start into the segment, truncate its end, and append."""
     stage.notice()
     stage.repair()
     stage.remove(stage.log.log_start_offset + 3)
@@ -43,7 +43,7 @@ def repair_and_change(stage: Stage) -> None:
 
 
 def active_and_damaged(stage: Stage) -> None:
-    """A flushed batch of the segment that is appended to has changed; that is not known yet."""
+    """Damage a flushed batch of the active segment, not yet detected."""
     flushed(stage)
     stage.flush()
     stage.close(clean=True)
@@ -52,7 +52,7 @@ def active_and_damaged(stage: Stage) -> None:
 
 
 def repair_active(stage: Stage) -> None:
-    """The damage is found, the segment rolled and repaired; appends follow, none of which was flushed before."""
+    """Detect the damage, roll and repair the segment; then append records that were not flushed before."""
     stage.notice()
     stage.repair()
     stage.fill(3, epoch=2)
@@ -65,4 +65,4 @@ REPAIR_OPERATIONS: tuple[LogOperation, ...] = (
     LogOperation(name="repair of a sealed segment", prepare=sealed_and_damaged, act=repair_and_change),
     LogOperation(name="repair of the active segment", prepare=active_and_damaged, act=repair_active),
 )
-"""All of them; a new one is added here."""
+"""All repairs. A new operation is added here."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Restarts of a log at an offset as operations of the crash enumeration: above the log, below it, inside it, of any kind of log.
+"""Restarts of a log at an offset, as operations of the crash enumeration: above the log, below it, inside it, for any kind of log.
 
-After a crash inside one the log is the old one, whole as any crash leaves it, or empty at the offset (`History.settle_restart`).
+After a crash during a restart, the log is either the old one, as after any crash, or empty at the offset (`History.settle_restart`).
 Source: docs/storage.md section 3a; docs/storage_format.md section 5b.
 """
 
@@ -13,7 +13,7 @@ from storage.compaction.owner import LogCompaction
 
 
 def restart_above(stage: Stage) -> None:
-    """Restart above the log end, with a tail that is not flushed; other records follow, of an older leader epoch too."""
+    """Restart above the log end, with an unflushed tail; then append, also in an older leader epoch."""
     stage.restart(50)
     stage.fill(5, epoch=0)
     stage.flush()
@@ -24,7 +24,7 @@ def restart_above(stage: Stage) -> None:
 
 
 def restart_below(stage: Stage) -> None:
-    """Restart below the log start, then at 0; others follow at the old offsets, flushed, and a cut and a removal of these."""
+    """Restart below the log start, then at 0; append at the old offsets, flush, truncate and remove."""
     stage.remove(20)
     stage.restart(6)
     stage.fill(12, epoch=2)
@@ -52,7 +52,7 @@ def restart_inside(stage: Stage) -> None:
 
 
 def restart_damaged(stage: Stage) -> None:
-    """Damage is found, and gone with everything."""
+    """Detect damage; the restart removes it with everything else."""
     stage.notice()
     stage.restart(2)
     stage.fill(3, epoch=1)
@@ -60,7 +60,7 @@ def restart_damaged(stage: Stage) -> None:
 
 
 def restart_compacted(stage: Stage) -> None:
-    """A log that was compacted, under another pass: what the pass wrote is thrown away, the new records are all dirty."""
+    """Restart a compacted log during another pass: the result of the pass is dropped, and all new records are dirty."""
     work = stage.begin_pass()
     work.build()
     cleaned = work.clean(next(iter(work.groups())))
@@ -81,4 +81,4 @@ RESTART_OPERATIONS: tuple[LogOperation, ...] = (
     LogOperation(name="restart of a damaged log", prepare=damaged, act=restart_damaged),
     LogOperation(name="restart under a compaction", prepare=keyed_again, act=restart_compacted, settings=COMPACT),
 )
-"""All of them; a new one is added here."""
+"""All restarts. A new operation is added here."""

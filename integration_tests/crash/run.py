@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`make crash`: every crash point of every operation and scenario, the long model run, and the mutants that these proofs must find.
 
-Prints a table operation / points / crashes / crashes of the openings that followed, the points of the scenarios, then runs and
-seconds of the model, then one line for each mutant and its finder. Ends with 1 if a crash left an illegal log, a run broke a law, or a
-mutant was not found.
+Prints a table with operation, points, crashes and crashes of the openings after them, the points of the scenarios, runs and seconds of
+the model, and one line for each mutant with its finder. Exit status 1: a crash left an illegal log, a run broke a law, or a mutant was
+not found.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ SEEDS = 4
 RECOVERY_EVERY = 10
 OPERATION_SEEDS = 2
 OPERATION_RECOVERY_EVERY = 7
-"""The opening after every so many crashes of a named operation is crashed too."""
+"""The opening after every n-th crash of a named operation is crashed too."""
 ALL_OPERATIONS = (*OPERATIONS, *RESTART_OPERATIONS, *REPAIR_OPERATIONS, *DIRECTORY_OPERATIONS)
 RUNS = 2_000
 STEPS = 200
 
 
 def enumerate_points(*, seeds: int, recovery_every: int, point_every: int = 1) -> bool:
-    """Crash everywhere and print the points of each operation; True if all logs were legal."""
+    """Crash at every point and print the points of each operation. Return True if all logs were legal."""
     points: Counter[str] = Counter()
     crashes = 0
     started_s = time.monotonic()
@@ -61,7 +61,7 @@ def enumerate_points(*, seeds: int, recovery_every: int, point_every: int = 1) -
 
 
 def enumerate_operations(*, seeds: int, recovery_every: int, point_every: int = 1) -> bool:
-    """Crash every named operation everywhere and print the table; True if all was legal."""
+    """Crash every named operation at every point and print the table. Return True if all logs were legal."""
     totals = [0, 0, 0]
     is_legal = True
     started_s = time.monotonic()
@@ -84,7 +84,7 @@ def enumerate_operations(*, seeds: int, recovery_every: int, point_every: int = 
 
 
 def run_model(*, runs: int, steps: int) -> bool:
-    """Run the model and print; True if it was clean."""
+    """Run the model and print the result. Return True if no law was broken."""
     started_s = time.monotonic()
     failure = model_run.run_many(first_seed=0, runs=runs, steps=steps)
     verdict = "clean" if failure is None else f"FAILED\n{failure}"
@@ -93,7 +93,7 @@ def run_model(*, runs: int, steps: int) -> bool:
 
 
 def find_mutants(root: Path) -> bool:
-    """Look for every mutant and print who found it; True if none was missed."""
+    """Hunt every mutant and print its finder. Return True if all were found."""
     templates = corrupt.build_templates(root)
     missed = 0
     for mutant in MUTANTS:
@@ -107,7 +107,7 @@ def find_mutants(root: Path) -> bool:
 
 
 def main() -> int:
-    """Run all of them and print; 1 if one failed."""
+    """Run everything and print. Return 1 if a part failed."""
     parser = argparse.ArgumentParser(description="crash points, model and mutants of the log engine")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="crashes of each random kind at each point")
     parser.add_argument("--recovery-every", type=int, default=RECOVERY_EVERY, help="crash the recovery of every n-th")

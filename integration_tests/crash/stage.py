@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A log on a recorded simulated disk, beside its history: on which the operations of the crash enumeration are played.
+"""A log on a recorded simulated disk, with its history. The operations of the crash enumeration run on it.
 
-Owns how each call of a log is announced to the history before it is made, and settled after it has returned. Every call of the disk
-while `is_recording` becomes a crash point: a copy of the disk and of the history right before it.
+Owns how each call of the log is announced to the history before it is made, and settled after it has returned. While `is_recording`,
+every disk call becomes a crash point: a copy of the disk and of the history just before the call.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ END = SimCall(operation="the end of the operation", path="")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """The disk and the history right before a call."""
+    """The disk and the history just before a disk call."""
 
     call: SimCall
     disk: SimDisk
@@ -45,17 +45,17 @@ class Point:
 
 
 class Stage:
-    """A log on a simulated disk that records each call of the disk as a crash point.
+    """A log on a simulated disk that records each disk call as a crash point.
 
     Args:
-        settings: of the log.
+        settings: settings of the log.
 
     Attributes:
-        disk: the simulated disk; `/data/partitions` is there, the log is not before `open`.
+        disk: the simulated disk. `/data/partitions` exists from the start, the log from `open` on.
         history: what the log was told.
-        is_recording: whether calls become points.
+        is_recording: True while disk calls become points.
         points: the crash points so far.
-        now_ms: the clock that the log is given; operations move it.
+        now_ms: the clock of the log, which operations move.
     """
 
     log: PartitionLog
@@ -77,11 +77,11 @@ class Stage:
             self.points.append(Point(call=call, disk=self.disk.fork(), history=self.history.copy()))
 
     def record_end(self) -> None:
-        """Make the last point: after everything."""
+        """Record the last point, after everything."""
         self._on_call(END)
 
     def open(self) -> OpenedLog:
-        """Open the log and take up what it holds."""
+        """Open the log and adopt its content."""
         opened = open_on(self.disk, self.settings, now_ms=self.now_ms)
         self.log = opened.log
         self.history.settle(self.log)
@@ -107,7 +107,7 @@ class Stage:
                 base_sequence=sequence,
             )
         )
-        # Announced: from here on a crash may leave it.
+        # Announced: from here on a crash may leave the records.
         history.records |= {base_offset + at: Record(*pair, epoch) for at, pair in enumerate(pairs)}
         if producer:
             history.sent.append(Sent(data, base_offset, base_offset + len(pairs)))
@@ -130,7 +130,7 @@ class Stage:
         return work
 
     def end_flush(self, work: FlushWork) -> None:
-        """Take a group back."""
+        """End a flush group that has run."""
         self.history.flushed_offset = self.log.end_flush(work)
 
     def truncate(self, to_offset: int) -> None:
@@ -143,25 +143,25 @@ class Stage:
         history.cut(to_offset)
 
     def remove(self, to_offset: int) -> None:
-        """Let the log begin at an offset; from the call on it may, from its return on it must."""
+        """Move the log start to an offset. During the call a crash may show it; after the call it must."""
         self.history.starting_offset = to_offset
         self.log.truncate_prefix(to_offset, self.now_ms)
         self._settle_start()
 
     def restart(self, offset: int) -> None:
-        """Drop everything and restart the log at an offset; from the call on that may show, from its return on it must."""
+        """Restart the log empty at an offset. During the call a crash may show it; after the call it must."""
         self.history.restarting_to = offset
         self.log.restart_at(offset)
         self.history.restart(offset)
 
     def retain(self) -> int:
-        """Apply retention to what is flushed; return how many segments went."""
+        """Apply retention to the flushed part and return the number of removed segments."""
         first_point = len(self.points)
         self.history.starting_offset = self.log.flushed_offset
         removed = self.log.apply_retention(self.log.flushed_offset, self.now_ms)
         self._settle_start()
         for point in self.points[first_point:]:
-            # What it may bring is exactly what it brought: it removes nothing else on the way.
+            # A crash during retention may show exactly its result, because it removes nothing else on the way.
             point.history.starting_offset = self.history.start_offset
         return removed
 
@@ -170,17 +170,17 @@ class Stage:
         history.start_offset = history.starting_offset = self.log.log_start_offset
 
     def seal(self) -> None:
-        """Roll the active segment and flush, so that a pass, a scrub or retention takes all that was written."""
+        """Roll the active segment and flush, so that a pass, a scrub or retention covers everything written."""
         self.now_ms += 2 * self.settings.segment_ms
         assert self.log.roll_if_due(self.now_ms), "there is nothing to roll"
         self.flush()
 
     def begin_pass(self) -> CompactionPass:
-        """Begin a compaction pass; the log must be due."""
+        """Begin a compaction pass. The log must be due."""
         return begin_pass(self.log, now_ms=self.now_ms)
 
     def compact(self) -> None:
-        """Make one whole pass with its swaps."""
+        """Run one whole pass with its swaps."""
         compact_once(self.log, now_ms=self.now_ms)
 
     def scrub(self) -> None:
@@ -190,7 +190,7 @@ class Stage:
             scrub_once(scrub, self.log, now_ms=self.now_ms, interval_ms=1)
 
     def damage(self, sent: Sent) -> None:
-        """Change a byte of a flushed batch behind the log's back; it is not known yet."""
+        """Change a byte of a flushed batch behind the log's back, not yet detected."""
         for name in self.disk.list_directory(LOG_DIRECTORY):
             path = f"{LOG_DIRECTORY}/{name}"
             at = self.disk.read_file(path).find(sent.data[21:]) if name.endswith(".log") else -1
@@ -202,7 +202,7 @@ class Stage:
         raise AssertionError("the batch stands nowhere")
 
     def notice(self) -> None:
-        """Read the damaged batch."""
+        """Detect the damage by a read of the batch."""
         try:
             self.log.read(self.history.lost[0], 1)
         except DataLossError:
@@ -210,7 +210,7 @@ class Stage:
         raise AssertionError("the damage was not seen")
 
     def repair(self) -> None:
-        """Repair the damage with the batches that were written there; from its return on they can be read again."""
+        """Repair the damage with the batches that were written there. After the call they can be read again."""
         owner = LogRepair(self.log)
         task = owner.begin(high_watermark=self.log.flushed_offset, now_ms=self.now_ms)
         assert task is not None, "there is nothing to repair"
@@ -231,7 +231,7 @@ class Stage:
             self.history.flushed_offset = self.log.log_end_offset
 
     def crash(self, how: Crash, seed: int = 0) -> None:
-        """Lose power, or the process; `open` comes next."""
+        """Lose power, or the process. `open` must come next."""
         self.disk.crash(how, random.Random(seed))
         if how is not Crash.KEEP_ALL:
             self.history.written_offset = self.history.flushed_offset

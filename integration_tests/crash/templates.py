@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Log directories on a real file system whose every byte is known: what the corruption run makes its copies from.
+"""Log directories on a real file system whose every byte is known. The corruption run copies them.
 
-Each template is a log of one kind (plain, with removals at the front, compacted, in the middle of a swap) after one kind of stop,
-beside an older state of the same directory (before a truncation and other appends at the same offsets, before removals and
-compaction), from which stale sectors are taken.
+Each template is a log of one kind (plain, with a removed start, compacted, in the middle of a swap) after one kind of stop. Beside it
+is an older state of the same directory, from before a truncation and other appends at the same offsets, or from before removals and
+compaction. Stale sectors come from that state.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COMPACTED = replace(SETTINGS, compact=True, min_cleanable_dirty_ratio=0.0)
 IDENTITY = PartitionIdentity(topic_id=bytes(range(16)), partition=3)
 NOW_MS = 5_000
 PASS_MS = 10**13
-"""The clock of a compaction pass: later than every timestamp."""
+"""The clock of a compaction pass, later than every timestamp."""
 BATCHES_BEFORE = 25
 BATCHES_AFTER = 25
 UNFLUSHED_BATCHES = 6
@@ -40,7 +40,7 @@ STOPS = ("clean", "killed", "killed with an unflushed group", "killed with known
 
 
 class Kind(Enum):
-    """What a template holds beside its batches."""
+    """The kind of a template."""
 
     PLAIN = "plain"
     REMOVED = "with a log start, renamed files, seals"
@@ -60,7 +60,7 @@ PLAN = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """A batch and where it stands: its segment file, and its first byte there."""
+    """A batch and its place: its segment file, and its first byte there."""
 
     batch: ModelBatch
     file_name: str
@@ -68,7 +68,7 @@ class Placed:
 
     @property
     def end_position(self) -> int:
-        """The byte after its last one."""
+        """The byte after its last byte."""
         return self.position + len(self.batch.data)
 
 
@@ -78,15 +78,15 @@ class Template:
 
     Attributes:
         name: its number, its kind, and how it stopped.
-        kind: what it holds.
+        kind: its kind.
         path: its directory.
         older: an older state of the directory.
         start_offset: its log start (inclusive).
         end_offset: its log end (exclusive).
-        flushed_offset: what was acknowledged as flushed (exclusive).
-        placed: its batches with their places after an opening, ascending; the first may lie below the log start.
-        windows: batches of idempotence windows as they were sent, those from the log start on: each is known when sent again.
-        older_batches: bytes of batches of the older state that are gone.
+        flushed_offset: end of what was acknowledged as flushed (exclusive).
+        placed: its batches with their places after an opening, ascending. The first may be below the log start.
+        windows: batches in the producer state, as they were sent, from the log start on. Each is recognised when it is sent again.
+        older_batches: bytes of batches of the older state that no longer exist.
         known_lost: damaged ranges from before, (first offset, end offset).
     """
 
@@ -109,7 +109,7 @@ def open_log(path: Path) -> PartitionLog:
 
 
 def append_drawn(log: PartitionLog, model: LogModel, rng: random.Random, count: int) -> None:
-    """Append so many drawn batches to log and model."""
+    """Append `count` random batches to log and model."""
     for _ in range(count):
         batch = bytearray(draw_batch(model, rng))
         if model.judge(read_header(batch)) is not None:
@@ -173,21 +173,21 @@ def build(root: Path, number: int) -> Template:
 
 
 class _CopyingDisk(PosixDisk):
-    """Copies the log's directory as it is before the first compacted segment takes its place: as a kill there leaves it."""
+    """Copies the log's directory just before the first compacted segment replaces its sources, as a kill there would leave it."""
 
     def __init__(self, copy: Path) -> None:
         super().__init__()
         self.copy = copy
 
     def rename(self, source: str, target: str) -> None:
-        """See `Disk.rename`."""
+        """Copy the directory at the first swap, then rename."""
         if source.endswith(SWAP_SUFFIX) and not self.copy.exists():
             shutil.copytree(Path(source).parent, self.copy)
         super().rename(source, target)
 
 
 def _make(kind: Kind, log: PartitionLog, rng: random.Random) -> None:
-    """Do to a log what makes its kind."""
+    """Change a log into one of its kind."""
     if kind in (Kind.COMPACTED, Kind.SWAPPING):
         compact_once(log, now_ms=PASS_MS)
     if kind in (Kind.REMOVED, Kind.COMPACTED):
@@ -196,7 +196,7 @@ def _make(kind: Kind, log: PartitionLog, rng: random.Random) -> None:
 
 
 def _check_known(kind: Kind, placed: list[Placed], model: LogModel) -> None:
-    """Every record stands where it was appended, and nothing is missing that compaction does not take."""
+    """Check that every record is where it was appended, and that only compaction removed records."""
     records = {record.offset: (record.key, record.value) for batch in model.batches for record in batch.records}
     found = {record.offset: (record.key, record.value) for each in placed for record in each.batch.records}
     assert found.items() <= records.items(), "the template holds records that were not written"
@@ -208,7 +208,7 @@ def _check_known(kind: Kind, placed: list[Placed], model: LogModel) -> None:
 
 
 def _place_recovered(path: Path, scratch: Path) -> list[Placed]:
-    """Return the batches of a log as they stand after the opening that finishes what was interrupted."""
+    """Return the places of the batches after an opening has completed everything interrupted."""
     shutil.copytree(path, scratch)
     open_log(scratch).close(clean=False)
     placed = _place(scratch)
@@ -233,7 +233,7 @@ def _flip(path: Path, position: int) -> None:
 
 
 def _find_damage(path: Path, lost: tuple[int, int]) -> None:
-    """Let the log find and save the damage, and stop it again."""
+    """Let the log detect and save the damage, and stop it again."""
     log = open_log(path)
     with suppress(DataLossError):
         log.read(lost[0], 1)

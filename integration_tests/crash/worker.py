@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that writes logs until somebody ends it, and says on its output what it is about to do and what was answered.
+"""A process that writes logs until it is killed, and writes to its output what it is about to do and what was answered.
 
     python -m integration_tests.crash.worker <directory> <seed> <generation> list|all
 
-It writes one log, a list of records, in `<directory>/list`: appends, rolls, flushes, truncations, DeleteRecords, retention by size
-or by age, removal of what was renamed, scrubs. With `all` it also writes a compacted one (`keyed_worker`), between these calls.
+It writes one log, the list, in `<directory>/list`: appends, rolls, flushes, truncations, DeleteRecords, retention by size or by age,
+deletion of renamed files, scrubs. With `all` it also writes a compacted log (`keyed_worker`), between these calls.
 
-Lines: `append <records>`, `truncate <offset>`, `delete <offset>`, `retain <high watermark>`, `flush`, each before the call;
-`end <offset>`, `start <offset>` or `flushed <offset>` after it; `problem <text>` for an answer that is wrong. A value tells its
-generation and its offset, so that the ledger alone says what must stand where. After a failed disk: `failed`, one try to write
-that must be refused (`refused`), one read that must succeed (`readable`), and exit code 3.
+Lines before a call: `append <records>`, `truncate <offset>`, `delete <offset>`, `retain <high watermark>`, `flush`. Lines after it:
+`end <offset>`, `start <offset>` or `flushed <offset>`. A wrong answer: `problem <text>`. A value has its generation and its offset, so
+the ledger alone knows what must be where. After a failed disk: `failed`, one write that must be refused (`refused`), one read that must
+succeed (`readable`), and exit code 3.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ RECORDS_MAX = 20
 VALUE_BYTES = (10, 100, 600)
 CUT_RECORDS_MAX = 40
 DELETE_RECORDS_MAX = 150
-"""DeleteRecords moves the log start by so many records at most."""
+"""Maximum number of records by which DeleteRecords moves the log start."""
 GENERATION_MS = 5_000
-"""The clock of a worker begins so much later than that of the one before; it counts calls."""
+"""Milliseconds by which a worker's clock begins later than that of the previous one. The clock counts calls."""
 SCRUB_INTERVAL_MS = 50
 
 _SETTINGS = LogSettings(segment_bytes=40_000, index_interval_bytes=2_000, segment_ms=150, file_delete_delay_ms=30)
 
 
 def settings_of(generation: int) -> LogSettings:
-    """Return the settings of the list: every other generation keeps by size, the others by age."""
+    """Return the settings of the list. Every other generation has retention by size, the others by age."""
     if generation % 2:
         return replace(_SETTINGS, retention_ms=GENERATION_MS)
     return replace(_SETTINGS, retention_bytes=150_000)
 
 
 def now_ms_of(generation: int) -> int:
-    """Return the clock when a generation begins, in milliseconds."""
+    """Return the clock at the beginning of a generation, in milliseconds."""
     return (generation + 1) * GENERATION_MS
 
 
 def value_of(generation: int, offset: int, size_bytes: int) -> bytes:
-    """Return the value that a generation puts at an offset."""
+    """Return the value that a generation writes at an offset."""
     return b"%d/%d/" % (generation, offset) + b"v" * size_bytes
 
 
@@ -80,7 +80,7 @@ class Worker:
         self._begin_producer()
 
     def _send_last_again(self) -> None:
-        """The producer of the generation before did not hear an answer: what it sends again is known."""
+        """Send the batch again whose answer the producer of the previous generation did not get: the log recognises it."""
         log = self._log
         if log.log_end_offset == log.log_start_offset:
             return
@@ -142,7 +142,7 @@ class Worker:
         end_offset = self._log.truncate_suffix(to_offset)
         self._say(f"end {end_offset}")
         if end_offset <= max(self._producer_start, self._log.log_start_offset):
-            # What its window held is cut away, as on a follower: no producer goes on from there.
+            # The truncation removed the batches of its producer state, as on a follower. No producer continues from there.
             self._begin_producer()
 
     def _delete(self) -> None:
@@ -160,7 +160,7 @@ class Worker:
         log.remove_deleted(self.now_ms)
 
     def live_on_a_failed_disk(self) -> int:
-        """Try what must be refused and what must not; return the exit code."""
+        """Try a write that must be refused and a read that must succeed. Return the exit code."""
         self._say("failed")
         batch = encode_batch([b"after"], timestamps_ms=0)
         for write in (
@@ -178,7 +178,7 @@ class Worker:
 
 
 def main() -> int:
-    """Write the logs in the directory that the command line names."""
+    """Write the logs in the directory from the command line."""
     directory, seed_text, generation_text, mode = sys.argv[1:]
     seed, generation = int(seed_text), int(generation_text)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work in a thread of its own until it is asked to stop; what breaks it is kept, and raised where it is waited for."""
+"""Work in its own thread until it is asked to stop. An error that ends the work is kept, and raised by `join` and `check`."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Callable
 
 
 class Background:
-    """One thread. `broken` is written by it, and by callbacks of its work; it stays.
+    """One thread. The thread and callbacks of its work write `broken`; it is never cleared.
 
     Args:
-        name: of the thread, for messages.
-        work: what it does; it is to return soon after `stopping` is set.
-        join_timeout_s: seconds from the order to stop to the end.
+        name: name of the thread, for messages.
+        work: the work. It must return soon after `stopping` is set.
+        join_timeout_s: maximum seconds from the request to stop until the end.
 
     Attributes:
         stopping: set by `ask_to_stop`.
-        broken: what ended the work, if something did.
+        broken: the error that ended the work, if any.
     """
 
     def __init__(self, name: str, work: Callable[[], None], *, join_timeout_s: float) -> None:
@@ -34,19 +34,19 @@ class Background:
         return self._thread.is_alive()
 
     def start(self) -> None:
-        """Begin."""
+        """Start the work."""
         self._thread.start()
 
     def ask_to_stop(self) -> None:
-        """Have the work end soon."""
+        """Ask the work to end soon."""
         self.stopping.set()
 
     def join(self) -> None:
-        """Ask to stop and wait for the end.
+        """Ask the work to stop and wait for its end.
 
         Raises:
             TimeoutError: it did not end in time.
-            RuntimeError: the work broke; the cause says how.
+            RuntimeError: an error ended the work; it is the cause.
         """
         self.ask_to_stop()
         self._thread.join(self._join_timeout_s)
@@ -55,7 +55,7 @@ class Background:
         self.check()
 
     def check(self) -> None:
-        """Raise what broke the work, if something did."""
+        """Raise the error that ended the work, if any."""
         if self.broken is not None:
             raise RuntimeError(f"{self.name} broke") from self.broken
 
@@ -67,13 +67,13 @@ class Background:
 
 
 class Repeated(Background):
-    """Does one step at intervals.
+    """Repeats one step at intervals.
 
     Args:
-        name: of the thread.
-        step: what is done again and again.
+        name: name of the thread.
+        step: the step.
         interval_s: seconds between two steps, and before the first.
-        join_timeout_s: seconds that the last step may take.
+        join_timeout_s: maximum seconds of the last step.
     """
 
     def __init__(self, name: str, step: Callable[[], None], interval_s: float, *, join_timeout_s: float = 30.0) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line `lograft` in a process of its own, as an operator runs it."""
+"""The command line `lograft` in its own process, as an operator runs it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import sys
 
 TIMEOUT_S = 60.0
 LOGRAFT = (sys.executable, "-c", "from lograft.cli import main; main()")
-"""Command of `lograft`, without arguments."""
+"""The command `lograft`, without arguments."""
 
 
 def run_lograft(*arguments: str, timeout_s: float = TIMEOUT_S) -> subprocess.CompletedProcess[str]:
-    """Run `lograft` with arguments to its end; the result has exit status and outputs.
+    """Run `lograft` with arguments to its end, and return exit status and outputs.
 
     Raises:
         subprocess.TimeoutExpired: it did not end in time.

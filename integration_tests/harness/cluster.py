@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clusters of real processes: voters and brokers apart, combined servers as pods of the StatefulSet, or `lograft dev`.
+"""Clusters of real processes: separate voters and brokers, combined servers like the pods of the StatefulSet, or `lograft dev`.
 
 Owns command lines, addresses, the wait until clients can work, and the end of every process.
 """
@@ -30,13 +30,13 @@ DEV_READY = re.compile(r"lograft dev: ready on (127\.0\.0\.1:\d+)")
 
 
 class Servers(ABC):
-    """Processes that are one cluster together; a context manager that leaves none of them behind.
+    """The processes of one cluster; a context manager that ends all of them.
 
     Args:
-        directory: for data directories and logs.
+        directory: directory for data directories and logs.
         processes: all servers by name.
-        voter_count: how many of them vote.
-        broker_count: how many of them are brokers.
+        voter_count: number of voters among them.
+        broker_count: number of brokers among them.
     """
 
     def __init__(
@@ -50,13 +50,13 @@ class Servers(ABC):
     @property
     @abstractmethod
     def bootstrap(self) -> str:
-        """Addresses for clients."""
+        """Bootstrap addresses for clients."""
 
     def start(self) -> None:
         """Start everything and wait until clients can work.
 
         Raises:
-            TimeoutError: they could not in time; the message has the ends of all logs.
+            TimeoutError: clients cannot work in time; the message has the ends of all logs.
         """
         for process in self.processes.values():
             process.start()
@@ -66,7 +66,7 @@ class Servers(ABC):
             raise TimeoutError(f"{error}\n{self.logs()}") from None
 
     def is_serving(self) -> bool:
-        """True when a broker answers, the quorum has a leader and all its voters, and every broker may lead."""
+        """Return True if a broker answers, the quorum has a leader and all its voters, and every broker is unfenced."""
         with Admin(self.bootstrap, request_timeout_ms=ADMIN_TIMEOUT_MS) as admin:
             quorum = quorum_of(admin)
             if quorum is None or quorum.leader_id is None or len(quorum.voters) != self._voter_count:
@@ -78,11 +78,11 @@ class Servers(ABC):
         return "\n".join(f"--- {process.name}\n{process.log_tail()}" for process in self.processes.values())
 
     def stop(self) -> list[str]:
-        """Stop all servers in order, one after the other; return what was wrong with their ends."""
+        """Stop all servers cleanly, one after the other, and return the problems of their ends."""
         return stop_in_order(self.processes.values())
 
     def kill(self) -> None:
-        """Kill what still runs."""
+        """Kill every process that still runs."""
         for process in self.processes.values():
             if process.running:
                 process.kill()
@@ -102,7 +102,7 @@ class Servers(ABC):
 
 
 def stop_in_order(processes: Iterable[Process]) -> list[str]:
-    """Stop processes, one after the other; return what was wrong with their ends."""
+    """Stop processes cleanly, one after the other, and return the problems of their ends."""
     problems: list[str] = []
     for process in processes:
         status = process.stop()
@@ -115,15 +115,15 @@ class Place(Protocol):
     """Where the processes of a cluster run."""
 
     def address(self, name: str) -> str:
-        """`host:port` for the process of this name to listen on."""
+        """Return the `host:port` at which the process of this name listens."""
         ...
 
     def admin_address(self, name: str) -> str:
-        """`host:port` for the voter of this name to serve AdminService at."""
+        """Return the `host:port` at which the voter of this name serves AdminService."""
         ...
 
     def prefix(self, name: str) -> Sequence[str]:
-        """Command that runs the process of this name where it belongs."""
+        """Return the command that runs the process of this name in its place."""
         ...
 
     @property
@@ -138,54 +138,54 @@ class Loopback:
     arguments: Sequence[str] = ()
 
     def address(self, name: str) -> str:
-        """Any free port."""
+        """Return a free port of the loopback address."""
         return f"{HOST}:{free_port()}"
 
     def admin_address(self, name: str) -> str:
-        """Any free port."""
+        """Return a free port of the loopback address."""
         return f"{HOST}:{free_port()}"
 
     def prefix(self, name: str) -> Sequence[str]:
-        """Nothing."""
+        """Return an empty command."""
         return ()
 
 
 def voter_name(voter_id: int) -> str:
-    """Name of the process of a voter of a `Cluster`."""
+    """Return the name of a voter's process in a `Cluster`."""
     return f"voter-{voter_id}"
 
 
 def broker_name(broker_id: int) -> str:
-    """Name of the process of a broker of a `Cluster`."""
+    """Return the name of a broker's process in a `Cluster`."""
     return f"broker-{broker_id}"
 
 
 def names_of(*, voter_count: int, broker_count: int) -> list[str]:
-    """Names of all processes of a `Cluster`: voters, then brokers."""
+    """Return the names of all processes of a `Cluster`: voters, then brokers."""
     voters = [voter_name(voter_id) for voter_id in range(1, voter_count + 1)]
     return voters + [broker_name(BROKER_ID_FIRST + index) for index in range(broker_count)]
 
 
 class Cluster(Servers):
-    """`metaquorum` voters with the node ids 1..n and `brokerd` brokers 101.., each in a process of its own.
+    """`metaquorum` voters with the node ids 1..n and `brokerd` brokers with the ids 101.., each in its own process.
 
     Args:
-        directory: for data directories and logs.
-        voter_count: voters.
-        broker_count: brokers.
+        directory: directory for data directories and logs.
+        voter_count: number of voters.
+        broker_count: number of brokers.
         place: where processes run; None: on loopback.
         broker_arguments: further arguments of every broker.
         voter_arguments: further arguments of every voter.
-        launcher: for the process of a name, a module and its arguments that start the server's module.
-        fronts: by broker id, the address of a proxy before it, which it advertises, and where clients look for it.
+        launcher: returns, for the name of a process, the module and arguments that start the server's module.
+        fronts: addresses of proxies by broker id. A broker advertises the address of its proxy, and clients use it.
 
     Attributes:
         voters: processes of the voters, by node id.
         brokers: processes of the brokers, by broker id.
         voter_addresses: internal ports of the voters.
-        admin_addresses: where each voter serves AdminService.
-        listening: where each broker listens.
-        broker_addresses: where others find it: its front, if it has one.
+        admin_addresses: addresses of the voters' AdminService.
+        listening: addresses at which the brokers listen.
+        broker_addresses: addresses at which others reach the brokers: that of the proxy, if there is one.
     """
 
     def __init__(
@@ -252,18 +252,18 @@ class Cluster(Servers):
         return ",".join(self.broker_addresses.values())
 
     def data_directory(self, process: Process) -> Path:
-        """Data directory of one of the servers."""
+        """Return the data directory of one of the servers."""
         return self.directory / process.name
 
 
 class CombinedCluster(Servers):
-    """Servers that are voter and broker in one process, started as the pods of the StatefulSet are.
+    """Servers that are voter and broker in one process, started like the pods of the StatefulSet.
 
-    The command line is the one that `deploy/entrypoint.py` makes of a pod's environment, on a loopback address for each.
+    The command line is the one that `deploy/entrypoint.py` makes from a pod's environment. Each server has its own loopback address.
 
     Args:
-        directory: for data directories and logs.
-        count: servers, an odd number; all of them vote.
+        directory: directory for data directories and logs.
+        count: number of servers, odd; all of them vote.
         arguments: further arguments of every server.
 
     Attributes:
@@ -296,7 +296,7 @@ class CombinedCluster(Servers):
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Address of each server for clients, by name."""
+        """Return the address of each server for clients, by name."""
         return {name: f"{host}:{self.broker_port}" for name, host in zip(self.processes, self.hosts, strict=True)}
 
     @property
@@ -305,7 +305,7 @@ class CombinedCluster(Servers):
         return ",".join(self.addresses.values())
 
     def disk_bytes(self) -> int:
-        """Bytes of all files of all servers, as they are now."""
+        """Return the current size of all files of all servers in bytes."""
         total = 0
         for directory in self.directories:
             for file in directory.rglob("*"):
@@ -317,11 +317,11 @@ class CombinedCluster(Servers):
 
 
 class DevServer(Servers):
-    """`lograft dev`: a whole cluster in one process, on any port; it is stopped in order at the end.
+    """`lograft dev`: a whole cluster in one process, on any free port. It is stopped cleanly at the end.
 
     Args:
-        directory: for the data directory `data` and the log.
-        name: of the process and its log.
+        directory: directory for the data directory `data` and the log.
+        name: name of the process and its log.
     """
 
     def __init__(self, directory: Path, *, name: str = "lograft-dev") -> None:
@@ -337,7 +337,7 @@ class DevServer(Servers):
         return found[1]
 
     def is_serving(self) -> bool:
-        """True when it has said so.
+        """Return True if its log says that it is ready.
 
         Raises:
             RuntimeError: the process has ended.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Questions about the metadata of a cluster that may have no answer at the moment: then the answer is None, or nothing."""
+"""Questions about the metadata of a cluster that may be unable to answer. Then the result is None or empty."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lograft.types import PartitionDescription, QuorumDescription
 
 
 def quorum_of(admin: Admin) -> QuorumDescription | None:
-    """The quorum as its leader sees it; None while no broker answers."""
+    """Return the quorum as its leader sees it; None while no broker answers."""
     try:
         return admin.describe_quorum()
     except LograftError:
@@ -19,7 +19,7 @@ def quorum_of(admin: Admin) -> QuorumDescription | None:
 
 
 def unfenced_brokers(admin: Admin) -> set[int]:
-    """Ids of the brokers that may lead; none while no broker answers."""
+    """Return the ids of the unfenced brokers; an empty set while no broker answers."""
     try:
         return {broker.broker_id for broker in admin.describe_cluster().brokers if not broker.fenced}
     except LograftError:
@@ -27,7 +27,7 @@ def unfenced_brokers(admin: Admin) -> set[int]:
 
 
 def partitions_of(admin: Admin, topic: str) -> Sequence[PartitionDescription] | None:
-    """The partitions of a topic; None while no broker answers."""
+    """Return the partitions of a topic; None while no broker answers."""
     try:
         return admin.describe_topic(topic).partitions
     except LograftError:
@@ -35,5 +35,5 @@ def partitions_of(admin: Admin, topic: str) -> Sequence[PartitionDescription] | 
 
 
 def are_in_sync(partitions: Sequence[PartitionDescription]) -> bool:
-    """Whether every partition has a leader and all its replicas in sync."""
+    """Return True if every partition has a leader and all its replicas are in sync."""
     return all(each.leader_id is not None and set(each.isr) == set(each.replicas) for each in partitions)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The outcome of one proof: figures, problems, how they are printed, and what is kept of a run that failed."""
+"""The outcome of one proof: its figures and problems, their output, and the evidence that is kept of a failed run."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from integration_tests.harness.history.events import HISTORY_FILE
 Figure = str | int | float | dict[str, int] | list[int]
 
 PRINTED_MAX = 20
-"""Problems that are printed."""
+"""Maximum number of problems that are printed."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """What a proof found. It has passed when it ran and there is no problem."""
+    """The result of a proof. It has passed if it ran and found no problem."""
 
     proof: str
     figures: dict[str, Figure] = field(default_factory=dict[str, Figure])
@@ -40,7 +40,7 @@ class Outcome:
         return "NOT RUN" if self.not_run else "PASSED"
 
     def to_json(self) -> str:
-        """One line."""
+        """Return the outcome as one line of JSON."""
         return json.dumps(
             {
                 "proof": self.proof,
@@ -52,7 +52,7 @@ class Outcome:
         )
 
     def write(self, path: Path) -> None:
-        """Leave it in a file for the process that started this one."""
+        """Write it to a file for the process that started this one."""
         path.write_text(json.dumps(dataclasses.asdict(self)))
 
     def print(self) -> None:
@@ -64,19 +64,19 @@ class Outcome:
 
 
 def read_outcome(path: Path) -> Outcome:
-    """Read what `Outcome.write` left."""
+    """Read a file that `Outcome.write` wrote."""
     return Outcome(**json.loads(path.read_text()))
 
 
 def run_in_directory(
     proof: str, work: Callable[[Path], Outcome], *, figures: Mapping[str, Figure] | None = None
 ) -> Outcome:
-    """Run a proof in a directory that is gone at the end; an exception is a failure, and evidence of a failure is kept.
+    """Run a proof in a temporary directory. An exception is a failure, and the evidence of a failure is kept.
 
     Args:
         proof: name of the proof.
-        work: runs it in a directory.
-        figures: of the outcome of a proof that raises.
+        work: runs the proof in a directory.
+        figures: figures of the outcome if the proof raises.
     """
     started_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix=f"lograft-{proof}-") as name:
@@ -93,7 +93,7 @@ def run_in_directory(
 
 
 def keep_evidence(directory: Path, name: str) -> list[str]:
-    """Copy logs and history of a run to a directory that stays; returns lines that say where, and what to do with them."""
+    """Copy logs and history of a run to a permanent directory. Return lines that say where it is and what to do with it."""
     kept = Path(tempfile.mkdtemp(prefix=f"lograft-{name}-kept-"))
     for file in (*directory.glob("*.log"), *directory.glob("*.jsonl")):
         shutil.copy(file, kept)
@@ -119,12 +119,12 @@ def report(outcomes: Sequence[Outcome]) -> int:
 
 
 def milliseconds(seconds: float) -> int:
-    """Whole milliseconds, rounded up."""
+    """Return whole milliseconds, rounded up."""
     return math.ceil(seconds * 1e3)
 
 
 def median_and_max(name: str, seconds: Sequence[float]) -> dict[str, Figure]:
-    """Figures `<name>_p50_ms` and `<name>_max_ms`; nothing for no values."""
+    """Return the figures `<name>_p50_ms` and `<name>_max_ms`; none without values."""
     if not seconds:
         return {}
     return {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Free TCP ports below the kernel's ephemeral range, so that no client connection takes one between choice and use."""
+"""Free TCP ports below the kernel's ephemeral range, so that no client connection takes one between its choice and its use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _taken: set[int] = set()
 
 
 def free_port(*hosts: str) -> int:
-    """Return a port that nothing listens on at any of `hosts` (none: 127.0.0.1), another one at each call of this process."""
+    """Return a port on which no process listens at any of `hosts` (default 127.0.0.1); each call in this process gives another one."""
     for _ in range(ATTEMPTS_MAX):
         port = random.randint(FIRST_PORT, LAST_PORT)
         if port not in _taken and all(_is_free(host, port) for host in hosts or (LOOPBACK,)):

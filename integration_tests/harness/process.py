@@ -16,15 +16,15 @@ LOG_TAIL_BYTES = 4_000
 
 
 class Process:
-    """A Python program, run as `python <arguments>`; its output goes to one log file over all restarts.
+    """A Python program that runs as `python <arguments>`. All its runs write to one log file.
 
     Args:
-        name: for messages.
-        arguments: of Python, as `-m brokerd run ...`.
+        name: name for messages.
+        arguments: arguments of Python, such as `-m brokerd run ...`.
         log_path: log file, which may not exist yet.
-        prefix: a command that runs another one in its own process, as `ip netns exec` does.
-        environment: of the process; None: that of this one.
-        stop_timeout_s: seconds that an orderly stop may take.
+        prefix: a command that runs another command in its own process, such as `ip netns exec`.
+        environment: environment of the process; None: that of this process.
+        stop_timeout_s: maximum seconds of a clean shutdown.
     """
 
     def __init__(
@@ -47,28 +47,28 @@ class Process:
 
     @property
     def running(self) -> bool:
-        """True while the process lives."""
+        """True while the process runs."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def pid(self) -> int:
-        """Process id; the process must have been started."""
+        """Process id. The process must have been started."""
         return self._started().pid
 
     @property
     def rss_bytes(self) -> int:
-        """Resident memory now; the process must run."""
+        """Resident memory now, in bytes. The process must run."""
         return psutil.Process(self.pid).memory_info().rss
 
     def start(self) -> None:
-        """Start the process; it must not be running."""
+        """Start the process, which must not be running."""
         assert not self.running, f"{self.name} runs already"
         with self.log_path.open("ab") as log:
             command = [*self.prefix, sys.executable, *self.arguments]
             self._process = subprocess.Popen(command, stdout=log, stderr=log, env=self._environment)
 
     def wait(self, timeout_s: float) -> int:
-        """Wait until the process ends by itself; return the exit status.
+        """Wait until the process ends by itself, and return the exit status.
 
         Raises:
             TimeoutError: it did not end in time.
@@ -79,19 +79,19 @@ class Process:
             raise TimeoutError(f"{self.name} did not end within {timeout_s} s: {self.log_tail()}") from None
 
     def kill(self) -> None:
-        """Kill with SIGKILL and wait for the end."""
+        """Kill the process with SIGKILL and wait for its end."""
         self._signal(signal.SIGKILL)
         self.wait(STOP_TIMEOUT_S)
 
     def ask_to_stop(self) -> None:
-        """Ask for an orderly stop (SIGTERM), for which `wait` waits."""
+        """Ask for a clean shutdown (SIGTERM); `wait` waits for it."""
         self._signal(signal.SIGTERM)
 
     def stop(self) -> int:
-        """Ask for an orderly stop; return the exit status.
+        """Shut the process down cleanly and return the exit status.
 
         Raises:
-            TimeoutError: the process did not stop in time; it is then killed.
+            TimeoutError: the process did not stop in time. It is then killed.
         """
         self.ask_to_stop()
         try:
@@ -101,11 +101,11 @@ class Process:
             raise
 
     def pause(self) -> None:
-        """Stop the process's time (SIGSTOP)."""
+        """Pause the process (SIGSTOP)."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let the process go on (SIGCONT)."""
+        """Resume the process (SIGCONT)."""
         self._signal(signal.SIGCONT)
 
     def log_text(self) -> str:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Voters and brokers under a load, and the questions that proofs and nemeses ask: who leads, who is in sync, is all well again.
+"""Voters and brokers under a load, and the questions of proofs and nemeses: who leads, who is in sync, is everything healed.
 
-Owns waits with their limits. Metadata is asked of brokers that are known to be well: one that is cut off answers from its own
-image for as long as it lives.
+Owns waits with their limits. It asks only healthy brokers for metadata: an isolated one answers from its own image for as long as it
+lives.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ VOTERS = 3
 BROKERS = 3
 CHECK_INTERVAL_S = 0.1
 SERVED_TIMEOUT_S = 30.0
-"""Acknowledgements of partitions while somebody is hurt; then the fault is healed, and it is a problem."""
+"""Seconds to wait for acknowledgements in the partitions during a fault. After that the fault is healed and reported as a problem."""
 HEAL_TIMEOUT_S = 240.0
-"""Everybody back, in sync and leading."""
+"""Seconds to wait until all brokers are back, in sync and leading."""
 WATCH_TIMEOUT_MS = 3_000
 TOPIC_TIMEOUT_MS = 60_000
 ANOMALIES_MAX = 10
-"""Anomalies of a history that are told one by one."""
+"""Maximum number of anomalies of a history that are listed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a scene is made of.
+    """The size of a scene and its load.
 
     Attributes:
-        voters: voters of the metadata quorum.
-        brokers: brokers.
-        partitions: partitions of the topic.
-        replicas: replicas of each of them; with one, a partition is away for as long as its broker.
+        voters: number of voters of the metadata quorum.
+        brokers: number of brokers.
+        partitions: number of partitions of the topic.
+        replicas: replicas of each partition. With one, a partition is offline for as long as its broker.
         senders: producers of the load.
         pollers: consumers of the load.
-        lasting_pollers: further consumers of the load, which are replaced after an error alone.
-        rate_per_s: values a second of the load.
-        delivery_timeout_ms: of the producers.
-        value_bytes: size of each value; 0: as short as can be.
-        configs: of the topic, beside `min.insync.replicas`.
+        lasting_pollers: further consumers of the load, which are replaced only after an error.
+        rate_per_s: values per second of the load.
+        delivery_timeout_ms: delivery timeout of the producers.
+        value_bytes: size of each value; 0: as short as possible.
+        configs: configs of the topic, in addition to `min.insync.replicas`.
     """
 
     voters: int = VOTERS
@@ -71,16 +71,16 @@ class Shape:
 
     @property
     def is_redundant(self) -> bool:
-        """Whether one broker may be away."""
+        """True if the scene can do without one broker."""
         return self.replicas > 1
 
     @property
     def min_isr(self) -> int:
-        """Replicas that must have a record before it is acknowledged: all but one, and at least one."""
+        """Replicas that must have a record before it is acknowledged: all but one, but at least one."""
         return max(1, self.replicas - 1)
 
     def load_settings(self) -> RecordLoadSettings:
-        """Of the load."""
+        """Return the settings of the load."""
         return RecordLoadSettings(
             topic=TOPIC,
             partition_count=self.partitions,
@@ -95,7 +95,7 @@ class Shape:
 
 @dataclass(slots=True, kw_only=True)
 class Scene:
-    """A cluster, the load on it, a client for changes, and who is hurt at the moment."""
+    """A cluster, its load, an admin client, and the servers that a fault affects at the moment."""
 
     shape: Shape
     cluster: Cluster
@@ -109,11 +109,11 @@ class Scene:
         return range(self.shape.partitions)
 
     def bootstrap_of(self, broker_ids: Iterable[int]) -> str:
-        """Addresses of some brokers."""
+        """Return the addresses of some brokers."""
         return ",".join(self.cluster.broker_addresses[broker_id] for broker_id in broker_ids)
 
     def state(self) -> Sequence[PartitionDescription] | None:
-        """The partitions as a broker that is well knows them; None while none answers."""
+        """Return the partitions as a healthy broker knows them; None while none answers."""
         well = [broker_id for broker_id in self.cluster.brokers if broker_id not in self.hurt]
         if not well:
             return None
@@ -121,7 +121,7 @@ class Scene:
             return partitions_of(admin, TOPIC)
 
     def wait_for_state(self, is_right: Callable[[Sequence[PartitionDescription]], bool], what: str) -> list[int]:
-        """Wait for a state of the partitions; returns the leaders (-1: none)."""
+        """Wait for a state of the partitions and return the leaders (-1: none)."""
         last: Sequence[PartitionDescription] | None = None
 
         def found() -> list[int] | None:
@@ -138,7 +138,7 @@ class Scene:
             raise TimeoutError(f"{error}; last seen: {_describe(last)}") from None
 
     def leaders(self) -> list[int]:
-        """Leader of each partition, once all have one that is not hurt."""
+        """Wait until all partitions have a healthy leader, and return the leaders."""
 
         def all_led(partitions: Sequence[PartitionDescription]) -> bool:
             return all(each.leader_id is not None and each.leader_id not in self.hurt for each in partitions)
@@ -146,11 +146,11 @@ class Scene:
         return self.wait_for_state(all_led, "leaders of all partitions")
 
     def wait_in_sync(self) -> list[int]:
-        """Wait until every partition has a leader and all its replicas in sync; returns the leaders."""
+        """Wait until every partition has a leader and all its replicas are in sync, and return the leaders."""
         return self.wait_for_state(are_in_sync, "all replicas in sync")
 
     def wait_removed(self, broker_id: int) -> None:
-        """Wait until a broker is in no ISR and leads nothing."""
+        """Wait until a broker is in no ISR and leads no partition."""
 
         def is_out(partitions: Sequence[PartitionDescription]) -> bool:
             return all(each.leader_id != broker_id and broker_id not in each.isr for each in partitions)
@@ -158,10 +158,10 @@ class Scene:
         self.wait_for_state(is_out, f"broker {broker_id} to be out of every ISR")
 
     def served_despite(self, what: str, partitions: Iterable[int] | None = None) -> list[str]:
-        """Wait for leaders that are well and acknowledgements (None: of all partitions) while somebody is hurt.
+        """Wait during a fault for healthy leaders and for acknowledgements (None: of all partitions).
 
         Returns:
-            What is wrong.
+            The problems.
         """
         chosen = self.partitions if partitions is None else partitions
         try:
@@ -176,7 +176,7 @@ class Scene:
 
         Args:
             outcome: gets problems and figures.
-            forgiven: values without an acknowledgement, by error, which are no problem.
+            forgiven: values without an acknowledgement, by error, that are no problem.
         """
         self.wait_in_sync()
         verdict, problems = self.load.judge()
@@ -189,10 +189,10 @@ class Scene:
         outcome.problems += [f"{count} values were not acknowledged: {what}" for what, count in failures.items()]
 
     def compare_files(self) -> list[str]:
-        """Stop the brokers in order, once all replicas are in sync, and compare the files of the replicas.
+        """Stop the brokers cleanly, once all replicas are in sync, and compare the files of the replicas.
 
         Returns:
-            What is wrong with the ends of the brokers, and what differs.
+            The problems of the brokers' ends, and the differences.
         """
         self.wait_in_sync()
         brokers = self.cluster.brokers.values()
@@ -201,7 +201,7 @@ class Scene:
         return problems + compare_replicas(directories, replicas=self.shape.replicas, partitions=self.shape.partitions)
 
     def led_by(self, leaders: Sequence[int], broker_id: int) -> list[int]:
-        """Partitions that a broker leads."""
+        """Return the partitions that a broker leads."""
         return [partition for partition, leader_id in enumerate(leaders) if leader_id == broker_id]
 
 
@@ -224,16 +224,16 @@ def scene_under_load(
     fronts: Mapping[int, ForgetfulProxy] | None = None,
     seed: int = 0,
 ) -> Generator[Scene]:
-    """Start voters, brokers, a topic and a load; at the end everything is stopped, whatever happens.
+    """Start voters, brokers, a topic and a load. At the end everything is stopped, whatever happens.
 
     Args:
-        directory: for everything.
-        shape: see `Shape`.
+        directory: directory for everything.
+        shape: the size of the scene.
         place: where servers run; None: on loopback.
         broker_arguments: further arguments of every broker.
-        launcher: see `Cluster`.
-        fronts: proxies, started, before brokers, by broker id.
-        seed: of the load.
+        launcher: as in `Cluster`.
+        fronts: started proxies for brokers, by broker id.
+        seed: seed of the load.
     """
     fronts = fronts or {}
     cluster = Cluster(
@@ -247,7 +247,7 @@ def scene_under_load(
     )
     for broker_id, proxy in fronts.items():
         proxy.target = cluster.listening[broker_id]
-    # The admin lives longer than all other clients, so that the SDK's event loop is not ended and begun again.
+    # The admin client lives longest, so that the SDK keeps one event loop all the time.
     with cluster, Admin(cluster.bootstrap, request_timeout_ms=TOPIC_TIMEOUT_MS) as admin:
         admin.create_topic(
             TOPIC,

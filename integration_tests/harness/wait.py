@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wait for a condition with a deadline; never for a length of time."""
+"""Waits for a condition, with a deadline; never for a fixed time."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ CHECK_INTERVAL_S = 0.02
 def wait_for(
     condition: Callable[[], T | None], *, timeout_s: float, what: str, interval_s: float = CHECK_INTERVAL_S
 ) -> T:
-    """Call `condition` until it returns something true, and return that.
+    """Call `condition` until it returns a true value, and return that value.
 
     Raises:
-        TimeoutError: it did not within `timeout_s`; the message says what was waited for.
+        TimeoutError: it did not within `timeout_s`; the message has `what`.
     """
     deadline = time.monotonic() + timeout_s
     pause = threading.Event()

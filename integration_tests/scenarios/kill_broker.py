@@ -35,7 +35,7 @@ PROGRESS_TIMEOUT_S = 60.0
 
 
 def wait_acknowledged(scene: Scene, count: int, *, timeout_s: float, what: str) -> None:
-    """Wait until so many records are acknowledged; raises what broke a client, if something did."""
+    """Wait until `count` records are acknowledged. Raises the error that ended a client, if any."""
 
     def are_acknowledged() -> bool:
         scene.load.check_alive()
@@ -45,7 +45,7 @@ def wait_acknowledged(scene: Scene, count: int, *, timeout_s: float, what: str) 
 
 
 def prove(directory: Path, *, rounds: int, seed: int) -> Outcome:
-    """Kill and restart the broker so many times under load, and judge the history."""
+    """Kill and restart the broker `rounds` times under load, and judge the history."""
     outcome = Outcome(proof="kill-broker", figures={"rounds": rounds, "seed": seed})
     rng = random.Random(seed)
     recoveries_s: list[float] = []
@@ -67,7 +67,7 @@ def prove(directory: Path, *, rounds: int, seed: int) -> Outcome:
 
 
 def main() -> int:
-    """Print the summary; 1 when a record is lost, moved or repeated."""
+    """Print the summary. Return 1 if a record is lost, moved or repeated."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)

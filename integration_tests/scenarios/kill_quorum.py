@@ -20,7 +20,7 @@ RATE_PER_S = 10
 
 
 def prove(directory: Path, *, rounds: int) -> Outcome:
-    """Kill the leader so many times and judge it; a round in which the machine stood still is done again."""
+    """Kill the leader `rounds` times and judge it. A round with a process pause is repeated."""
     outcome = Outcome(proof="kill-quorum", figures={"rounds": rounds, "asked_per_s": RATE_PER_S})
     done: list[Round] = []
     disturbed = 0
@@ -53,7 +53,7 @@ def prove(directory: Path, *, rounds: int) -> Outcome:
 
 
 def main() -> int:
-    """Print a line a round and the summary; 1 when a topic is lost or an election took too long."""
+    """Print one line per round and the summary. Return 1 if a topic is lost or an election took too long."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     arguments = parser.parse_args()

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The world simulator: whole servers and clients of Lograft in one process, in virtual time, with faults; see docs/simulation.md."""
+"""The world simulator: whole servers and clients of Lograft in one process, in virtual time, with faults (docs/simulation.md)."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws of the connections between servers, which no server checks of itself.
+"""Laws of the connections between servers that no server checks itself.
 
-Owns what is watched while a world runs. Laws: no server says what the state of the connection does not allow, so that the other one
-ends it; whoever asks is told before the time is up, whatever the other side does.
+Owns what is watched while a world runs. Laws: no server sends a message that the state of the connection forbids and for which the
+other one ends it. Every request gets an outcome within its time limit, whatever the other side does.
 Source: docs/net.md.
 """
 
@@ -22,17 +22,17 @@ class CarrierLaws:
     """Watches every connection of every server.
 
     Args:
-        on_broken: told which law was broken, and where.
+        on_broken: called with the law that was broken, and where.
     """
 
     def __init__(self, on_broken: Callable[[str], None]) -> None:
         self._on_broken = on_broken
-        # Until when the request of an id must have an outcome.
+        # For each request, the time until which it must have an outcome.
         self._due_ms: WeakKeyDictionary[Connection, dict[int, int]] = WeakKeyDictionary()
 
     @contextmanager
     def watching(self) -> Generator[None]:
-        """Watch while the context lasts."""
+        """Watch while the context runs."""
         request, tick, take = Connection.request, Connection.tick, Connection._take
 
         def watched_request(core: Connection, method: int, message: bytes, *, timeout_ms: int, now_ms: int) -> int:

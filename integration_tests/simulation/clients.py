@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The clients of the world: producers, consumers and an operator, each the real asyncio SDK in a process of its own.
+"""The clients of the world: producers, consumers and an operator. Each is the real asyncio SDK in its own process.
 
-Owns what they ask, and writes into the history what they are told. An error is an unknown outcome, unless the SDK says that nothing
-was done; a client that is killed leaves its operations open.
+Owns their requests, and writes the answers into the history. An error is an unknown outcome, unless the SDK says that nothing was done.
+A client that is killed leaves its operations open.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from metaquorum.testing.scheduler import Scheduler
 
 TOPIC: Final = "orders"
 WAITING_MAX: Final = 60
-"""Records of one producer and partition without a known fate; beyond that it waits."""
+"""Records of one producer and partition without a known result. At this number the producer waits."""
 DELIVERY_TIMEOUT_MS: Final = 30_000
 AFTER_ERROR_S: Final = 0.2
 POLL_TIMEOUT_MS: Final = 300
 READ_TIMEOUT_MS: Final = 30_000
 END_TIMEOUT_MS: Final = 5_000
 REPLACE_EVERY_MS: Final = 1_000
-"""Mean time between two looks of the operator after a voter that lost its disk."""
+"""Mean milliseconds between two checks of the operator for a voter that lost its disk."""
 
 
 class History:
-    """What clients asked and were told, in memory."""
+    """A history in memory."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
         self._op_count = 0
 
     def begin(self, process: str, kind: Kind, **fields: Any) -> int:
-        """Note an invocation; returns the number of the operation."""
+        """Note an invocation and return the number of the operation."""
         self._op_count += 1
         self._note(self._op_count, process, Type.INVOKE, kind, fields)
         return self._op_count
@@ -64,13 +64,13 @@ class History:
 
 
 class TopicWorld(Protocol):
-    """A world that says when its topic is there."""
+    """A world that says when its topic exists."""
 
     is_topic_there: bool
 
 
 class ClientWorld(Protocol):
-    """What clients need of the world."""
+    """What clients need from the world."""
 
     scheduler: Scheduler
     options: WorldOptions
@@ -83,16 +83,16 @@ class ClientWorld(Protocol):
 
 
 async def until_topic(world: TopicWorld) -> None:
-    """Wait until the operator has made the topic; nobody tells, for the one who would may be killed."""
+    """Wait until the operator has created the topic. It polls, because a process that would notify might be killed."""
     while not world.is_topic_there:  # noqa: ASYNC110 -- another process sets it
         await asyncio.sleep(AFTER_ERROR_S)
 
 
 class MortalProducer(Producer):
-    """A producer whose process may be killed: what a killed process leaves behind says nothing."""
+    """A producer whose process may be killed. What a killed process leaves behind is no fault."""
 
     def leave(self, started_s: float) -> None:
-        """See `Producer.leave`."""
+        """Do nothing (see `Producer.leave`)."""
 
 
 class SendingClient:
@@ -108,7 +108,7 @@ class SendingClient:
         self._number = 0
 
     async def run(self) -> None:
-        """Send; then wait for the fate of everything."""
+        """Send, then wait for the results of everything."""
         world = self._world
         await until_topic(world)
         producer = MortalProducer(
@@ -125,7 +125,7 @@ class SendingClient:
                 await self._send(producer)
             except LograftError:
                 await asyncio.sleep(AFTER_ERROR_S)
-        with contextlib.suppress(LograftError):  # each failed batch was told
+        with contextlib.suppress(LograftError):  # `_on_batch` was told about each failed batch
             await producer.close(2 * DELIVERY_TIMEOUT_MS)
 
     async def _send(self, producer: Producer) -> None:
@@ -146,7 +146,7 @@ class SendingClient:
             raise
 
     def _on_batch(self, receipt: BatchReceipt) -> None:
-        """Give the oldest values of the partition without a fate theirs: fates come in the order of sending."""
+        """Assign a result to the oldest waiting values of the partition: results come in the order of sending."""
         history, waiting = self._world.history, self._waiting[receipt.partition]
         counts = self._world.counts
         if receipt.error is None:
@@ -162,9 +162,9 @@ class SendingClient:
 
 
 class ReadingClient:
-    """One consumer of all partitions, until the world is healed; now and then it begins anew somewhere before its place.
+    """One consumer of all partitions, until the world is healed. Now and then it restarts at an offset before its position.
 
-    Where there are racks, it is in that of a broker two times of three, and reads from it what it follows.
+    With racks, it is in the rack of a broker two times of three, and reads from that broker what the broker follows.
     """
 
     def __init__(self, world: ClientWorld, process: SimProcess) -> None:
@@ -175,7 +175,7 @@ class ReadingClient:
         self._positions = {TopicPartition(TOPIC, each): 0 for each in range(world.options.partition_count)}
 
     async def run(self) -> None:
-        """Read along."""
+        """Read records as they arrive."""
         world = self._world
         await until_topic(world)
         while not world.is_healed:
@@ -225,7 +225,7 @@ class ReadingClient:
 
 
 class EndClient:
-    """Asks where the partitions end, until the world is healed."""
+    """Asks for the ends of the partitions until the world is healed."""
 
     def __init__(self, world: ClientWorld, process: SimProcess, *, every_ms: int) -> None:
         self._world = world
@@ -234,7 +234,7 @@ class EndClient:
         self._every_ms = every_ms
 
     async def run(self) -> None:
-        """Ask again and again."""
+        """Ask repeatedly."""
         world, history = self._world, self._world.history
         await until_topic(world)
         partitions = [TopicPartition(TOPIC, each) for each in range(world.options.partition_count)]
@@ -258,7 +258,7 @@ class Operator:
     def __init__(self, world: ClientWorld, process: SimProcess, broker_ids: Sequence[int]) -> None:
         self._world = world
         self._broker_ids = list(broker_ids)
-        # Quorum epoch in which the replacement of a voter was seen in the set, and where the leader's log ended then.
+        # The quorum epoch in which the replacement was first seen in the voter set, and the end of the leader's log then.
         self._seen: tuple[int, int] | None = None
         self._rng: random.Random = world.scheduler.rng(f"client/{process.name}")
 
@@ -324,13 +324,13 @@ class Operator:
             self._world.counts["reassignment" if result.error is None else "reassignment refused"] += 1
 
     async def _switch(self, admin: Admin) -> None:
-        """Put the topic under `ack`, or under its policy of the beginning."""
+        """Set the topic's flush policy to `ack` or to its initial policy."""
         policy = self._rng.choice((FlushPolicy.ACK, self._world.options.flush_policy))
         await admin.alter_configs({ConfigResource.topic(TOPIC): {FLUSH_POLICY: policy.value}})
         self._world.counts["switch of flush.policy"] += 1
 
     async def _replace_voter(self, admin: Admin) -> None:
-        """The one command; it is repeated until the quorum itself says that the replacement votes."""
+        """Run the one command for it. The operator repeats it until the quorum says that the replacement votes."""
         lost = self._world.lost_voter
         if lost is None:
             return
@@ -342,7 +342,7 @@ class Operator:
                 self._world.counts["voter change"] += 1
 
     def _is_committed(self, lost: VoterMachine, quorum: QuorumDescription) -> bool:
-        """Tell whether a leader has committed all that it had when it was seen with the replacement among its voters."""
+        """Return True if a leader has committed everything in its log from when it was seen with the replacement among its voters."""
         ends = {each.node_id: each.log_end_offset for each in quorum.voters}
         ids = {each.node_id: each.directory_id for each in quorum.voters}
         if quorum.leader_id is None or ids.get(lost.key.node_id) != lost.key.directory_id:
@@ -358,7 +358,7 @@ class Operator:
 
 
 class FinalReader:
-    """Reads every partition from its start to its end once all is healed."""
+    """Reads every partition from start to end after everything is healed."""
 
     def __init__(self, world: ClientWorld, process: SimProcess) -> None:
         self._world = world
@@ -366,7 +366,7 @@ class FinalReader:
         self.done: set[int] = set()
 
     async def run(self) -> None:
-        """Read until every partition was read whole."""
+        """Read until every partition has been read whole."""
         partitions = range(self._world.options.partition_count)
         while len(self.done) < len(partitions):
             for partition in partitions:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What strikes the machines of the world: kills, losses of power, pauses, cuts, dead connections, orderly stops; of one, some, or all.
+"""The faults of the machines: kills, power losses, pauses, cuts, dead connections, clean shutdowns; of one, some, or all machines.
 
-Owns when and whom. Under flush policy `ack` the power may go anywhere, again and again, and everywhere at once: that is what the
-policy promises to survive. Under the others the page cache survives, as it does `kill -9`. Voters flush before they answer, so that
-theirs may go at any time.
+Owns when a fault happens, and to which machine. Under flush policy `ack` any machine may lose power, repeatedly, and all at once: the
+policy promises to survive that. Under the other policies the page cache survives, as after `kill -9`. Voters flush before they answer,
+so they may lose power at any time.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from metaquorum.testing.scheduler import Scheduler
 from storage.testing.sim_disk import Crash
 
 LOSSES: Final = (Crash.LOSE_ALL, Crash.TEAR, Crash.PREFIX)
-"""What a loss of power does to what is not on the device."""
+"""What a power loss does to data that is not on the device."""
 
 STRANDED_MS: Final = (6_000, 15_000)
-"""Shortest and longest milliseconds that a broker is cut off from the others: more than followers may lag."""
+"""Shortest and longest milliseconds for which a broker is isolated from the others: longer than followers may lag."""
 
 TIGHT_BYTES: Final = MIN_FREE_BYTES * 3 // 4
-"""Room on a disk that is tight: below the soft limit, and far above the hard one."""
+"""Free bytes of a tight disk: below the soft limit, and far above the hard one."""
 FULL_BYTES: Final = MIN_FREE_BYTES // 5
-"""Room on a disk that is full: below the hard limit, and enough for the metadata log, which goes on."""
+"""Free bytes of a full disk: below the hard limit, and enough for the metadata log, which continues."""
 
 
 class StruckWorld(Protocol):
-    """What faults need of the world."""
+    """What faults need from the world."""
 
     scheduler: Scheduler
     network: Network
@@ -48,21 +48,21 @@ class StruckWorld(Protocol):
     databases: Databases
 
     def is_spare(self, machine: BrokerMachine) -> bool:
-        """Tell whether all that a broker has is in sync elsewhere, and nobody else is in trouble."""
+        """Return True if everything on a broker is in sync elsewhere, and no other machine has a fault."""
         ...
 
     @property
     def is_whole(self) -> bool:
-        """True while all brokers serve and all replicas are in sync, by what the brokers were last told."""
+        """True while all brokers serve and all replicas are in sync, as far as the brokers know."""
         ...
 
     def restart_client(self) -> None:
-        """Kill a client, and start another one."""
+        """Kill a client and start another one."""
         ...
 
 
 class Faults:
-    """Chooses what strikes the machines of a world, and when."""
+    """Chooses which machines get faults, and when."""
 
     def __init__(self, world: StruckWorld) -> None:
         self._world = world
@@ -72,11 +72,11 @@ class Faults:
 
     @property
     def is_disk_away(self) -> bool:
-        """True while the last disk is taken away, awaited or given back; that ends in a healed world too."""
+        """True while the last disk is taken away, awaited or given back. That ends in a healed world too."""
         return self._last_disk.is_under_way
 
     def schedule(self) -> None:
-        """Begin."""
+        """Schedule the first fault of each kind."""
         options = self._world.options
         kinds: Sequence[tuple[int | None, Callable[[], None]]] = (
             (options.kill_every_ms, self._kill),
@@ -108,7 +108,7 @@ class Faults:
         self._world.scheduler.after(self._rng.randint(1, 2 * mean_ms), run)
 
     def _one(self) -> Machine:
-        """A machine, mostly one of a broker."""
+        """Return a random machine, mostly a broker."""
         world = self._world
         return self._rng.choice(world.brokers if self._rng.random() < 0.7 else world.voters)
 
@@ -129,16 +129,17 @@ class Faults:
         self._later(machine.start)
 
     def _cut_power(self, machine: Machine) -> None:
-        """Lose what is not on the device, in one way or another."""
+        """Lose data that is not on the device, in one of several ways."""
         how = self._rng.choice(LOSSES)
         self._world.counts["crash that loses unflushed data"] += machine.has_unflushed
         self._world.counts["torn write"] += machine.has_unflushed and how is not Crash.LOSE_ALL
         machine.lose_power(how)
 
     def _lose_one(self) -> None:
-        """Let one broker lose what it has, when two others have it too; half of the time all are killed with it.
+        """Let one broker lose its data while two others have it too. Half of the time all brokers are killed with it.
 
-        Then it comes back first: where nothing is flushed the controller takes the last that comes back for the one that has the most.
+        Then that broker starts first. Without flushes, the controller treats the last broker that returns as the one with the most
+        data.
         """
         world = self._world
         machine = self._rng.choice(world.brokers)
@@ -160,7 +161,7 @@ class Faults:
         self._later(machine.start)
 
     def _lose_voter(self) -> None:
-        """Let a voter lose its disk, whoever it is and wherever the others are; not before the last replacement votes."""
+        """Let a voter lose its disk, whatever its role is and wherever the others are, but not before the last replacement votes."""
         world = self._world
         if world.lost_voter is None:
             machine = world.lost_voter = self._rng.choice(world.voters)
@@ -169,7 +170,7 @@ class Faults:
             self._later(machine.start)
 
     def _damage(self) -> None:
-        """Kill one broker, always the same, while all it has is elsewhere, and let a bit of its records flip."""
+        """Kill one broker, always the same, while its data is elsewhere, and flip a bit of its records."""
         world = self._world
         machine = world.brokers[0]
         if world.is_spare(machine):
@@ -178,14 +179,14 @@ class Faults:
             self._later(machine.start)
 
     def _fail_directory(self) -> None:
-        """Let the second disk of a broker fail; whoever looks after it mends it later, and starts the broker again."""
+        """Let the second disk of a broker fail. Later it is mended, and the broker is started again."""
         machine = self._rng.choice(self._world.brokers)
         if machine.fail_second():
             self._count(machine, "log directory failed")
             self._later(lambda: self._mend_directory(machine))
 
     def _mend_directory(self, machine: BrokerMachine) -> None:
-        """It has what was on the device; or it is replaced by an empty one, if two others have everything."""
+        """Mend the disk with its data on the device, or replace it by an empty one if two others have everything."""
         world = self._world
         is_replaced = world.options.min_isr == 2 and self._rng.random() < 0.5 and world.is_spare(machine)
         if machine.mend_second(None if is_replaced else self._rng.choice(LOSSES)):
@@ -193,18 +194,18 @@ class Faults:
             self._later(machine.start)
 
     def _fill(self) -> None:
-        """Leave little room on a disk of a broker: clients' appends are refused; or next to none: nothing grows but the metadata."""
+        """Leave a broker's disk little space, so that it refuses clients' appends, or so little that only the metadata log grows."""
         machine = self._rng.choice(self._world.brokers)
         room_bytes = self._rng.choice((TIGHT_BYTES, FULL_BYTES))
         if machine.fill(room_bytes):
             self._count(machine, "disk full")
             if room_bytes == FULL_BYTES:
-                # The real database of the image asks for more than that.
+                # The real database of the image would need more space than that.
                 self._world.databases.fill(machine.name)
             self._later(machine.make_room)
 
     def _black_out(self) -> None:
-        """All brokers, or everything."""
+        """Strike all brokers, or all machines."""
         world = self._world
         machines: list[Machine] = [*world.brokers]
         if self._rng.random() < 0.4:
@@ -231,7 +232,7 @@ class Faults:
             machine.stop()
 
     def _cut(self) -> None:
-        """Cut some machines off from some others, one way or both, until a while has passed."""
+        """Cut some machines off from some others, one way or both, for a while."""
         world, rng = self._world, self._rng
         machines = [machine.name for machine in (*world.voters, *world.brokers)]
         some = rng.sample(machines, rng.choice((1, 1, 1, len(machines) // 2)))
@@ -250,7 +251,7 @@ class Faults:
         self._later(lambda: world.network.heal(self._stranded))
 
     def _strand(self) -> None:
-        """Cut one broker off from the other brokers alone, for longer than followers may lag: it reaches voters and clients."""
+        """Isolate one broker from the other brokers for longer than followers may lag. It still reaches voters and clients."""
         world, rng = self._world, self._rng
         if self._stranded:
             return
@@ -268,7 +269,7 @@ class Faults:
         world.scheduler.after(rng.randint(*STRANDED_MS), heal)
 
     def _half_open(self) -> None:
-        """Let connections that there are swallow everything, one way or both: any one, or all of a server. New ones are carried."""
+        """Make open connections swallow everything, one way or both: one connection, or all of a server. New ones work."""
         world, rng = self._world, self._rng
         there = [
             each

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages with epochs that nobody has reached: what a process that is no member, or a member that is broken, may send.
+"""Forged messages with epochs that no election has reached, as a foreign process or a broken member may send them.
 
-Owns what they say, and that no server believes them. *Requests* come from a process of their own in the name of voters and brokers:
-votes, fetches and the rest of the quorum, heartbeats, proposals of in-sync replicas, streams of followers, ranges. *Answers* are those
-of real voters to other servers, changed on their way out.
+Owns these messages, and the check that no server believes them. *Requests* come from a process of their own, in the name of voters and
+brokers: votes, fetches and other quorum messages, heartbeats, ISR proposals, streams of followers, ranges. *Answers* are those of real
+voters to other servers, changed on their way out.
 
 Laws
-    Each request is refused, and what the answer says of epochs is what elections have led to.
-    A subscription in a forged leader epoch is never accepted. One with a forged session may be, and locks the real follower out of
-    nothing.
+    Every request is refused, and the epochs in the answer are those that elections have reached.
+    A subscription with a forged leader epoch is never accepted. One with a forged session may be, and never locks the real follower
+    out.
 Source: docs/quorum.md, "Which epochs are believed".
 """
 
@@ -56,13 +56,13 @@ AnswerT = TypeVar("AnswerT")
 LARGE_EPOCHS: Final = (2**31 - 1, 2**31, 2**32, 2**62, 2**63 - 2, 2**63 - 1)
 """Broker epochs that no registration has."""
 ANSWER_S: Final = 2.0
-"""Longest wait for an answer; a server may be down, paused or cut off."""
+"""Maximum seconds to wait for an answer. A server may be down, paused or isolated."""
 WINDOW_BYTES: Final = 1024 * 1024
 ANSWER_MS: Final = int(ANSWER_S * 1000)
 AT_ONCE: Final = 4
-"""Requests that are under way together: some wait long."""
+"""Requests that are under way together, because some wait long."""
 REACHED_EPOCH_MAX: Final = MAX_QUORUM_EPOCH - MAX_EPOCH_LEAP
-"""No run has so many elections."""
+"""An epoch above that of any run: no run has so many elections."""
 
 ANSWERS: Final = (
     quorum_pb2.VoteResponse,
@@ -71,15 +71,15 @@ ANSWERS: Final = (
     quorum_pb2.FetchQuorumResponse,
     quorum_pb2.UpdateVoterResponse,
 )
-"""Answers that name the epoch of the quorum."""
+"""Answers that name a quorum epoch."""
 
 
 class AnswerForger:
     """Changes an answer of a voter to another server now and then, until the world is healed.
 
     Args:
-        world: the world in which they forge.
-        every_ms: mean time between two of them.
+        world: the world.
+        every_ms: mean milliseconds between two changes.
     """
 
     def __init__(self, world: World, *, every_ms: int) -> None:
@@ -92,7 +92,7 @@ class AnswerForger:
         return self._world.scheduler.now_ms + self._rng.randint(1, 2 * self._every_ms)
 
     def change(self, answer: Any, receiver: str) -> Any:
-        """Return what goes to a machine in the place of an answer."""
+        """Return the answer that goes to a machine, changed or not."""
         world = self._world
         is_due = isinstance(answer, ANSWERS) and world.scheduler.now_ms >= self._due_ms
         if not is_due or receiver == "client" or world.is_healed:
@@ -110,12 +110,12 @@ class AnswerForger:
 
 
 class Forger:
-    """Sends requests until the world is healed.
+    """Sends forged requests until the world is healed.
 
     Args:
-        world: the world in which they forge.
-        process: where it runs.
-        every_ms: mean time between two of them.
+        world: the world.
+        process: process that sends them.
+        every_ms: mean milliseconds between two requests.
     """
 
     def __init__(self, world: World, process: SimProcess, *, every_ms: int) -> None:
@@ -124,7 +124,7 @@ class Forger:
         self._every_ms = every_ms
 
     async def run(self) -> None:
-        """See the class."""
+        """Send requests until the world is healed, a few at once."""
         await until_topic(self._world)
         await asyncio.gather(*(self._forge() for _ in range(AT_ONCE)))
 
@@ -183,7 +183,7 @@ class Forger:
         require(answer is None, "a heartbeat of an absurd epoch or offset is refused", (request, answer))
 
     async def _claim(self) -> None:
-        """As a broker that has its registration right, and has applied what nobody has appended."""
+        """Send a heartbeat for a right registration, with a metadata offset that no record has reached."""
         broker = await self._registered()
         if broker is None:
             return
@@ -197,7 +197,7 @@ class Forger:
         await self._beat_once(request)
 
     async def _propose(self) -> None:
-        """As a broker that has its own registration right, and everything else wrong."""
+        """Send an ISR proposal for a right registration, with everything else wrong."""
         rng = self._rng
         broker = await self._registered()
         partitions = list(self._world.replicas())
@@ -223,7 +223,7 @@ class Forger:
         require(not is_taken, "a proposal of an absurd epoch is refused", (request, answer))
 
     async def _asked(self, ask: Callable[[ControllerCalls], Awaitable[AnswerT]]) -> AnswerT | None:
-        """Ask any voter as a controller; None: refused, or no answer."""
+        """Send a request to any voter as the controller; None: refused, or no answer."""
         async with PeerClient(CLUSTER_ID) as client:
             try:
                 return await ask(ControllerCalls(client, self._voter_address(self._rng.choice(self._world.voters))))
@@ -244,7 +244,7 @@ class Forger:
         require(not said, "a follower of an absurd broker epoch is refused", (opening, said))
 
     async def _subscribe(self) -> None:
-        """As a follower that has its registration right, which everybody may read, and asks for what no metadata has."""
+        """Subscribe with a right registration, which anyone may read, to things that no metadata has."""
         rng, opening = self._rng, await self._true_opening()
         if opening is None:
             return
@@ -265,7 +265,7 @@ class Forger:
             require(is_ended, "a subscription in an absurd epoch is refused", answer)
 
     async def _take_place(self) -> None:
-        """As a follower that has nothing, in the present leader epochs and the last session there is."""
+        """Subscribe as a follower without data, in the present leader epochs and with the highest possible session."""
         opening = await self._true_opening()
         if opening is None:
             return
@@ -284,7 +284,7 @@ class Forger:
                 self._world.counts["session forged and accepted"] += 1
 
     async def _true_opening(self) -> tuple[BrokerMachine, bytes] | None:
-        """A leader, and the opening of a follower of it as the metadata have that; None if nobody tells."""
+        """Return a leader and a valid opening message of one of its followers; None if no broker answers."""
         follower = await self._registered()
         if follower is None:
             return None
@@ -318,7 +318,7 @@ class Forger:
         require(False, "a replica of an absurd broker epoch gets no range", (request, answer))
 
     async def _registered(self) -> BrokerStatus | None:
-        """A broker as the metadata have it; None if nobody says so."""
+        """Return a broker as the metadata has it; None if no broker answers."""
         try:
             async with Admin(self._world.bootstrap, request_timeout_ms=int(ANSWER_S * 1000)) as admin:
                 return self._rng.choice(await admin.describe_brokers())
@@ -340,7 +340,7 @@ class Forger:
     async def _stream(
         self, leader: BrokerMachine, opening: bytes, rest: Iterable[pb.ReplicateRequest]
     ) -> AsyncIterator[pb.ReplicateResponse]:
-        """Open a stream, say the rest, and give what is answered for `ANSWER_S`; nothing if it was not opened."""
+        """Open a stream, send the rest, and yield the answers within `ANSWER_S`; none if the stream was not opened."""
         address = f"{leader.name}:{REPLICATION_PORT}"
         async with PeerClient(CLUSTER_ID) as client:
             try:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fault "last disk": the brokers leave one after the other, and the last one to leave loses its disk for a while.
+"""The fault "last disk": brokers leave one after the other, and the last one to leave loses its disk for a while.
 
-Owns what happens in it, one at a time. It begins when all brokers serve and every replica is in sync, so that whatever is on the disk
-is elsewhere too, or its partition awaits it. The others leave by SIGTERM, kill -9 or loss of power and stay away; the last one may
-acknowledge alone; it leaves, and gets an empty disk. All start in any order. Where the metadata await the disk, nobody leads until it
-is back: it comes back after a while, now and then after the broker has lost an empty disk too. Disks that were in the machine
-meanwhile are kept as long as one is awaited: a partition may be in sync by them alone.
+Owns the steps of this fault, one fault at a time. It begins when all brokers serve and every replica is in sync, so the data on the
+disk is elsewhere too, or its partition awaits it. The others leave by SIGTERM, kill -9 or power loss and stay away. The last one may
+acknowledge alone. Then it leaves too and gets an empty disk. All start in any order. While the metadata awaits the disk, its
+partitions have no leader. The disk comes back after a while, sometimes after the broker has lost an empty disk too. Disks that were
+in the machine in between are kept while one is awaited, because a partition may be in sync only on them.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ if TYPE_CHECKING:
     from integration_tests.simulation.faults import StruckWorld
 
 WHOLE_MS_MAX: Final = 8_000
-"""Longest milliseconds for which it waits for all brokers to serve and all replicas to be in sync."""
+"""Maximum milliseconds to wait until all brokers serve and all replicas are in sync."""
 LEAVES_MS_MAX: Final = 1_500
-"""Longest milliseconds between two brokers that leave, and for which the last one is alone."""
+"""Maximum milliseconds between two brokers that leave, and for which the last one is alone."""
 STOPS_MS_MAX: Final = 6_000
-"""Milliseconds in which an orderly stop must be over; then it is killed."""
+"""Milliseconds after which a clean shutdown is ended by a kill."""
 AWAITED_MS: Final = (200, 4_000)
-"""Shortest and longest milliseconds for which a disk that is awaited stays away, at a time."""
+"""Shortest and longest milliseconds for which an awaited disk stays away each time."""
 LOSES_AGAIN: Final = 0.4
-"""Chance that the broker loses another disk while the first one is awaited."""
+"""Probability that the broker loses another disk while the first one is awaited."""
 LOOK_MS: Final = 50
-"""Milliseconds between two looks at what became of it."""
+"""Milliseconds between two checks of the state."""
 
 
 class LastDisk:
     """The fault, step by step.
 
     Args:
-        world: see `StruckWorld`.
-        rng: chance.
-        cut_power: lets the power of a broker go.
+        world: the world.
+        rng: source of chance.
+        cut_power: makes a broker lose power.
     """
 
     def __init__(self, world: StruckWorld, rng: random.Random, cut_power: Callable[[BrokerMachine], None]) -> None:
@@ -54,11 +54,11 @@ class LastDisk:
 
     @property
     def is_under_way(self) -> bool:
-        """True from when it is to begin until nothing is awaited any more."""
+        """True from the moment it shall begin until no disk is awaited any more."""
         return self._steps is not None
 
     def strike(self) -> None:
-        """Begin once the world is whole, if that is soon, unless it is under way."""
+        """Begin as soon as the world is whole, if that is within `WHOLE_MS_MAX`. Does nothing while it is under way."""
         if self._steps is None:
             self._steps = self._run()
             self._go_on()
@@ -72,7 +72,7 @@ class LastDisk:
             self._world.scheduler.after(wait_ms, self._go_on)
 
     def _run(self) -> Iterator[int]:
-        """Let it happen; yields how many milliseconds pass before the next step."""
+        """Run the steps. Yields the milliseconds until the next step."""
         world, rng = self._world, self._rng
         late_ms = world.scheduler.now_ms + WHOLE_MS_MAX
         while not world.is_whole:
@@ -95,7 +95,7 @@ class LastDisk:
         self._kept.clear()
 
     def _leave(self, broker: BrokerMachine) -> Iterator[int]:
-        """End a broker, one way or another, and keep it from starting."""
+        """Stop, kill or power off a broker, and keep it from starting."""
         world, rng = self._world, self._rng
         broker.is_held = True
         how = rng.choice(("stop", "stop", "kill", "power"))
@@ -109,13 +109,13 @@ class LastDisk:
         broker.kill()
 
     def _exchange(self, broker: BrokerMachine, disk: DiskInHand | None) -> None:
-        """Give a broker that is down another disk, and keep the one that it had."""
+        """Give a stopped broker another disk, and keep the one that it had."""
         self._kept.append(broker.exchange_disk(disk))
         if disk is not None:
             self._kept.remove(disk)
 
     def _give_back(self, last: BrokerMachine) -> Iterator[int]:
-        """Give the broker disks that are awaited, each after a while, until every partition has a leader."""
+        """Give the broker awaited disks, each after a while, until every partition has a leader."""
         world, rng = self._world, self._rng
         was_awaited = False
         loses_again = rng.random() < LOSES_AGAIN
@@ -149,7 +149,7 @@ class LastDisk:
 
 
 def _partitions(broker: BrokerMachine) -> list[PartitionImage]:
-    """All partitions, by what a broker that serves has been told."""
+    """Return all partitions as a serving broker knows them."""
     return [partition for topic in broker.server.observer.image.topics() for partition in topic.partitions]
 
 
@@ -162,7 +162,7 @@ def _awaited(partition: PartitionImage, broker: BrokerMachine) -> tuple[bytes, .
 
 
 def _is_elsewhere(partition: PartitionImage, broker: BrokerMachine) -> bool:
-    """Tell whether the present disk of a broker has nothing of a partition that is not in sync elsewhere."""
+    """Return True if everything of a partition that the broker's present disk holds in sync is in sync elsewhere too."""
     node_id = broker.key.node_id
     is_needed = node_id in partition.isr or node_id in partition.elr
     return not is_needed or bool(_awaited(partition, broker)) or bool(set(partition.isr) - {node_id})

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exceptions that a server catches, logs and lives on with: a fault of its own code, that no callback and no task lets out.
+"""Faults of a server's own code that the server catches, logs and survives, so that no callback and no task raises them.
 
-Owns which records of the log are faults. Law: none of them is one of Lograft's own laws that broke, or of Python's.
+Owns which log records count as faults. Law: no log record has an exception of a broken assertion or of a Python programming error.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from typing import Final
 
 FAULTS: Final = (AssertionError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
-"""What the environment never raises: the disk, the network and peers have errors of other kinds."""
+"""Errors that the environment never raises: disk, network and peers have errors of other types."""
 
 
 class LoggedFaults(logging.Handler):
-    """Tells of each record of level ERROR or above that comes with an exception of our own.
+    """Reports each log record of level ERROR or above with an exception from `FAULTS`.
 
     Args:
-        on_fault: told what it was.
+        on_fault: called with a description of the fault.
     """
 
     def __init__(self, on_fault: Callable[[str], None]) -> None:
@@ -27,14 +27,14 @@ class LoggedFaults(logging.Handler):
         self._on_fault = on_fault
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See `logging.Handler.emit`."""
+        """Check a log record (see `logging.Handler.emit`)."""
         error = None if not record.exc_info else record.exc_info[1]
         if isinstance(error, FAULTS):
             self._on_fault(f"logged by {record.name}: {record.getMessage()}: {error!r}")
 
     @contextmanager
     def listening(self) -> Generator[None]:
-        """Hear what all loggers say."""
+        """Listen to all loggers."""
         logging.getLogger().addHandler(self)
         try:
             yield

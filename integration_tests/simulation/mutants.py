@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mutants of brokers, controller, log and clients: known mistakes that the world simulator must find, or its silence proves nothing.
+"""Mutants of brokers, controller, log and clients: deliberate mistakes that the world simulator must find. Otherwise it proves nothing.
 
-Owns the list; `metaquorum.testing.mutants` says what a mutant is and makes the mistake.
+Owns the list. `metaquorum.testing.mutants` defines mutants and installs the mistake.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from storage.segment.damage import DamagedRanges
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldMutant(Mutant):
-    """A mistake, and what happens in the seeds that hunt it."""
+    """A mistake, and the options of the seeds that hunt it."""
 
     storm: Callable[[int], WorldOptions] = power_storm
 
@@ -401,4 +401,4 @@ NOT_FOUND_YET: Final[tuple[WorldMutant, ...]] = (
         storm=kill_storm,
     ),
 )
-"""Mistakes that outlived fifty seeds and more: they need faults in an order that storms seldom bring about."""
+"""Mistakes that survived fifty seeds and more: they need faults in an order that the storms rarely produce."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of one world: each seed turns on only some faults, so that no fault hides another (swarm testing).
+"""Options of one world. Each seed turns on only some faults, so that no fault hides another (swarm testing).
 
 Source: Groce et al., "Swarm testing"; reliability 2.6.
 """
@@ -14,52 +14,53 @@ from metaquorum.metadata.topic_configs import FlushPolicy
 from metaquorum.replica.quorum_settings import SnapshotSettings
 
 SNAPSHOT_NEVER_MS: Final = 10**9
-"""Longer than any run."""
+"""Milliseconds that are longer than any run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldOptions:
-    """What may happen in a run. Times in milliseconds, means between two faults of a kind; None: none of them.
+    """What may happen in a run. Times are milliseconds, and those of faults are means between two of a kind; None: no such fault.
 
     Attributes:
         voter_count: voters of the quorum.
         broker_count: brokers.
-        has_racks: True if each broker has a rack of its own, and consumers are in one of them two times of three.
+        has_racks: True if each broker has its own rack, and consumers are in one of these racks two times of three.
         partition_count: partitions of the topic.
-        replication_factor: replicas of each.
+        replication_factor: replicas of each partition.
         min_isr: `min.insync.replicas`.
-        flush_policy: of the topic. Under ACK the power may go anywhere at any time, everywhere at once too.
-        segment_bytes: of the topic.
+        flush_policy: flush policy of the topic. Under ACK any machine may lose power at any time, also all at once.
+        segment_bytes: segment size of the topic.
         delay_ms_max: longest delay of a message.
         work_ms_max: longest time of work in a thread.
         flush_ms_max: longest time of a flush.
         sender_count: producers.
         send_every_ms: mean time between two records of a producer.
         reader_count: consumers.
-        register_every_ms: changes, and reads, of a register in the metadata.
+        register_every_ms: changes and reads of a register in the metadata.
         kill_every_ms: kill -9 of a server.
-        power_every_ms: loss of power of a machine.
-        loss_every_ms: one broker loses what others have too: its power where that is more than the policy promises, or its disk.
-        blackout_every_ms: loss of power (with ACK), or kill -9, of all brokers, or of everything.
+        power_every_ms: power loss of a machine.
+        loss_every_ms: one broker loses data that others have too: by a power loss beyond the promise of the policy, or with its disk.
+        blackout_every_ms: power loss (with ACK) or kill -9 of all brokers or of all machines.
         pause_every_ms: SIGSTOP of a server.
         cut_every_ms: cuts between machines.
         stop_every_ms: SIGTERM of a server.
         client_kill_every_ms: kill -9 of a client.
-        reassign_every_ms: partitions get their replicas in another order, or others.
+        reassign_every_ms: partitions get other replicas, or the same in another order.
         elect_every_ms: preferred leaders are elected.
-        damage_every_ms: a bit flips in what one broker, always the same, wrote long ago; it is killed with it.
-        down_ms_max: longest time that a server is down or paused, and that a cut lasts.
-        directory_every_ms: the second log directory of a broker fails, and is mended or replaced later; with None they have one.
-        snapshot_every_ms: each node makes a snapshot of the metadata so long after the first change since the last one.
-        snapshots_kept: how many it keeps.
-        voter_loss_every_ms: a voter loses its disk, and the operator puts the replacement in its place; one at a time.
-        clock_drift: clocks of servers go too fast or too slow by at most this share, and the wall clocks are wrong; 0.0: all are right.
-        full_every_ms: little room is left on a disk of a broker, or next to none, for a while.
+        damage_every_ms: a bit flips in old data of one broker, always the same, which is killed for it.
+        down_ms_max: longest time for which a server is down or paused, or a cut lasts.
+        directory_every_ms: the second log directory of a broker fails and is mended or replaced later. None: brokers have one
+            directory.
+        snapshot_every_ms: time from the first change since the last snapshot of the metadata to the next snapshot, on each node.
+        snapshots_kept: number of snapshots that a node keeps.
+        voter_loss_every_ms: a voter loses its disk, and the operator replaces it; one at a time.
+        clock_drift: maximum share by which clocks of servers run fast or slow. Wall clocks are wrong too. 0.0: all clocks are right.
+        full_every_ms: a disk of a broker has little free space, or almost none, for a while.
         end_every_ms: mean time between two questions of a client for the ends of the partitions.
-        strand_every_ms: one broker is cut off from the other brokers alone, for longer than followers may lag.
+        strand_every_ms: one broker is isolated from the other brokers for longer than followers may lag.
         last_disk_every_ms: brokers leave one after the other, and the last one loses its disk until it is awaited.
-        switch_every_ms: `flush.policy` becomes ACK, or `flush_policy` again; the power goes no further than that one allows.
-        forge_every_ms: mean time between requests, and between answers of voters, with epochs that nobody has reached.
+        switch_every_ms: `flush.policy` changes between ACK and `flush_policy`. Power losses stay within what `flush_policy` allows.
+        forge_every_ms: mean time between forged requests, and between forged answers of voters.
         half_open_every_ms: connections, one or all of a server, swallow everything from then on, one way or both.
     """
 
@@ -105,12 +106,12 @@ class WorldOptions:
 
 
 def snapshot_settings(options: WorldOptions) -> SnapshotSettings:
-    """When the nodes of a world make snapshots of the metadata; practically never if options do not say so."""
+    """Return when the nodes of a world make snapshots of the metadata. Without the option they practically never do."""
     return SnapshotSettings(interval_ms=options.snapshot_every_ms or SNAPSHOT_NEVER_MS, kept=options.snapshots_kept)
 
 
 def rack_name(number: int) -> str:
-    """Rack of the broker with that number, from 1."""
+    """Return the rack of the broker with that number, from 1."""
     return f"rack-{number}"
 
 
@@ -124,7 +125,7 @@ def draw_options(rng: random.Random) -> WorldOptions:
     flush_policy = rng.choice([FlushPolicy.ACK, FlushPolicy.ACK, FlushPolicy.NONE, FlushPolicy.INTERVAL])
     is_flushed = flush_policy is FlushPolicy.ACK
     min_isr = rng.randint(1, max(1, replication_factor - 1))
-    # Of three one may lose everything while the others keep what they have: when they do not flush, they must not be killed.
+    # One of three may lose everything while the others keep their data. Without flushes the others must therefore not be killed.
     has_losses = min_isr == 2 and rng.random() < 0.5
     is_lasting = has_losses and not is_flushed
     kill_every_ms = None if is_lasting else sometimes(1_000, 8_000, 0.7)
@@ -157,7 +158,7 @@ def draw_options(rng: random.Random) -> WorldOptions:
         down_ms_max=rng.choice([200, 2_000, 8_000]),
         damage_every_ms=rng.randint(200, 1_000) if is_flushed and replication_factor == 3 else None,
         has_racks=True,
-        # Last of all, so that the other options of a seed are what they were. A disk that fails may lose what is not flushed.
+        # New options come last, so that the other options of a seed stay the same. A failing disk may lose what is not flushed.
         directory_every_ms=sometimes(1_000, 6_000, 0.8) if is_flushed and replication_factor == 3 else None,
         snapshot_every_ms=sometimes(100, 4_000, 0.7),
         snapshots_kept=rng.choice([1, 1, 2]),
@@ -166,7 +167,7 @@ def draw_options(rng: random.Random) -> WorldOptions:
         full_every_ms=sometimes(1_000, 8_000, 0.4),
         end_every_ms=sometimes(100, 1_000, 0.6),
         strand_every_ms=sometimes(1_000, 6_000, 0.5) if min_isr == 2 else None,
-        # A replica without another one has nobody who could lead in its place, wrongly.
+        # With a single replica no other broker could wrongly become leader.
         last_disk_every_ms=sometimes(500, 4_000, 0.6) if replication_factor > 1 and not is_lasting else None,
         switch_every_ms=None if is_flushed else sometimes(300, 4_000, 0.5),
         forge_every_ms=sometimes(100, 2_000, 0.6),
@@ -175,7 +176,7 @@ def draw_options(rng: random.Random) -> WorldOptions:
 
 
 def power_storm(seed: int) -> WorldOptions:
-    """Options under which the power goes all the time, disks are slow, and leaders fall: for the hunt of mutants."""
+    """Options with constant power losses, slow disks and falling leaders; for mutant hunts."""
     return WorldOptions(
         voter_count=1,
         broker_count=3,
@@ -207,7 +208,7 @@ def power_storm(seed: int) -> WorldOptions:
 
 
 def kill_storm(seed: int) -> WorldOptions:
-    """Options under which leaders are killed, paused and cut off all the time, and nothing is flushed: for the hunt of mutants."""
+    """Options with leaders that are constantly killed, paused and isolated, and without flushes; for mutant hunts."""
     return replace(
         power_storm(seed),
         flush_policy=FlushPolicy.NONE,
@@ -222,7 +223,7 @@ def kill_storm(seed: int) -> WorldOptions:
 
 
 def loss_storm(seed: int) -> WorldOptions:
-    """Options under which one broker after the other loses what it has not flushed, or its disk: for the hunt of mutants."""
+    """Options with one broker after the other losing its unflushed data or its disk; for mutant hunts."""
     return replace(
         power_storm(seed),
         flush_policy=FlushPolicy.NONE if seed % 2 else FlushPolicy.ACK,
@@ -238,14 +239,14 @@ def loss_storm(seed: int) -> WorldOptions:
 
 
 def switch_storm(seed: int) -> WorldOptions:
-    """Options under which brokers lose what they have not flushed while the policy changes: for the hunt of mutants."""
+    """Options with brokers that lose unflushed data while the policy changes; for mutant hunts."""
     return replace(
         loss_storm(seed), flush_policy=FlushPolicy.NONE, flush_ms_max=1_000, elect_every_ms=None, switch_every_ms=100
     )
 
 
 def quorum_storm(seed: int) -> WorldOptions:
-    """Options under which leaders of the quorum are paused and killed while the metadata change: for the hunt of mutants."""
+    """Options with quorum leaders that are paused and killed while the metadata changes; for mutant hunts."""
     return replace(
         power_storm(seed),
         voter_count=3,
@@ -266,7 +267,7 @@ def quorum_storm(seed: int) -> WorldOptions:
 
 
 def forgery_storm(seed: int) -> WorldOptions:
-    """Options under which anybody says that elections went on to epochs that none has reached: for the hunt of mutants."""
+    """Options with forged messages about elections in epochs that none has reached; for mutant hunts."""
     return replace(
         power_storm(seed),
         voter_count=3,
@@ -279,7 +280,7 @@ def forgery_storm(seed: int) -> WorldOptions:
 
 
 def damage_storm(seed: int) -> WorldOptions:
-    """Options under which bits of one broker flip all the time and leaders move: for the hunt of mutants."""
+    """Options with constantly flipping bits of one broker, and moving leaders; for mutant hunts."""
     return replace(
         power_storm(seed),
         partition_count=1,
@@ -297,7 +298,7 @@ def damage_storm(seed: int) -> WorldOptions:
 
 
 def directory_storm(seed: int) -> WorldOptions:
-    """Options under which log directories fail all the time, are mended and replaced, and leaders move: for the hunt of mutants."""
+    """Options with log directories that constantly fail and are mended or replaced, and moving leaders; for mutant hunts."""
     return replace(
         power_storm(seed),
         flush_ms_max=5,
@@ -313,7 +314,7 @@ def directory_storm(seed: int) -> WorldOptions:
 
 
 def snapshot_storm(seed: int) -> WorldOptions:
-    """Options under which the metadata log is as short as can be, and servers and voters' disks go: for the hunt of mutants."""
+    """Options with the shortest possible metadata log, failing servers, and lost disks of voters; for mutant hunts."""
     return replace(
         power_storm(seed),
         voter_count=3,
@@ -329,7 +330,7 @@ def snapshot_storm(seed: int) -> WorldOptions:
 
 
 def catch_up_storm(seed: int) -> WorldOptions:
-    """Options under which followers fall out of sync behind cuts, and leaders die while they catch up: for the hunt of mutants."""
+    """Options with followers that leave the ISR behind cuts, and leaders that die while followers catch up; for mutant hunts."""
     return replace(
         power_storm(seed),
         min_isr=1,
@@ -348,7 +349,7 @@ def catch_up_storm(seed: int) -> WorldOptions:
 
 
 def end_storm(seed: int) -> WorldOptions:
-    """Options under which servers are stopped for long while a client asks where the partitions end: for the hunt of mutants."""
+    """Options with long pauses of servers while a client asks for the ends of partitions; for mutant hunts."""
     return replace(
         kill_storm(seed),
         kill_every_ms=None,
@@ -362,8 +363,8 @@ def end_storm(seed: int) -> WorldOptions:
 
 
 def last_disk_storm(seed: int) -> WorldOptions:
-    """Options under which the last broker that leaves loses its disk, over and over: for the hunt of mutants."""
-    # Of three of which two are needed the last but one has everything too, unless it may have lost what it did not flush.
+    """Options with the fault "last disk" over and over; for mutant hunts."""
+    # If two of three are needed, the last but one has everything too, unless it may have lost unflushed data.
     flush_policy, replication_factor, min_isr = (
         (FlushPolicy.NONE, 2, 1),
         (FlushPolicy.ACK, 3, 1),
@@ -387,7 +388,7 @@ def last_disk_storm(seed: int) -> WorldOptions:
 
 
 def half_open_storm(seed: int) -> WorldOptions:
-    """Options under which connections swallow everything all the time, and leaders move: for the hunt of mutants."""
+    """Options with connections that constantly swallow everything, and moving leaders; for mutant hunts."""
     return replace(
         power_storm(seed),
         voter_count=3,

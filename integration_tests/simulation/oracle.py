@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold inside the brokers of the world, looked at after every event of every replica.
+"""The invariants inside the brokers of the world, checked after every event of every replica.
 
-Owns what was ever committed, and who led when. The clients' history is judged apart (`integration_tests.harness.history.checker`).
+Owns what was ever committed, and who led when. `integration_tests.harness.history.checker` judges the history of the clients.
 
 Laws
-    agreement: below the high watermark of any two replicas the same bytes stand at the same offsets.
+    agreement: below both high watermarks, any two replicas have the same bytes at the same offsets.
     completeness: a replica that begins to lead has everything that was committed in earlier leader epochs.
-    one leader: of one partition and leader epoch at most one process ever leads (of several replicas, over the life of a broker).
-    order: a high watermark never goes back while a process follows or leads in one epoch, and is never above the log end.
-    followers: a follower lets readers have nothing that was not committed.
+    one leader: at most one process ever leads a partition in a leader epoch (with several replicas, over the life of a broker).
+    order: while a process follows or leads in one epoch, its high watermark never goes back and is never above the log end.
+    followers: a follower never shows readers uncommitted data.
     awaited: a partition that awaits a log directory has no leader.
 
 Source: Raft's safety properties, section 5.4; docs/replication.md "Invariants"; KIP-966.
@@ -52,46 +52,46 @@ Key = tuple[bytes, int]
 
 
 class Oracle:
-    """Looks at every replica after every event of it, and knows what was ever committed."""
+    """Checks every replica after each of its events, and knows what was ever committed."""
 
     def __init__(self, scheduler: Scheduler, counts: Counter[str]) -> None:
         self._scheduler = scheduler
         self._counts = counts
-        # Committed batches of each partition: base offset -> (bytes, next offset); and where they end.
+        # Committed batches of each partition: base offset -> (bytes, next offset).
         self._batches: dict[Key, dict[int, tuple[bytes, int]]] = {}
-        # Where what is committed ends, by the leader epoch in which that was known.
+        # End of the committed data of each partition, by the leader epoch in which that was known.
         self._ends: dict[Key, dict[int, int]] = {}
         self._leaders: dict[tuple[Key, int], str] = {}
         self._known: dict[Key, PartitionImage] = {}
-        # How far the replica of a process was compared.
+        # Offset up to which the replica of a process was compared.
         self._compared: dict[Replica, int] = {}
         self._marks: dict[Replica, tuple[int, int]] = {}
-        # Leaderships that were to be given up for want of room: topic id, partition, leader epoch.
+        # Leaderships that were resigned for lack of disk space: topic id, partition, leader epoch.
         self._without_room: set[tuple[bytes, int, int]] = set()
         self.violation: InvariantViolation | None = None
 
     def committed_end(self, key: Key) -> int:
-        """End (exclusive) of what was ever committed in a partition."""
+        """Return the end (exclusive) of everything ever committed in a partition."""
         return max(self._ends.get(key, {}).values(), default=0)
 
     def is_spare(self, node_id: int, *, in_sync_min: int) -> bool:
-        """Tell whether each partition has so many others in sync, by what the brokers were last told."""
+        """Return True if each partition has at least `in_sync_min` other replicas in sync, as far as the brokers know."""
         return all(len(set(each.isr) - {node_id}) >= in_sync_min for each in self._known.values())
 
     @property
     def are_all_in_sync(self) -> bool:
-        """True if every partition has all its replicas in sync, by what the brokers were last told, and there is one."""
+        """True if there are partitions and all their replicas are in sync, as far as the brokers know."""
         return bool(self._known) and all(set(each.isr) == set(each.replicas) for each in self._known.values())
 
     def throw_away(self) -> None:
-        """Let go of all replicas, and of the frames of a violation, which keep the server in which it was found."""
+        """Release all replicas, and the frames of a violation, which hold the server in which it was found."""
         self._compared.clear()
         self._marks.clear()
         self.violation = None
 
     @contextmanager
     def watching(self) -> Generator[None]:
-        """Look at every effect of every replica."""
+        """Check every effect of every replica."""
         carry_out: Callable[[Any, Effect], None] = Replica._carry_out  # pyright: ignore[reportPrivateUsage]
         after_step: Callable[[Any, Event], None] = Replica._after_step  # pyright: ignore[reportPrivateUsage]
         take_partition, resign = Replica.take_partition, Replica.resign
@@ -100,7 +100,7 @@ class Oracle:
         execute = SnapshotShell.execute
 
         def watched_carry_out(replica: Replica, effect: Effect) -> None:
-            # The server would take a violation for a fault of its own.
+            # An exception here would look to the server like a fault of its own.
             with self._noting():
                 if isinstance(effect, BeginLeaderEpoch):
                     self._on_leader(replica, effect.leader_epoch)
@@ -180,7 +180,7 @@ class Oracle:
         name = current_process().name
         leader = self._leaders.setdefault((key, leader_epoch), name)
         require(leader == name, "one leader of an epoch", (str(replica), leader_epoch, name, leader))
-        # One that was paused may begin long after others took over: it has what was committed before its own epoch.
+        # A leader that was paused may begin long after others took over. It has what was committed before its own epoch.
         ends = self._ends.get(key, {})
         end_offset = max((end for epoch, end in ends.items() if epoch < leader_epoch), default=0)
         log_end_offset = replica.log.log_end_offset
@@ -220,7 +220,7 @@ class Oracle:
             require(followed_end <= end_offset, law, (str(replica), current_process().name, followed_end, end_offset))
 
     def _compare(self, replica: Replica, to_offset: int, law: str, *, epoch: int) -> None:
-        """Compare what a replica has below an offset with what was committed, and remember what is committed now."""
+        """Compare a replica's data below an offset with what was committed, and remember what is committed now."""
         key = (replica.topic_id, replica.partition)
         offset = max(self._compared.get(replica, 0), replica.log.log_start_offset)
         batches = self._batches.setdefault(key, {})
@@ -228,7 +228,7 @@ class Oracle:
             try:
                 found = replica.log.read(offset, READ_BYTES, end_offset=to_offset)
             except DataLossError as loss:
-                # A reader would tell. It is compared when all is healed: by then it was repaired.
+                # A reader would report the loss. The data is compared after everything is healed and repaired.
                 replica._report_damage(loss)  # pyright: ignore[reportPrivateUsage]
                 self._counts["quarantine"] += 1
                 offset = loss.end_offset
@@ -244,7 +244,7 @@ class Oracle:
                     (str(replica), current_process().name, header.base_offset, header.leader_epoch, to_offset),
                 )
                 position += header.size_bytes
-            # What ends inside a batch of this replica ends where another one's batch does: they differ there.
+            # If the committed data ends inside a batch of this replica, another replica has a batch that ends there: they differ.
             require(found.next_offset > offset, law, (str(replica), current_process().name, offset, epoch, to_offset))
             offset = found.next_offset
         self._compared[replica] = max(offset, to_offset)
@@ -252,7 +252,7 @@ class Oracle:
         ends[epoch] = max(ends.get(epoch, 0), to_offset)
 
     def _on_partition(self, key: Key, partition: PartitionImage) -> None:
-        """Judge and count what the controller decides, once."""
+        """Check and count each decision of the controller, once."""
         require(not partition.awaited or partition.leader_id is None, "what is awaited is not led", (key, partition))
         known = self._known.get(key)
         if known is not None and partition.partition_epoch <= known.partition_epoch:

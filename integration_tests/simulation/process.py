@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A simulated process: a loop, a machine, a disk that outlives it.
+"""A simulated process: it has an event loop, and a machine with a disk that outlives it.
 
-Owns the life of the process. Must not know what it runs.
+Owns the life of the process. Does not know what it runs.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class SimProcess:
 
     Args:
         scheduler: virtual time.
-        machine: name of the machine: its host name.
-        number: how many processes the machine had before.
+        machine: name of the machine, which is its host name.
+        number: number of processes that the machine had before.
         disk: the disk of the machine; None for a client.
-        rng: chance of threads and of the disk.
-        work_ms_max: longest time of work in a thread.
-        flush_ms_max: longest time of a flush.
-        on_fault: told of an exception that nobody caught.
-        clock: of the machine.
+        rng: source of chance for threads and the disk.
+        work_ms_max: longest time of work in a thread, in milliseconds.
+        flush_ms_max: longest time of a flush, in milliseconds.
+        on_fault: called for an exception that no code caught.
+        clock: clock of the machine.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class SimProcess:
 
     @property
     def is_alive(self) -> bool:
-        """True until it is killed or has ended."""
+        """True until the process is killed or has ended."""
         return not self.loop.is_dead
 
     def run(self, work: Coroutine[Any, Any, None], on_end: Callable[[BaseException | None], None]) -> None:
-        """Begin with the main task; `on_end` is told when that is over, unless the process was killed."""
+        """Start the main task. `on_end` is called at its end, unless the process was killed."""
 
         def ended(task: asyncio.Task[None]) -> None:
             on_end(None if task.cancelled() else task.exception())
@@ -71,7 +71,7 @@ class SimProcess:
         self.loop.call_soon(begin)
 
     def flush(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
-        """Run a flush in a thread: at its beginning or at its end, whichever; `done` comes on the loop."""
+        """Run a flush in a thread. It takes effect at its beginning or its end, at random; `done` is called on the loop."""
         delay_ms = self._rng.randint(0, self._flush_ms_max)
         is_early = self._rng.random() < 0.5
         outcome: list[BaseException | None] = []
@@ -94,12 +94,12 @@ class SimProcess:
         self.loop.run_in_thread(delay_ms, end)
 
     def note_fault(self, message: str, error: BaseException | None) -> None:
-        """See `LoopOwner`."""
+        """Report a fault (see `LoopOwner`)."""
         self._on_fault(f"{self.name}: {message}: {error!r}")
 
 
 def current_process() -> SimProcess:
-    """The process whose loop runs now."""
+    """Return the process whose loop runs now."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop), f"{loop} is no simulated loop"
     assert isinstance(loop.owner, SimProcess)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A register in the metadata of the world: a number that one client changes and others read, both through any broker.
+"""A register in the metadata of the world: a number that one client writes and others read, each through any broker.
 
-Owns what a read may show. Law (linearizability of one register with one writer): at least what was acknowledged before the read
-began, at most what was sent before it ended; or a change with an unknown outcome, whose request may be carried out late.
+Owns what a read may show. Law (linearizability of one register with one writer): a read shows at least what was acknowledged before it
+began, and at most what was sent before it ended; or it shows a write with an unknown outcome, which may be carried out late.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RESOURCE: Final = ConfigResource.topic(TOPIC)
 
 
 class Register:
-    """What the writer has sent, and what it was told."""
+    """The writes of the register: what was sent, what was acknowledged, and what has an unknown outcome."""
 
     def __init__(self) -> None:
         self.sent = 0
@@ -35,13 +35,13 @@ class Register:
         self.unknown: set[int] = set()
 
     def check(self, value: int, *, at_least: int) -> None:
-        """Judge a read that was sent when `at_least` was acknowledged."""
+        """Check the value of a read that was sent when `at_least` was acknowledged."""
         is_last = at_least <= value <= self.sent or value in self.unknown
         require(is_last, "a register shows the last change", (value, at_least, self.sent, self.unknown))
 
 
 class RegisterWorld(Protocol):
-    """What these clients need of the world."""
+    """What these clients need from the world."""
 
     scheduler: Scheduler
     options: WorldOptions
@@ -53,11 +53,11 @@ class RegisterWorld(Protocol):
 
 
 async def read_register(world: RegisterWorld, admin: Admin) -> None:
-    """Read once, and judge.
+    """Read once and check the value.
 
     Raises:
         LograftError: nothing was read.
-        InvariantViolation: what was read is not the last change.
+        InvariantViolation: the value is not the last change.
     """
     at_least = world.register.acknowledged
     configs = (await admin.describe_configs([RESOURCE]))[RESOURCE]
@@ -65,7 +65,7 @@ async def read_register(world: RegisterWorld, admin: Admin) -> None:
 
 
 async def read_at_last(world: RegisterWorld) -> None:
-    """Read until somebody answers, and judge."""
+    """Read until a broker answers, and check the value."""
     async with Admin(world.bootstrap) as admin:
         while True:
             try:
@@ -77,7 +77,7 @@ async def read_at_last(world: RegisterWorld) -> None:
 
 
 class RegisterClient:
-    """Reads, or writes, until the world is healed; at the end it reads once more."""
+    """Reads or writes until the world is healed, and reads once more at the end."""
 
     def __init__(self, world: RegisterWorld, process: SimProcess, *, is_writer: bool) -> None:
         self._world = world
@@ -85,7 +85,7 @@ class RegisterClient:
         self._rng: random.Random = world.scheduler.rng(f"client/{process.name}")
 
     async def run(self) -> None:
-        """See the class."""
+        """Work until the world is healed, then read once more."""
         world = self._world
         await until_topic(world)
         every_ms = world.options.register_every_ms
@@ -116,7 +116,7 @@ class RegisterClient:
             register.unknown.add(register.sent)
             await asyncio.sleep(AFTER_ERROR_S)
         except LograftError:
-            # Not carried out: the number is used again.
+            # The write was not carried out, so its number is used again.
             register.sent -= 1
             raise
         else:

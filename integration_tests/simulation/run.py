@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs seeds of the world simulator: `make sim WORLD=1 SEEDS=200`; hunts mutants with `--mutants`.
+"""Runs seeds of the world simulator: `make sim WORLD=1 SEEDS=200`. Hunts mutants with `--mutants`.
 
     python -m integration_tests.simulation.run --first-seed 17 --seeds 1 --log
 
-Prints what the seeds went through, and for a failing seed where everything stood and the command that repeats it. Exit status 1 when a
-seed failed, a mutant was not found, or the seeds did not go through what is demanded.
+Prints what happened in the seeds. For a failing seed it prints the state of all machines, and the command that repeats the seed. Exit
+status 1: a seed failed, a mutant was not found, or the demanded events were too rare.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ DEMANDED: Final = (
     "absurd epoch forged in an answer",
     "half-open connection of gRPC",
 )
-"""What must occur in at least a fifth of the seeds."""
+"""Events that must occur in at least a fifth of the seeds."""
 
 SHOWN: Final = (
     *DEMANDED,
@@ -58,7 +58,7 @@ SHOWN: Final = (
     "half-open link",
     "dead connection found by a ping",
 )
-"""What is shown first, whether it occurred or not."""
+"""Events that are shown first, even if they did not occur."""
 
 
 def run_seed(seed: int, event_count: int) -> World:
@@ -92,7 +92,7 @@ def _run_one(seed: int, *, event_count: int) -> SeedResult:
 
 
 def hunt_mutants(seeds: range, event_count: int, *, jobs: int = 1, only: str = "") -> int:
-    """Make each known mistake in turn, or those whose names have a text in them; returns 1 when the seeds do not find one."""
+    """Make each known mistake in turn, or those whose names contain `only`. Return 1 if the seeds do not find one."""
     missed = 0
     hunt = partial(_hunt, seeds=seeds, event_count=event_count)
     chosen = [index for index, mutant in enumerate(MUTANTS) if only in mutant.name]
@@ -118,8 +118,8 @@ def _hunt(index: int, *, seeds: range, event_count: int) -> tuple[int, str] | No
 
 
 def be_quiet() -> None:
-    """Servers that are killed a thousand times have much to say, and what is left of them complains when it is thrown away."""
-    # The world hears errors, and nobody else does: `logged_faults`.
+    """Silence the logs of servers that are killed a thousand times, and the complaints of their remains at garbage collection."""
+    # Only the world reads the errors, through `logged_faults`.
     logging.disable(logging.WARNING)
     logging.getLogger().addHandler(logging.NullHandler())
     warnings.simplefilter("ignore")
@@ -127,7 +127,7 @@ def be_quiet() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit status."""
+    """Run the command line and return the exit status."""
     parser = argparse.ArgumentParser(description="simulation of whole clusters in virtual time")
     parser.add_argument("--seeds", type=int, default=200, help="number of seeds")
     parser.add_argument("--first-seed", type=int, default=0, help="first seed")

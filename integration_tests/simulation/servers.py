@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machines of the world that keep data: voters and brokers, the real servers on a simulated disk.
+"""The machines of the world with data: voters and brokers, the real servers on a simulated disk.
 
-Owns how a server is started on what its disk has, and what its end means. Must not decide when: `faults` does.
+Owns how a server starts on the data of its disk, and what its end means. Does not decide when: `faults` does.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ VOTER_PORT = 9640
 BROKER_PORT = 9092
 REPLICATION_PORT = 9643
 SERVING_MS_MAX = 10**9
-"""Longest virtual time that is waited for a broker to serve: longer than any run."""
+"""Maximum virtual milliseconds to wait for a broker to serve: longer than any run."""
 STEPS_TO_PAUSE_MAX = 60
-"""Most callbacks that still run before a pause that comes in the middle of something."""
+"""Maximum callbacks that still run before a pause that begins in the middle of something."""
 LEADER_EPOCH_BYTES = range(12, 16)
-"""Where the header of a batch has its leader epoch (docs/storage_format.md)."""
+"""Position of the leader epoch in the header of a batch (docs/storage_format.md)."""
 CLOCK_OFFSET_MS_MAX = 3_600_000
-"""Most that the wall clock of a machine is ahead or behind, and that its monotonic clock begins with."""
+"""Maximum milliseconds by which a machine's wall clock is wrong, and with which its monotonic clock begins."""
 MIN_FREE_BYTES = 1024 * 1024
-"""Soft limit of brokers; a run writes less than that."""
+"""Soft limit of brokers in bytes. A run writes less than that."""
 WAIT_MS_MAX = 100
-"""A broker that waits for another one looks after it so often."""
+"""Milliseconds between two checks of a broker that waits for another one."""
 
 
 class Surroundings(Protocol):
-    """What a machine needs of the world."""
+    """What a machine needs from the world."""
 
     scheduler: Scheduler
     network: Network
@@ -70,11 +70,11 @@ class Surroundings(Protocol):
     flush_ms_max: int
 
     def on_fault(self, message: str) -> None:
-        """A server had an exception that nobody caught, or ended by one."""
+        """Note that a server had an exception that no code caught, or ended with one."""
         ...
 
     def on_end(self, machine: Machine) -> None:
-        """A server ended by itself."""
+        """Note that a server ended by itself."""
         ...
 
 
@@ -82,10 +82,10 @@ class Machine(ABC):
     """One machine with one server.
 
     Args:
-        world: see `Surroundings`.
+        world: the world around it.
         name: host name.
-        key: of its data directory.
-        voters: the voters that the quorum begins with; none for a broker.
+        key: key of its data directory.
+        voters: the initial voters of the quorum; none for a broker.
     """
 
     def __init__(self, world: Surroundings, name: str, *, key: ReplicaKey, voters: VoterSet) -> None:
@@ -106,7 +106,7 @@ class Machine(ABC):
 
     @property
     def is_up(self) -> bool:
-        """True while its process is there, paused or not."""
+        """True while its process exists, paused or not."""
         return self.process is not None
 
     @property
@@ -116,7 +116,7 @@ class Machine(ABC):
 
     @property
     def has_unflushed(self) -> bool:
-        """True if its disk has something that is not on the device."""
+        """True if its disk has data that is not on the device."""
         return self.disk.has_unsynced()
 
     @property
@@ -128,7 +128,7 @@ class Machine(ABC):
         return SimDisk()
 
     def format(self) -> None:
-        """Make a new data directory."""
+        """Create a new data directory."""
         disk = self.disk
         root, metadata = DATA_PATH, f"{DATA_PATH}/{METADATA_DIRECTORY}"
         disk.make_directory(root)
@@ -142,7 +142,7 @@ class Machine(ABC):
         ).close()
 
     def start(self) -> None:
-        """Start a process on what the disk has; nothing happens while there is one."""
+        """Start a process on the data of the disk. Does nothing while there is one."""
         if self.process is not None or not self.may_start:
             return
         world = self.world
@@ -163,10 +163,10 @@ class Machine(ABC):
 
     @abstractmethod
     async def _main(self) -> None:
-        """Be the server, until it ends."""
+        """Run the server until it ends."""
 
     def kill(self, how: Crash = Crash.KEEP_ALL) -> None:
-        """End the process at once: kill -9, or with any other crash a loss of power."""
+        """End the process at once: kill -9 with KEEP_ALL, a power loss with any other crash."""
         process = self.process
         if process is None:
             return
@@ -175,7 +175,7 @@ class Machine(ABC):
         self.world.databases.end_process(self.name, has_power=how is Crash.KEEP_ALL)
 
     def lose_power(self, how: Crash) -> None:
-        """The power goes, whether a process is there or not."""
+        """Lose power, with or without a process."""
         self.kill(how)
         self.disk.crash(how, self.rng)
 
@@ -189,7 +189,7 @@ class Machine(ABC):
         self._disk_count += 1
         self.disk = self._new_disk()
         self.key = replica_key(self.key.node_id, disk_number=self._disk_count)
-        # It joins what is there, as an observer.
+        # It joins the existing cluster as an observer.
         self._voters = voter_set([])
         self.format()
 
@@ -201,7 +201,7 @@ class Machine(ABC):
             process.loop.call_soon(lambda: process.loop.create_task(self._stop(process, server)))
 
     async def _start(self, server: Any) -> None:
-        """Start the server in a task of its own, as the programs do: a stop ends it first."""
+        """Start the server in its own task, as the programs do. A stop first ends that task."""
         self._starting = asyncio.create_task(server.start())
         await self._starting
 
@@ -215,7 +215,7 @@ class Machine(ABC):
         self._end(process)
 
     def pause(self, duration_ms: int) -> None:
-        """SIGSTOP, at once or in the middle of what is done next, and SIGCONT after a while."""
+        """Stop the process (SIGSTOP), at once or in the middle of its next work, and continue it (SIGCONT) after a while."""
         if self.process is not None:
             steps = self.rng.choice((0, self.rng.randint(1, STEPS_TO_PAUSE_MAX)))
             self.process.loop.pause(self.world.scheduler.now_ms + duration_ms, after_steps=steps)
@@ -228,20 +228,20 @@ class Machine(ABC):
         self._end(process)
 
     def _is_fault(self, error: BaseException) -> bool:
-        """Tell whether a server that ends by this does what it must not."""
+        """Return True if a server must not end with this error."""
         del error
         return True
 
     def _end(self, process: SimProcess) -> None:
         if self.process is process:
             self._forget(process)
-            # The files of the process are closed; what it wrote is still in the page cache.
+            # The files of the process are closed. What it wrote is still in the page cache.
             self.disk.crash(Crash.KEEP_ALL, self.rng)
             self.world.databases.end_process(self.name, has_power=True)
             self.world.on_end(self)
 
     def throw_away(self) -> None:
-        """Let go of every process that ever was."""
+        """Release every process that ever existed."""
         self.process = self.server = self._starting = None
         self.ended.clear()
 
@@ -251,12 +251,12 @@ class Machine(ABC):
         self._starting = None
         process.loop.kill()
         self.world.network.end_process(process)
-        # Kept, so that nothing of it is finalized in the middle of the run.
+        # Kept, so that no part of it is finalized in the middle of the run.
         self.ended.append(process)
 
 
 class VoterMachine(Machine):
-    """A voter of the quorum, and controller when it leads."""
+    """A voter of the quorum, which is the active controller while it leads."""
 
     def __init__(self, world: Surroundings, name: str, *, key: ReplicaKey, voters: VoterSet) -> None:
         super().__init__(world, name, key=key, voters=voters)
@@ -283,10 +283,10 @@ class DiskInHand:
     """A disk that is in no machine.
 
     Attributes:
-        disk: it, and the second one of the machine.
-        key: of its data directory.
-        directory_ids: of its log directories, 16 bytes each.
-        shelf: where the image of the metadata is that was on it.
+        disk: the disk, together with the second one of the machine.
+        key: key of its data directory.
+        directory_ids: ids of its log directories, 16 bytes each.
+        shelf: where the image of the metadata from this disk is kept.
     """
 
     disk: SimDisk
@@ -296,10 +296,10 @@ class DiskInHand:
 
 
 class BrokerMachine(Machine):
-    """A broker; with `has_two_disks` it has a second log directory, on a disk of its own.
+    """A broker. With `has_two_disks` it has a second log directory on its own disk.
 
     Attributes:
-        is_held: True: it does not start, whoever wants it. The fault that holds it sets it.
+        is_held: True while the broker must not start. The fault that holds it sets this.
     """
 
     def __init__(
@@ -328,19 +328,19 @@ class BrokerMachine(Machine):
         return TwoDisks() if self._has_two_disks else SimDisk()
 
     def format(self) -> None:
-        """Make new data directories."""
+        """Create new data directories."""
         super().format()
         if isinstance(self.disk, TwoDisks):
             self._format_second(self.disk)
 
     def _format_second(self, disk: TwoDisks) -> None:
-        """Make a new log directory on the second disk, with an id that no other has."""
+        """Create a new log directory with a unique id on the second disk."""
         self._second_count += 1
         self._second_id = b"more-%04d-%06d" % (self._second_count, self.key.node_id)
         disk.format_second(CLUSTER_ID, self.key.node_id, self._second_id)
 
     def exchange_disk(self, other: DiskInHand | None) -> DiskInHand:
-        """Take the disk out, which keeps what it has, and put another one in; None: an empty one. Only while no process is there."""
+        """Take the disk out with its data, and put another one in; None: an empty one. Only without a process."""
         assert self.process is None, f"{self.name} runs"
         self.make_room()
         ids = frozenset(
@@ -357,14 +357,14 @@ class BrokerMachine(Machine):
         return taken
 
     def fail_second(self) -> bool:
-        """Let the second disk fail at the next write or sync; False if there is none, or it fails already, or nobody is there."""
+        """Make the second disk fail at its next write or sync. False if there is none, it already fails, or no process runs."""
         return self.is_up and isinstance(self.disk, TwoDisks) and self.disk.fail_second()
 
     def mend_second(self, how: Crash | None) -> bool:
-        """Kill the process and mend the second disk if it fails; whether it failed.
+        """Kill the process and mend the second disk, if that fails. Return whether it failed.
 
         Args:
-            how: what becomes of what was not on the device; None: it is another disk, and empty.
+            how: what happens to data that was not on the device; None: the disk is replaced by an empty one.
         """
         disk = self.disk
         if not isinstance(disk, TwoDisks) or not disk.is_second_failing:
@@ -378,7 +378,7 @@ class BrokerMachine(Machine):
         return True
 
     def _is_fault(self, error: BaseException) -> bool:
-        # What lies in a directory that fails before it was listed, nobody knows: the broker ends, and says so.
+        # A directory that fails before it is listed may hold anything, so the broker ends and says why.
         is_failing = isinstance(self.disk, TwoDisks) and self.disk.is_second_failing
         if is_failing and str(error).startswith("start of the logs failed"):
             self.world.counts["start ended by a log directory that failed"] += 1
@@ -386,7 +386,7 @@ class BrokerMachine(Machine):
         return True
 
     def fill(self, free_bytes: int) -> bool:
-        """Leave so much room on one of its disks; False if that is so already."""
+        """Leave `free_bytes` on one of its disks. False if a disk is full already."""
         disks = [self.disk, self.disk.second] if isinstance(self.disk, TwoDisks) else [self.disk]
         if any(disk.capacity_bytes is not None for disk in disks):
             return False
@@ -395,7 +395,7 @@ class BrokerMachine(Machine):
         return True
 
     def make_room(self) -> None:
-        """Make the disks as large as they were."""
+        """Give the disks their original size back."""
         self.world.databases.make_room(self.name)
         self.disk.capacity_bytes = None
         if isinstance(self.disk, TwoDisks):
@@ -403,12 +403,12 @@ class BrokerMachine(Machine):
 
     @property
     def may_start(self) -> bool:
-        """False while it is held, or has to wait until another broker has registered."""
+        """False while it is held, or waits until another broker has registered."""
         first = self._waits_for
         return not self.is_held and (first is None or first._has_registered)
 
     def wait_for(self, first: BrokerMachine) -> None:
-        """Start no more before the next process of another broker has registered."""
+        """Do not start before the next process of another broker has registered."""
         first._has_registered = False
         self._waits_for = first
         self._start_soon()
@@ -421,10 +421,10 @@ class BrokerMachine(Machine):
             self.world.scheduler.after(self.rng.randint(1, WAIT_MS_MAX), self._start_soon)
 
     def damage(self) -> bool:
-        """Let a bit flip in the older half of what a partition has; False if there is nothing. Only while no process is there.
+        """Flip a bit in the older half of a partition's data. False if there is none. Only without a process.
 
-        What is younger may be the last flush group, where nobody can tell damage from a torn tail. The leader epoch of a batch is
-        left alone: no CRC covers it, and nothing is sealed here.
+        Newer data may be the last flush group, in which damage looks like a torn tail. The leader epoch of a batch is never changed: no
+        CRC covers it, and nothing is sealed here.
         """
         assert self.process is None, f"{self.name} runs"
         root = f"{DATA_PATH}/{PARTITIONS_DIRECTORY}"
@@ -443,7 +443,7 @@ class BrokerMachine(Machine):
         return True
 
     def _older_half(self, directory: str) -> list[tuple[str, bytes]]:
-        """The whole batches in the older half of the bytes of one log."""
+        """Return the whole batches in the older half of the bytes of one log."""
         paths = [f"{directory}/{name}" for name in self.disk.list_directory(directory) if name.endswith(LOG_SUFFIX)]
         contents = [(path, self.disk.read_file(path)) for path in sorted(paths)]
         left_bytes = sum(len(content) for _, content in contents) // 2
@@ -455,7 +455,7 @@ class BrokerMachine(Machine):
                     if position + header.size_bytes <= left_bytes:
                         end = position + header.size_bytes
             except BatchError:
-                # Damage of before that nobody has seen yet, or a tail that is still being written.
+                # Earlier damage that no reader has met, or a tail that is still being written.
                 pass
             found.append((path, content[:end]))
             left_bytes -= len(content)
@@ -475,7 +475,7 @@ class BrokerMachine(Machine):
             replication_port=REPLICATION_PORT,
             rack=self._rack,
             more_data_directories=(Path(SECOND_PATH),) if self._has_two_disks else (),
-            # Those of the machine would make another run of the same seed there.
+            # With defaults from the real machine, a seed would run differently on another machine.
             fetch_buffer_max_bytes=MIN_BUDGET_BYTES,
             inflate_max_bytes=MIN_BUDGET_BYTES,
         )
@@ -486,7 +486,7 @@ class BrokerMachine(Machine):
         watching.cancel()
 
     async def _note_serving(self, server: BrokerServer) -> None:
-        """A broker that serves has left the in-sync replicas of what it may lack."""
+        """Note that the broker serves. Then it has left the ISR of partitions whose data it may lack."""
         lifecycle = server.lifecycle
         assert lifecycle is not None, "a broker that was started has a life"
         await lifecycle.registered()
@@ -500,7 +500,7 @@ class BrokerMachine(Machine):
 
 
 def draw_clock(rng: random.Random, drift: float) -> Clock:
-    """Clocks that go wrong by a share of at most `drift`; without one they are right."""
+    """Return clocks that go wrong by a share of at most `drift`; with 0 they are right."""
     if drift == 0:
         return RIGHT_CLOCK
     return Clock(
@@ -511,5 +511,5 @@ def draw_clock(rng: random.Random, drift: float) -> Clock:
 
 
 def replica_key(node_id: int, *, disk_number: int = 1) -> ReplicaKey:
-    """Key of one of the data directories that a node has in turn."""
+    """Return the key of the n-th data directory of a node."""
     return ReplicaKey(node_id=NodeId(node_id), directory_id=b"disk-%04d-%06d" % (disk_number, node_id))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The disks of a machine that has two: the first one is the disk of the machine, the second one has a log directory only.
+"""The disks of a machine with two: the first has the data directory, the second only a log directory.
 
-Owns what happens to the second disk. Both lose power together, and their processes end together; only the second one fails alone.
+Owns what happens to the second disk. Both lose power together, and their process ends for both. Only the second one fails alone.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ SECOND_PATH: Final = "/second"
 
 
 class TwoDisks(SimDisk):
-    """The disk of a machine that has a second one.
+    """The first disk of a machine, with its second one.
 
     Attributes:
         second: the second disk.
-        is_second_failing: True from when it was told to fail until the process that meets it ends.
+        is_second_failing: True from the order to fail until the end of the process that meets the failure.
     """
 
     def __init__(self) -> None:
@@ -34,17 +34,17 @@ class TwoDisks(SimDisk):
         self.is_second_failing = False
 
     def crash(self, how: Crash, rng: random.Random) -> None:
-        """See `SimDisk.crash`."""
+        """Crash both disks (see `SimDisk.crash`)."""
         super().crash(how, rng)
         self.second.crash(how, rng)
         self.is_second_failing = False
 
     def has_unsynced(self) -> bool:
-        """See `SimDisk.has_unsynced`."""
+        """Return True if either disk has unsynced data (see `SimDisk.has_unsynced`)."""
         return super().has_unsynced() or self.second.has_unsynced()
 
     def fail_second(self) -> bool:
-        """Let the next write or sync of the second disk fail, and everything after it; False if that is so already."""
+        """Let the next write or sync of the second disk fail, and everything after it. False if it fails already."""
         if self.is_second_failing:
             return False
         self.is_second_failing = True
@@ -53,11 +53,11 @@ class TwoDisks(SimDisk):
         return True
 
     def replace_second(self) -> None:
-        """Take another disk, which is empty."""
+        """Replace the second disk by an empty one."""
         self.second = SimDisk()
 
     def format_second(self, cluster_id: str, node_id: int, directory_id: bytes) -> None:
-        """Make a new log directory on the second disk."""
+        """Create a new log directory on the second disk."""
         self.second.make_directory(SECOND_PATH)
         self.second.sync_directory("/")
         DataDirectory.create(
@@ -71,7 +71,7 @@ class TwoDisks(SimDisk):
 
 
 def open_log_directories(first: DataDirectory, paths: Sequence[Path], limits: SpaceLimits) -> OpenedDirectories:
-    """In the place of `brokerd.replica.log_directories.open_log_directories`: the further directory lies on the second disk."""
+    """Open the further log directory on the second disk. Replaces `brokerd.replica.log_directories.open_log_directories`."""
     disk: Any = first.disk
     further = [
         DataDirectory.open(

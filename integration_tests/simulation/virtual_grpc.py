@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`grpc.aio` over the simulated network: channels and calls.
 
-Owns what a client of gRPC sees: connectivity, calls, deadlines, cancellation, statuses. `virtual_grpc_server` has the other end.
-As far as Lograft uses it, it behaves as grpcio 1.85 does, odd as that may be: `test_virtual_grpc` compares the two.
-Must not know any message: bytes go through the caller's own serializers.
+Owns what a gRPC client sees: connectivity, calls, deadlines, cancellation, statuses. `virtual_grpc_server` has the other end. As far as
+Lograft uses it, it behaves as grpcio 1.85 does, oddities included; `test_virtual_grpc` compares the two. Knows no message: bytes pass
+through the caller's own serializers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from integration_tests.simulation.virtual_grpc_server import (
 from integration_tests.simulation.virtual_network import Connection, Dialer, Inbox, Network, Process, Window
 
 _Multi = Callable[..., "VirtualCall"]
-"""A method of a channel, to be called."""
+"""A method of a channel, ready to be called."""
 
 
 class VirtualCall:
@@ -55,10 +55,10 @@ class VirtualCall:
         self._inbox = Inbox(self._loop)
         self._window = Window(self._loop)
         self._status: Status | None = None
-        # The status that came behind messages which were not read yet: until they are, the call is not over.
+        # A status that arrived behind unread messages. The call is over only when they are read.
         self._coming: Status | None = None
         self._is_cancelled = False
-        # The call ended under a write that waited.
+        # The call ended during a write that waited.
         self._is_torn = False
         self._response: Any = grpc.aio.EOF
         self._ended: asyncio.Future[None] = self._loop.create_future()
@@ -73,10 +73,10 @@ class VirtualCall:
             self._timer = self._loop.call_later(max(start.timeout_ms, 0) / 1000, self._on_deadline)
         channel.begin(self)
 
-    # What the channel and the server do.
+    # Called by the channel and the server.
 
     def carry(self, connection: Connection) -> None:
-        """Go over a connection."""
+        """Run the call over a connection."""
         if self.done():
             return
         self.connection = connection
@@ -98,12 +98,12 @@ class VirtualCall:
         self.connection.send(self.connection.server, self._channel.process, action)
 
     def on_message(self, message: bytes) -> None:
-        """A response message came."""
+        """Receive a response message."""
         if not self.done():
             self._inbox.put(message)
 
     def on_status(self, status: Status) -> None:
-        """The call is over, from the other end; what came before is still read."""
+        """Receive the end of the call from the server. Earlier messages can still be read."""
         if self.done() or self._coming is not None:
             return
         if self._is_unary or self._inbox.is_empty:
@@ -114,11 +114,11 @@ class VirtualCall:
             self._window.close()
 
     def on_window(self, size_bytes: int) -> None:
-        """The server has read so much."""
+        """Note that the server has read this many bytes."""
         self._window.give(size_bytes)
 
     def fail(self, status: Status) -> None:
-        """The connection is gone, or there is none: what was not read is lost, unless the end had come too."""
+        """End the call without a connection. Unread messages are lost, unless the status had arrived too."""
         if not self.done() and self._coming is None:
             self._inbox.drop()
             self._is_torn = self._window.is_waited_for
@@ -157,10 +157,10 @@ class VirtualCall:
 
         connection.send(self._channel.process, connection.server, arrive)
 
-    # What the user does.
+    # Called by the user.
 
     def cancel(self) -> bool:
-        """Give the call up; whoever waits for it is cancelled."""
+        """Give the call up, and cancel every task that waits for it."""
         if self.done():
             return False
         self._is_cancelled = True
@@ -171,42 +171,42 @@ class VirtualCall:
         return True
 
     def cancelled(self) -> bool:
-        """Whether it was given up here."""
+        """Return True if it was cancelled here."""
         return self._is_cancelled
 
     def done(self) -> bool:
-        """Whether it is over."""
+        """Return True if the call is over."""
         return self._status is not None
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        """Call back when it is over."""
+        """Call `callback` when the call is over."""
         if self._status is not None:
             self._loop.call_soon(callback, self)
         else:
             self._callbacks.append(callback)
 
     def time_remaining(self) -> float | None:
-        """Seconds to the deadline."""
+        """Return the seconds to the deadline; None without one."""
         return None if self._timer is None else max(0.0, self._timer.when() - self._loop.time())
 
     async def code(self) -> grpc.StatusCode:
-        """Status code, when it is over."""
+        """Return the status code when the call is over."""
         return (await self._over())[0]
 
     async def details(self) -> str:
-        """Text of the status."""
+        """Return the text of the status."""
         return (await self._over())[1]
 
     async def trailing_metadata(self) -> grpc.aio.Metadata:
-        """Metadata of the status."""
+        """Return the metadata of the status."""
         return grpc.aio.Metadata(*(await self._over())[2])
 
     async def initial_metadata(self) -> grpc.aio.Metadata:
-        """None is ever sent."""
+        """Return empty metadata: none is ever sent."""
         return grpc.aio.Metadata()
 
     async def wait_for_connection(self) -> None:
-        """Return when the call is on its way."""
+        """Wait until a connection carries the call."""
         await asyncio.shield(self._carried)
         if self.done():
             await self._raise_for_status()
@@ -233,7 +233,7 @@ class VirtualCall:
         return self._decode(message)
 
     async def write(self, request: Any) -> None:
-        """Send a message; waits while too much is on the way."""
+        """Send a message. Waits while too many bytes are on the way."""
         if self.done():
             raise asyncio.InvalidStateError("RPC already finished.")
         if self._is_half_closed:
@@ -272,7 +272,7 @@ class VirtualCall:
         return message if self._deserialize is None else self._deserialize(message)
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """The response of a unary call."""
+        """Wait for the response of a unary call."""
         return self._respond().__await__()
 
     async def _respond(self) -> Any:
@@ -289,7 +289,7 @@ class VirtualCall:
         return self._response
 
     def __aiter__(self) -> AsyncIterator[Any]:
-        """The responses of a stream."""
+        """Iterate over the responses of a stream."""
         return self._responses()
 
     async def _responses(self) -> AsyncIterator[Any]:
@@ -298,7 +298,7 @@ class VirtualCall:
 
 
 class VirtualChannel:
-    """A channel; connects at its first use, and again when asked to."""
+    """A channel. It connects at its first use, and again when asked to."""
 
     def __init__(self, network: Network, process: Process, address: str, options: Options | None = None) -> None:
         self.process = process
@@ -316,19 +316,19 @@ class VirtualChannel:
     def unary_unary(
         self, method: str, request_serializer: Any = None, response_deserializer: Any = None, **_others: object
     ) -> _Multi:
-        """One message for one."""
+        """Return a method with one request and one response."""
         return partial(self._begin, method, request_serializer, response_deserializer, True, True)
 
     def unary_stream(
         self, method: str, request_serializer: Any = None, response_deserializer: Any = None, **_others: object
     ) -> _Multi:
-        """Many messages for one."""
+        """Return a method with one request and many responses."""
         return partial(self._begin, method, request_serializer, response_deserializer, True, False)
 
     def stream_stream(
         self, method: str, request_serializer: Any = None, response_deserializer: Any = None, **_others: object
     ) -> _Multi:
-        """Many for many."""
+        """Return a method with many requests and many responses."""
         return partial(self._begin, method, request_serializer, response_deserializer, False, False)
 
     def _begin(
@@ -353,7 +353,7 @@ class VirtualChannel:
     # Connectivity.
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        """State now, before an attempt to connect begins."""
+        """Return the state now, before an attempt to connect begins."""
         state = self._state
         if try_to_connect and state is grpc.ChannelConnectivity.IDLE:
             self._set_state(grpc.ChannelConnectivity.CONNECTING)
@@ -361,7 +361,7 @@ class VirtualChannel:
         return state
 
     async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        """Return when the state is another one."""
+        """Wait until the state is another one."""
         if self._state is grpc.ChannelConnectivity.SHUTDOWN:
             raise grpc.aio.UsageError("Channel is closed.")
         while self._state is last_observed_state:
@@ -370,12 +370,12 @@ class VirtualChannel:
             await changed
 
     async def channel_ready(self) -> None:
-        """Return when it is connected."""
+        """Wait until the channel is connected."""
         while self.get_state(try_to_connect=True) is not grpc.ChannelConnectivity.READY:
             await self.wait_for_state_change(self._state)
 
     def begin(self, call: VirtualCall) -> None:
-        """Carry a call, now or when connected; a channel that fails fails it."""
+        """Carry a call, now or after connecting. If the channel fails to connect, the call fails."""
         if self._state is grpc.ChannelConnectivity.SHUTDOWN:
             raise grpc.aio.UsageError("Channel is closed.")
         self._calls[call] = None
@@ -389,12 +389,12 @@ class VirtualChannel:
             self.get_state(try_to_connect=True)
 
     def end(self, call: VirtualCall) -> None:
-        """A call is over."""
+        """Forget a call that is over."""
         self._calls.pop(call, None)
         self._pending.pop(call, None)
 
     async def close(self, grace: float | None = None) -> None:
-        """End every call, and the connection."""
+        """End every call and the connection."""
         if self._state is grpc.ChannelConnectivity.SHUTDOWN:
             return
         self._set_state(grpc.ChannelConnectivity.SHUTDOWN)
@@ -403,7 +403,7 @@ class VirtualChannel:
             call.cancel()
         connection, self._connection = self._connection, None
         if connection is not None:
-            # Behind what was said: the cancelled calls.
+            # The connection ends behind the messages about the cancelled calls.
             connection.part(self.process)
         await asyncio.sleep(0)
 
@@ -425,7 +425,7 @@ class VirtualChannel:
 
     def _on_dialed(self, connection: Connection | None) -> None:
         if connection is None:
-            # This remains the state until an attempt succeeds.
+            # The channel stays in this state until an attempt succeeds.
             self._set_state(grpc.ChannelConnectivity.TRANSIENT_FAILURE)
             for call in list(self._pending):
                 call.fail(self._refused())
@@ -440,7 +440,7 @@ class VirtualChannel:
         self._pending.clear()
 
     def _leave(self, connection: Connection) -> None:
-        """Begin no call over a connection any more; those that it carries go on."""
+        """Begin no more calls over a connection. Calls that it carries continue."""
         if self._connection is connection:
             self._connection = None
             self._set_state(grpc.ChannelConnectivity.IDLE)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`grpc.aio` over the simulated network: servers, and the contexts of their calls.
 
-Owns what a handler of gRPC sees, and what of a call goes over the network beside its messages. Must not know any message: bytes go
+Owns what a gRPC handler sees, and what travels over the network for a call in addition to its messages. Knows no message: bytes pass
 through the handler's own serializers. `test_virtual_grpc` compares it with the real one.
 """
 
@@ -32,22 +32,22 @@ LOST: Final[Status] = (grpc.StatusCode.UNAVAILABLE, "Stream removed (Socket clos
 LATE: Final[Status] = (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded", ())
 GIVEN_UP: Final[Status] = (grpc.StatusCode.CANCELLED, "Locally cancelled by application!", ())
 TORN: Final[Status] = (grpc.StatusCode.INTERNAL, "Internal error from Core", ())
-"""What gRPC makes of a write that it could not finish."""
+"""The status that gRPC gives to a write that it could not finish."""
 
 # gRPC has no public name for it.
 BatchError: Final[Any] = cast("Any", cygrpc).ExecuteBatchError
-"""Raised by what a handler sends when the client is gone."""
+"""Raised by a handler's send when the client is gone."""
 
 
 DEFAULT_PING_TIMEOUT_MS: Final = 60_000
 """gRPC's own `grpc.http2.ping_timeout_ms`."""
 
 Options = Sequence[tuple[str, Any]]
-"""Of a channel or a server; of them the simulation heeds those of pings."""
+"""Options of a channel or a server. The simulation uses only those about pings."""
 
 
 def liveness_of(options: Options | None) -> Liveness | None:
-    """Return how pings go with these options, in the one way that Lograft wants them: also without calls, and without an end."""
+    """Return the ping behaviour of these options. Lograft wants one behaviour only: pings also without calls, and without an end."""
     found = dict(options or ())
     quiet_ms = found.get("grpc.keepalive_time_ms")
     if quiet_ms is None:
@@ -59,7 +59,7 @@ def liveness_of(options: Options | None) -> Liveness | None:
 
 
 def rpc_error(status: Status) -> grpc.aio.AioRpcError:
-    """Make what a client raises for a status."""
+    """Return the exception that a client raises for a status."""
     code, details, trailing = status
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailing), details)
 
@@ -81,7 +81,7 @@ class _Details(grpc.HandlerCallDetails):
 
 
 class VirtualContext:
-    """One call at the server: what its handler gets as context, and what the client does to it."""
+    """One call at the server: the context that its handler gets, and the actions of the client."""
 
     def __init__(self, server: VirtualServer, connection: Connection, start: Start, call: VirtualCall) -> None:
         self._server = server
@@ -97,32 +97,32 @@ class VirtualContext:
         self._trailing: Metadata = ()
         self._task: asyncio.Task[None] | None = None
         self._handler: Any = None
-        # The client is gone, or the server has said how the call ended.
+        # True if the client is gone, or the server has said how the call ended.
         self._is_lost = False
         self._is_aborted = False
         self._is_sent = False
         self._deadline_s = None if start.timeout_ms is None else self._loop.time() + start.timeout_ms / 1000
 
     def run(self, handler: Any) -> None:
-        """Let the handler work."""
+        """Start the handler."""
         self._handler = handler
         self._task = task = self._loop.create_task(self._run(handler), name=f"serve {self._start.method}")
         task.add_done_callback(self._on_done)
         if self._deadline_s is not None:
             self._loop.call_at(self._deadline_s, self.cancel)
 
-    # What the client does.
+    # Actions of the client.
 
     def put(self, message: bytes) -> None:
-        """A request message."""
+        """Receive a request message."""
         self._inbox.put(message)
 
     def half_close(self) -> None:
-        """No more requests will come."""
+        """Note that no more requests will come."""
         self._inbox.end()
 
     def cancel(self) -> None:
-        """The client wants no answer any more: a read ends at once, and the handler is cancelled a moment later."""
+        """Handle the client's cancellation: a read ends at once, and the handler is cancelled a moment later."""
         if self._task is not None and not self._is_lost and not self._is_sent:
             self._is_lost = True
             self._inbox.drop()
@@ -130,33 +130,33 @@ class VirtualContext:
             self._loop.deliver(self._loop.moment_ms(), self._task.cancel)
 
     def give(self, size_bytes: int) -> None:
-        """The client has read so much."""
+        """Note that the client has read this many bytes."""
         self._window.give(size_bytes)
 
-    # What the handler does.
+    # Methods of the handler.
 
     def invocation_metadata(self) -> Metadata:
-        """Metadata of the call."""
+        """Return the metadata of the call."""
         return self._start.metadata
 
     def time_remaining(self) -> float | None:
-        """Seconds to the deadline; None without one."""
+        """Return the seconds to the deadline; None without one."""
         return None if self._deadline_s is None else max(0.0, self._deadline_s - self._loop.time())
 
     def peer(self) -> str:
-        """Who calls."""
+        """Return the name of the client."""
         return f"ipv4:{self._connection.client.machine}:1"
 
     def cancelled(self) -> bool:
-        """Whether the handler made it so; a client that gave up does not."""
+        """Return True if the handler set the status CANCELLED. A client that gave up does not count."""
         return self._code is grpc.StatusCode.CANCELLED
 
     def done(self) -> bool:
-        """Whether the client was told of the end."""
+        """Return True if the client was told of the end."""
         return self._is_sent
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        """Call back at the end."""
+        """Call `callback` at the end of the call."""
         assert self._task is not None, "set by `run`"
         self._task.add_done_callback(lambda _: callback(self))
 
@@ -172,7 +172,7 @@ class VirtualContext:
         return message if deserialize is None else deserialize(message)
 
     async def write(self, response: Any) -> None:
-        """Send a response; waits while too much is on the way."""
+        """Send a response. Waits while too many bytes are on the way."""
         self._require_open()
         serialize = self._handler.response_serializer
         data = bytes(response if serialize is None else serialize(response))
@@ -181,22 +181,22 @@ class VirtualContext:
         self._call.from_server(lambda: self._call.on_message(data))
 
     async def send_initial_metadata(self, _metadata: object) -> None:
-        """Not sent."""
+        """Do nothing: the simulation sends no initial metadata."""
 
     def set_trailing_metadata(self, metadata: Any) -> None:
-        """Metadata of the end."""
+        """Set the metadata of the end."""
         self._trailing = tuple(metadata)
 
     def set_code(self, code: grpc.StatusCode) -> None:
-        """Status of the end."""
+        """Set the status of the end."""
         self._code = code
 
     def set_details(self, details: str) -> None:
-        """Text of the end."""
+        """Set the text of the end."""
         self._details = details
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> NoReturn:
-        """End the call with a status, which the client is told at once."""
+        """End the call with a status, which the client gets at once."""
         if self._is_aborted:
             raise grpc.aio.UsageError("Abort already called!")
         if self._is_sent:
@@ -218,7 +218,7 @@ class VirtualContext:
         if self._is_sent:
             raise grpc.aio.UsageError("RPC already finished.")
 
-    # The work.
+    # The run of the handler.
 
     async def _requests(self) -> AsyncIterator[Any]:
         while (message := await self.read()) is not grpc.aio.EOF:
@@ -239,7 +239,7 @@ class VirtualContext:
         )
         result = method(request, self)
         if hasattr(result, "__aiter__"):
-            # The real library lets go of the generator, and the event loop ends it then.
+            # The real gRPC releases the generator, and the event loop then ends it.
             async with aclosing(result):
                 async for response in result:
                     await self.write(response)
@@ -250,7 +250,7 @@ class VirtualContext:
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         self._server.end(self)
-        # A handler that was cancelled by other means than the client's says nothing: gRPC leaves the client waiting.
+        # If a handler is cancelled by anyone but the client, gRPC sends no status and the client waits.
         error = None if task.cancelled() else task.exception()
         if self._is_lost or self._is_sent or task.cancelled():
             return
@@ -265,7 +265,7 @@ class VirtualContext:
         self._call.from_server(lambda: self._call.on_status(status))
 
     def is_over_connection(self, connection: Connection) -> bool:
-        """Whether the call goes over a connection."""
+        """Return True if the call runs over this connection."""
         return self._connection is connection
 
     def stop(self, status: Status) -> None:
@@ -276,7 +276,7 @@ class VirtualContext:
 
 
 class VirtualServer:
-    """A server of one process."""
+    """A gRPC server of one process."""
 
     def __init__(self, network: Network, process: Any, options: Options | None = None) -> None:
         self.network = network
@@ -300,10 +300,10 @@ class VirtualServer:
             self._registered[f"/{service_name}/{name}"] = handler
 
     def add_insecure_port(self, address: str) -> int:
-        """Listen; returns the port.
+        """Listen, and return the port.
 
         Raises:
-            RuntimeError: it is taken.
+            RuntimeError: the port is taken.
         """
         if not self.network.listen(address, self):
             raise RuntimeError(f"Failed to bind to address {address}; set GRPC_VERBOSITY=debug environment variable")
@@ -311,11 +311,11 @@ class VirtualServer:
         return int(address.rpartition(":")[2])
 
     async def start(self) -> None:
-        """Take calls."""
+        """Accept calls."""
         self._is_serving = True
 
     async def stop(self, grace: float | None) -> None:
-        """Take no calls, give those under way so many seconds, then cut them."""
+        """Accept no more calls, give those under way `grace` seconds, then end them."""
         self._is_serving = False
         for address in self._addresses:
             self.network.unlisten(address, self)
@@ -343,7 +343,7 @@ class VirtualServer:
         connection.send(self.process, connection.client, arrive)
 
     def accept(self, connection: Connection) -> Callable[[], None]:
-        """See `Listener`."""
+        """Accept a connection (see `Listener`)."""
         self._connections[connection] = None
         if self._liveness is not None:
             connection.liveness[self.process.name] = self._liveness
@@ -351,7 +351,7 @@ class VirtualServer:
         return lambda: self._on_break(connection)
 
     def end(self, context: VirtualContext) -> None:
-        """A call is over."""
+        """Forget a call that is over."""
         self._contexts.pop(context, None)
         if not self._contexts and self._emptied is not None:
             self._emptied.set()

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The event loop of one simulated process: asyncio in virtual time.
 
-Owns the ready queue and the timers of the process, and its threads: what is given to an executor runs on the same thread a random
-moment later. Must not know what runs on it.
+Owns the ready queue, the timers and the threads of the process. Work for an executor runs on the same thread a random moment later.
+Does not know what runs on it.
 
 Laws
-    Nothing runs after `kill`, and nothing while the process is paused; what came meanwhile runs in its order afterwards.
-    All order comes from the scheduler, so that a run depends on its seed alone.
+    Nothing runs after `kill`, and nothing while the process is paused. Events that come during a pause run in their order after it.
+    All order comes from the scheduler, so a run depends on its seed alone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Callback = Callable[..., object]
 _T = TypeVar("_T")
 
 TURN_CALLBACKS_MAX: Final = 100_000
-"""Callbacks of one loop within one millisecond; more mean that something spins."""
+"""Maximum callbacks of one loop within one millisecond. More mean that some code spins."""
 
 
 _current: VirtualLoop | None = None
@@ -35,12 +35,12 @@ _current: VirtualLoop | None = None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """Clocks of a machine.
+    """The clocks of a machine.
 
     Attributes:
-        rate: how fast they go, 1.0 as they should.
-        offset_ms: what the monotonic clock says at the beginning of the world.
-        wall_offset_ms: how far the wall clock is ahead then.
+        rate: their speed; 1.0 is right.
+        offset_ms: the monotonic clock at the beginning of the world.
+        wall_offset_ms: how far the wall clock is ahead at that time.
     """
 
     rate: float = 1.0
@@ -48,14 +48,14 @@ class Clock:
     wall_offset_ms: int = 0
 
     def local_ms(self, now_ms: int) -> float:
-        """The monotonic clock at a virtual time."""
+        """Return the monotonic clock at a virtual time."""
         return now_ms if self.rate == 1.0 and self.offset_ms == 0 else self.offset_ms + now_ms * self.rate
 
     def virtual_ms(self, local_ms: float) -> int:
-        """First virtual time at which the monotonic clock says so much."""
+        """Return the first virtual time at which the monotonic clock shows this value."""
         if self.rate == 1.0:
             return math.ceil(local_ms - self.offset_ms - 1e-6)
-        # Not a moment before: who looks at the clock then, and sees that something is left, would wait for nothing again.
+        # Not a moment earlier: a task that checks the clock then would find time left, and wait again for nothing.
         return math.ceil((local_ms - self.offset_ms) / self.rate + 1e-6)
 
 
@@ -63,7 +63,7 @@ RIGHT_CLOCK: Final = Clock()
 
 
 def current_loop() -> VirtualLoop | None:
-    """The loop that runs now, or for which a thread runs."""
+    """Return the loop that runs now, or for which a thread runs."""
     return _current
 
 
@@ -78,24 +78,24 @@ def _as_current(loop: VirtualLoop) -> Generator[None]:
 
 
 class LoopOwner(Protocol):
-    """The process that a loop belongs to."""
+    """The process of a loop."""
 
     name: str
 
     def note_fault(self, message: str, error: BaseException | None) -> None:
-        """Learn of an exception that nobody caught."""
+        """Note an exception that no code caught."""
         ...
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):
-    """The event loop of one simulated process, on virtual time.
+    """The event loop of one simulated process, in virtual time.
 
     Args:
         scheduler: virtual time.
         owner: the process.
-        rng: how long work of threads takes.
-        work_ms_max: the longest that it takes, milliseconds.
-        clock: of the machine.
+        rng: source of chance for the time of work in threads.
+        work_ms_max: longest time of such work, in milliseconds.
+        clock: clocks of the machine.
     """
 
     def __init__(
@@ -116,19 +116,19 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._is_due = False
         self._is_dead = False
         self._paused_until_ms = 0
-        # Callbacks that still run before the pause, 0: none is coming; and when that pause ends.
+        # Callbacks that still run before the coming pause, 0 if none is coming; and the end of that pause.
         self._steps_to_pause = 0
         self._pause_to_ms = 0
         self._turn_ms = -1
         self._turn_count = 0
-        # Executors with one thread run their work one after the other.
+        # Executors with one thread run their work one after the other; the time at which each is free.
         self._free_at_ms: dict[object, int] = {}
-        # Work of threads that came up while the process is paused.
+        # Work of threads that became due while the process was paused.
         self._held: deque[Callable[[], object]] = deque()
 
     @property
     def is_dead(self) -> bool:
-        """True once the process was killed."""
+        """True after the process was killed."""
         return self._is_dead
 
     @property
@@ -143,7 +143,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._held.clear()
 
     def pause(self, until_ms: int, *, after_steps: int = 0) -> None:
-        """Run nothing before a time, as SIGSTOP does; so many callbacks of what comes next still run before the pause begins."""
+        """Run nothing before a time, as SIGSTOP does. `after_steps` callbacks still run before the pause begins."""
         if after_steps == 0:
             self._pause_now(until_ms)
         else:
@@ -160,11 +160,11 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._go_on()
 
     def moment_ms(self) -> int:
-        """How long a thread takes for something, milliseconds."""
+        """Return a random time of work in a thread, in milliseconds."""
         return self._rng.randint(0, self._work_ms_max)
 
     def deliver(self, delay_ms: int, action: Callable[[], object]) -> None:
-        """Let something come from outside in `delay_ms`; it waits while the process is paused."""
+        """Deliver something from outside after `delay_ms`. It waits while the process is paused."""
 
         def arrive() -> None:
             if not self._is_dead:
@@ -172,10 +172,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
         self.scheduler.after(delay_ms, arrive)
 
-    # What asyncio asks of a loop.
+    # What asyncio needs from a loop.
 
     def time(self) -> float:
-        """What the machine's monotonic clock says, seconds."""
+        """Return the machine's monotonic clock in seconds."""
         return self.clock.local_ms(self.scheduler.now_ms) / 1000
 
     def call_soon(self, callback: Callback, *args: Any, context: Context | None = None) -> asyncio.Handle:
@@ -191,7 +191,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def call_later(
         self, delay: float, callback: Callback, *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """Call back in so many seconds."""
+        """Call back after `delay` seconds."""
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
     def call_at(
@@ -210,7 +210,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return handle
 
     def create_future(self) -> asyncio.Future[Any]:
-        """Make a future of this loop."""
+        """Return a new future of this loop."""
         return asyncio.Future(loop=self)
 
     def create_task(
@@ -224,7 +224,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return asyncio.Task(coro, loop=self, name=name, context=context)
 
     def run_in_executor(self, executor: object, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-        """Run blocking work outside of the loop; an executor with one thread keeps the order."""
+        """Run blocking work outside the loop. An executor with one thread keeps the order."""
         future = self.create_future()
         delay_ms = self.moment_ms()
         if getattr(executor, "_max_workers", 0) == 1:
@@ -235,12 +235,12 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return future
 
     def run_in_thread(self, delay_ms: int, work: Callable[[], object]) -> None:
-        """Run blocking work in `delay_ms`, outside of the loop; later while the process is paused."""
+        """Run blocking work outside the loop after `delay_ms`, or later if the process is paused then."""
 
         def run() -> None:
             if self._is_dead:
                 return
-            # Behind what is held already, which goes on in this millisecond.
+            # It queues behind work that is held already and continues in this millisecond.
             if self.is_paused or self._held:
                 self._held.append(work)
             else:
@@ -258,28 +258,28 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             self.call_soon(_succeed, future, result)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Tell the owner."""
-        # Unfinished tasks of the world's end are no fault.
+        """Report the exception to the owner."""
+        # Unfinished tasks at the end of the world are no fault.
         if not self._is_dead and context.get("exception") is not None:
             self.owner.note_fault(str(context.get("message")), context.get("exception"))
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
-        """Tell the owner."""
+        """Report the exception to the owner."""
         self.call_exception_handler(context)
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """It rings for nobody."""
+        """Do nothing: a cancelled timer calls nothing."""
 
     def get_debug(self) -> bool:
-        """No."""
+        """Return False."""
         return False
 
     def is_running(self) -> bool:
-        """Until the process is killed."""
+        """Return True until the process is killed."""
         return not self._is_dead
 
     def is_closed(self) -> bool:
-        """Once the process was killed."""
+        """Return True after the process was killed."""
         return self._is_dead
 
     # Turns.
@@ -295,7 +295,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._wake()
 
     def _wake(self) -> None:
-        # The end of a pause wakes it too.
+        # The end of a pause wakes the loop too.
         if not self._is_due and self._ready and not self._is_dead and not self.is_paused:
             self._is_due = True
             self.scheduler.after(0, self._run_ready)
@@ -319,7 +319,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def _run_some(self, count: int) -> None:
         for _ in range(count):
             if not self._ready:
-                return  # killed by one of them
+                return  # one of the callbacks killed the process
             handle = self._ready.popleft()
             if not handle.cancelled():
                 handle._run()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]

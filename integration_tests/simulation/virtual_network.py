@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The network of the simulated world: connections between processes, delays, cuts, and what a broken connection does.
+"""The network of the simulated world: connections between processes, delays, cuts, and broken connections.
 
-Owns who listens where, when a message arrives, and the two ends of one direction of a stream. Must not know what is sent.
+Owns the listeners, the time at which a message arrives, and the two ends of one direction of a stream. Does not know what is sent.
 
 Laws (those of TCP)
-    What is sent over one connection arrives in its order, or the connection breaks; both ends hear of the break once.
-    A process that ends breaks its connections at once, for whoever can be reached. Behind a cut nothing arrives; what waited arrives
-    when it is healed, and a connection that waited too long breaks.
-    A connection that is forgotten one way (its NAT lost the entry, a machine is gone) loses what is sent that way for good, and TCP
-    tells nobody: neither of an end that is gone nor of a break. Its ends find out by pings, or by what they miss.
+    Messages of one connection arrive in order, or the connection breaks. Each end hears of the break once.
+    A process that ends breaks its connections at once for every reachable peer. Nothing arrives behind a cut. What waited arrives when
+    the cut is healed, and a connection that waited too long breaks.
+    A connection that is forgotten in one direction (a NAT lost the entry, a machine is gone) loses everything in that direction, and
+    TCP reports nothing: neither an end of the peer nor a break. Its ends find out by pings, or by what they miss.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from integration_tests.simulation.virtual_loop import VirtualLoop
 from metaquorum.testing.scheduler import Scheduler
 
 BREAK_MS: Final = (3_000, 15_000)
-"""A connection breaks after so many milliseconds, at random between the two, in which nothing gets through."""
+"""Shortest and longest milliseconds without progress after which a connection breaks, at random."""
 
 CONNECT_TIMEOUT_MS: Final = 2_000
-"""An attempt to connect through a cut fails after so long."""
+"""Milliseconds after which an attempt to connect through a cut fails."""
 
 RECONNECT_MS: Final = (100, 500)
-"""Pause after a failed attempt to connect: the first and the last."""
+"""First and maximum pause in milliseconds after a failed attempt to connect."""
 
 WINDOW_BYTES: Final = 256 * 1024
-"""Bytes of a stream that may be on the way, or wait to be read, before the writer waits."""
+"""Bytes of a stream that may be on the way or unread before the writer waits."""
 
 PIECE_WHOLE: Final = 0.9
-"""Share of writes to a connection that carries bytes that arrive in one piece."""
+"""Share of writes that arrive in one piece; for connections that carry bytes."""
 
 
 class Process(Protocol):
-    """One end."""
+    """One end of a connection."""
 
     name: str
     machine: str
@@ -48,22 +48,22 @@ class Process(Protocol):
 
 
 class Listener(Protocol):
-    """Who takes connections at an address."""
+    """Accepts connections at an address."""
 
     process: Process
 
     def accept(self, connection: Connection) -> Callable[[], None]:
-        """Take a connection; returns what to call when it breaks."""
+        """Accept a connection. Return the function to call when it breaks."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Liveness:
-    """How an end of a connection finds out that it is dead.
+    """How an end of a connection detects that it is dead.
 
     Attributes:
         quiet_ms: milliseconds without a message after which it pings.
-        timeout_ms: milliseconds after a ping without an answer after which the connection has failed.
+        timeout_ms: milliseconds without an answer to a ping after which the connection has failed.
     """
 
     quiet_ms: int
@@ -71,7 +71,7 @@ class Liveness:
 
 
 class Connection:
-    """One connection; made by `Network.connect`."""
+    """One connection, made by `Network.connect`."""
 
     def __init__(self, network: Network, client: Process, server: Process) -> None:
         self._network = network
@@ -79,27 +79,27 @@ class Connection:
         self.server = server
         self.is_broken = False
         self.on_break: dict[str, Callable[[], None]] = {}
-        # What the server does with a call; set when it accepts.
+        # The server's handler of calls; set when the server accepts.
         self.serve: Callable[[Any, Any], Any] | None = None
-        # Transports by process, of a connection that carries bytes; set when they are made.
+        # Transports by process, if the connection carries bytes; set when they are created.
         self.ends: dict[str, Any] = {}
-        # What the client does when the server wants no new calls; set when it is connected.
+        # Called at the client when the server wants no new calls; set when it is connected.
         self.on_goaway: Callable[[], None] | None = None
-        # When the last message of each direction arrives; and those that wait behind a cut.
+        # Arrival time of the last message in each direction.
         self._last_ms: dict[str, int] = {}
         self._held: list[tuple[Process, Process, Callable[[], None]]] = []
-        # How often it got stuck.
+        # How often the connection got stuck behind a cut.
         self.stuck_count = 0
-        # Both ends have it: the client has heard that the server took it.
+        # True when both ends have it: the client has heard that the server accepted.
         self.is_established = False
-        # Processes at which nothing arrives any more; and when a message arrived last at each, by its own clock.
+        # Processes at which nothing arrives any more.
         self._deaf: set[str] = set()
         self._heard_s: dict[str, float] = {}
-        # Of the ends that ping; set when they have the connection.
+        # Ping behaviour of the ends that ping; set when they have the connection.
         self.liveness: dict[str, Liveness] = {}
 
     def send(self, sender: Process, receiver: Process, action: Callable[[], None]) -> None:
-        """Run `action` at the receiver when the message has arrived there."""
+        """Run `action` at the receiver when the message arrives there."""
         if self.is_broken or sender.loop.is_dead or receiver.name in self._deaf:
             return
         if self._held or self._network.is_cut(sender, receiver):
@@ -122,13 +122,13 @@ class Connection:
         receiver.loop.deliver(at_ms - network.scheduler.now_ms, arrive)
 
     def release(self) -> None:
-        """Send what waited behind a cut, as far as it gets through now."""
+        """Send the messages that waited behind a cut, as far as they get through now."""
         held, self._held = self._held, []
         for sender, receiver, action in held:
             self.send(sender, receiver, action)
 
     def break_off(self) -> None:
-        """Break: whoever of the two still runs and can be reached hears of it."""
+        """Break the connection. Each end that still runs and is reachable hears of it."""
         if self.is_broken:
             return
         self.is_broken = True
@@ -139,7 +139,7 @@ class Connection:
             process.loop.deliver(self._network.delay_ms(), tell)
 
     def is_stuck(self) -> bool:
-        """True if something waits behind a cut."""
+        """True if a message waits behind a cut."""
         return bool(self._held)
 
     # Forgotten connections.
@@ -150,15 +150,15 @@ class Connection:
         return bool(self._deaf)
 
     def is_deaf(self, process: Process) -> bool:
-        """Whether nothing arrives any more at an end."""
+        """Return True if nothing arrives any more at an end."""
         return process.name in self._deaf
 
     def other(self, process: Process) -> Process:
-        """The end that is not this one."""
+        """Return the other end."""
         return self.server if process is self.client else self.client
 
     def forget(self, *receivers: Process) -> None:
-        """Let nothing that is sent from now on arrive at these ends, and tell nobody. What is on the way arrives."""
+        """Lose everything sent to these ends from now on, silently. Messages on the way still arrive."""
         is_news = not self._deaf
         self._deaf.update(receiver.name for receiver in receivers)
         self._held = [each for each in self._held if each[1].name not in self._deaf]
@@ -167,7 +167,7 @@ class Connection:
                 self._await_silence(end, self.liveness[end.name])
 
     def _await_silence(self, end: Process, liveness: Liveness) -> None:
-        """Ping once nothing has come for long enough. Pings that were answered until now are not simulated, but their times are."""
+        """Plan a ping for when nothing has come for long enough. Answered pings are not simulated, but their times are."""
         quiet_s = liveness.quiet_ms / 1000
         now_s = end.loop.time()
         silent_s = now_s - self._heard_s[end.name]
@@ -177,12 +177,12 @@ class Connection:
         if end.name not in self.on_break:
             return
         now_s = end.loop.time()
-        # With a hair's breadth for a clock that goes wrong.
+        # The small tolerance is for clocks that go wrong.
         left_s = self._heard_s[end.name] + liveness.quiet_ms / 1000 - now_s
         if left_s > 0.001:
             end.loop.call_later(left_s, self._ping, end, liveness)
             return
-        # The other end may hear it, which is a sign of life; its answer is lost, for one way is forgotten at least.
+        # The other end may hear it as a sign of life. Its answer is lost, because at least one direction is forgotten.
         self.send(end, self.other(end), lambda: None)
         end.loop.call_later(liveness.timeout_ms / 1000, self._fail_ping, end)
 
@@ -195,7 +195,7 @@ class Connection:
         self.part(end)
 
     def part(self, process: Process) -> None:
-        """One end has let go: the other one hears of it behind what was said, or never."""
+        """Let the other end hear, behind earlier messages or never, that this end has let go."""
         self.on_break.pop(process.name, None)
         other = self.other(process)
         if not self.is_deaf(other):
@@ -215,11 +215,11 @@ class Window:
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether a writer waits."""
+        """True if a writer waits."""
         return self._waiter is not None and not self._waiter.done()
 
     async def take(self, size_bytes: int) -> bool:
-        """Wait until there is room, and use it; one message may go beyond. False if the stream ended before."""
+        """Wait for room and use it; one message may exceed it. Return False if the stream ended before."""
         while self._left_bytes <= 0 and not self._is_closed:
             self._waiter = self._loop.create_future()
             await self._waiter
@@ -227,12 +227,12 @@ class Window:
         return not self._is_closed
 
     def give(self, size_bytes: int) -> None:
-        """The other end has read so much."""
+        """Note that the other end has read this many bytes."""
         self._left_bytes += size_bytes
         self._wake()
 
     def close(self) -> None:
-        """The stream has ended: nobody needs to wait."""
+        """End the stream, so that no writer waits any more."""
         self._is_closed = True
         self._wake()
 
@@ -242,7 +242,7 @@ class Window:
 
 
 class Inbox:
-    """Messages of one direction of a stream that were not read yet."""
+    """Unread messages of one direction of a stream."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop = loop
@@ -252,27 +252,27 @@ class Inbox:
 
     @property
     def is_empty(self) -> bool:
-        """Whether all that came was read."""
+        """True if everything that came was read."""
         return not self._messages
 
     def put(self, message: bytes) -> None:
-        """A message came."""
+        """Add a message."""
         if not self._is_ended:
             self._messages.append(message)
             self._wake()
 
     def end(self) -> None:
-        """No more will come."""
+        """Note that no more messages will come."""
         self._is_ended = True
         self._wake()
 
     def drop(self) -> None:
-        """Forget what was not read."""
+        """Forget the unread messages and end."""
         self._messages.clear()
         self.end()
 
     async def get(self) -> bytes | None:
-        """Return the next one, or None at the end."""
+        """Return the next message, or None at the end."""
         while not self._messages and not self._is_ended:
             self._reader = self._loop.create_future()
             await self._reader
@@ -288,14 +288,14 @@ class Network:
 
     Args:
         scheduler: virtual time.
-        rng: delays, and when connections break.
-        delay_ms_max: longest delay of a message.
+        rng: source of chance for delays and breaks.
+        delay_ms_max: longest delay of a message, in milliseconds.
 
     Attributes:
-        change_answer: gets each answer to a call, and the name of the machine that it goes to; returns what goes there. None: nobody
-            changes any.
+        change_answer: gets each answer to a call and the name of the receiving machine, and returns what is sent. None: answers are
+            not changed.
         message_count: messages that arrived.
-        dead_count: ends of forgotten connections that found out by a ping.
+        dead_count: ends of forgotten connections that a ping revealed as dead.
     """
 
     def __init__(self, scheduler: Scheduler, rng: random.Random, *, delay_ms_max: int) -> None:
@@ -310,33 +310,33 @@ class Network:
         self.dead_count = 0
 
     def delay_ms(self) -> int:
-        """How long a message takes."""
+        """Return a random delay of a message in milliseconds."""
         return self._rng.randint(0, self._delay_ms_max)
 
     def piece_bytes(self, size_bytes: int) -> int:
-        """How much of what is sent at once travels in one piece: now and then a part."""
+        """Return how many bytes of a write travel in one piece: usually all, sometimes a part."""
         return size_bytes if size_bytes <= 1 or self._rng.random() < PIECE_WHOLE else self._rng.randint(1, size_bytes)
 
     def listen(self, address: str, listener: Listener) -> bool:
-        """Take connections at an address; False if somebody else does."""
+        """Listen at an address. Return False if another listener does."""
         if address in self._listeners:
             return False
         self._listeners[address] = listener
         return True
 
     def unlisten(self, address: str, listener: Listener) -> None:
-        """Take none any more."""
+        """Stop listening at an address."""
         if self._listeners.get(address) is listener:
             del self._listeners[address]
 
     def is_listening(self, address: str) -> bool:
-        """Whether a process takes connections there, which a paused one does too."""
+        """Return True if a process listens there, paused or not."""
         return address in self._listeners
 
     def connect(
         self, client: Process, address: str, on_done: Callable[[Connection | None], None], on_break: Callable[[], None]
     ) -> None:
-        """Connect; `on_done` gets the connection when the other end has answered, or None."""
+        """Connect. `on_done` gets the connection when the other end has answered, or None."""
         listener = self._listeners.get(address)
         machine = address.partition(":")[0]
 
@@ -364,7 +364,7 @@ class Network:
         connection.send(client, listener.process, accept)
 
     def end_process(self, process: Process) -> None:
-        """A process is gone: its addresses are free, its connections break."""
+        """Free the addresses of a process that has ended, and break its connections."""
         for address, listener in list(self._listeners.items()):
             if listener.process is process:
                 del self._listeners[address]
@@ -378,21 +378,21 @@ class Network:
         if connection.is_deaf(other):
             connection.part(process)
         elif self.is_cut(process, other):
-            self.watch(connection)  # nobody tells the other end
+            self.watch(connection)  # the other end is not told
         else:
             connection.break_off()
 
     def is_cut_off(self, machine: str, other: str) -> bool:
-        """Whether two machines cannot speak with each other."""
+        """Return True if two machines cannot talk to each other."""
         return (machine, other) in self._cuts or (other, machine) in self._cuts
 
     @property
     def is_whole(self) -> bool:
-        """True while nobody is cut off from anybody."""
+        """True if there is no cut."""
         return not self._cuts
 
     def is_cut(self, sender: Process, receiver: Process) -> bool:
-        """Whether messages from one to the other get lost."""
+        """Return True if messages from one to the other get lost."""
         return (sender.machine, receiver.machine) in self._cuts
 
     def cut(self, sender: str, receiver: str) -> None:
@@ -400,13 +400,13 @@ class Network:
         self._cuts.add((sender, receiver))
 
     def heal(self, lasting: Collection[tuple[str, str]] = ()) -> None:
-        """Let everything through, but for cuts that last on."""
+        """Heal all cuts except those in `lasting`."""
         self._cuts.intersection_update(lasting)
         for connection in list(self._connections):
             connection.release()
 
     def clear(self) -> None:
-        """Forget every connection and listener: the world is over."""
+        """Forget every connection and listener at the end of the world."""
         self._listeners.clear()
         self._connections.clear()
 
@@ -424,23 +424,23 @@ class Network:
         self.scheduler.after(self._rng.randint(*BREAK_MS), look)
 
     def forget(self, connection: Connection) -> None:
-        """A connection is over."""
+        """Forget a connection that is over."""
         self._connections.pop(connection, None)
 
     def connections(self) -> Iterator[Connection]:
-        """All that are open."""
+        """Return an iterator over all open connections."""
         return iter(self._connections)
 
 
 class Dialer:
-    """Connects a process to an address, once asked to: tries again, with pauses, until it succeeds.
+    """Connects a process to an address when asked. It tries again, with pauses, until it succeeds.
 
     Args:
         network: the network.
-        process: who connects.
-        address: where to.
-        on_done: gets the connection, or None after each attempt that failed.
-        on_break: told of a connection that broke.
+        process: the connecting process.
+        address: target address.
+        on_done: gets the connection, or None after each failed attempt.
+        on_break: called when a connection broke.
     """
 
     def __init__(
@@ -461,7 +461,7 @@ class Dialer:
         self._is_ended = False
 
     def dial(self) -> None:
-        """Begin; not before the last connection is of no use any more."""
+        """Begin to connect. Call it only when the last connection is no longer usable."""
         made: list[Connection] = []
 
         def done(connection: Connection | None) -> None:
@@ -483,7 +483,7 @@ class Dialer:
         self._network.connect(self._process, self._address, done, broke)
 
     def end(self) -> None:
-        """Try no more."""
+        """Stop trying."""
         self._is_ended = True
 
     def _fail(self) -> None:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the simulated processes find in the place of the machine: clocks, chance, gRPC, threads, sockets, RocksDB.
+"""The simulated platform of a process: clocks, chance, gRPC, threads, sockets, RocksDB.
 
-Owns the places at which the code of Lograft meets the world, and what stands there while a world runs. Everything else is the real
-code. One world at a time in a process of Python.
+Owns the places at which Lograft's code meets the platform, and their replacements while a world runs. All other code is the real code.
+Only one world may run in a Python process at a time.
 
-What is not there: the cleaner and the scrub (threads of their own), metrics.
+Not simulated: the cleaner and the scrub (threads of their own), metrics.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ EPOCH_S: Final = 1_700_000_000
 """Wall clock at the beginning of a world, seconds since 1970."""
 
 NO_SNAPSHOTS: Final = SnapshotSettings(interval_ms=SNAPSHOT_NEVER_MS)
-"""No snapshots within any run."""
+"""Settings that make no snapshots within any run."""
 
 QUORUM_ANSWERS: Final = {
     "_fetched": quorum_pb2.FetchQuorumResponse,
@@ -68,31 +68,31 @@ QUORUM_ANSWERS: Final = {
     "_ended": quorum_pb2.EndQuorumEpochResponse,
     "_updated": quorum_pb2.UpdateVoterResponse,
 }
-"""Where a quorum node takes the answers of others, and what they are."""
+"""The methods with which a quorum node receives answers, and the types of these answers."""
 
 DATA_PATH: Final = "/data"
 """Data directory of every server on its disk."""
 
 
 class VirtualFlusher:
-    """In the place of `GroupFlusher`: a flush takes a moment, and what is on the device when it begins or ends is up to chance."""
+    """Replaces `GroupFlusher`. A flush takes a moment, and chance decides whether it takes effect at its beginning or its end."""
 
     def __init__(self, _thread_count: int = 1) -> None:
         self._process = current_process()
 
     def submit(self, log: PartitionLog, on_done: OnDone) -> FlushWork | None:
-        """See `GroupFlusher.submit`."""
+        """Run a flush of a log (see `GroupFlusher.submit`)."""
         work = log.begin_flush()
         if work is not None:
             self._process.flush(work.run, lambda error: on_done(work, error))
         return work
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there are no threads to end."""
 
 
 class _Once:
-    """Work that runs once, whoever asks first; who asks again gets the same failure."""
+    """Work that runs once, at the first call. Further calls get the same failure."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._work: Callable[[], None] | None = work
@@ -110,7 +110,7 @@ class _Once:
 
 
 class VirtualDiskThread:
-    """In the place of `DiskThread`: one piece of work after the other."""
+    """Replaces `DiskThread`: it runs one piece of work after the other."""
 
     def __init__(self, name: str) -> None:
         self._process = current_process()
@@ -120,20 +120,20 @@ class VirtualDiskThread:
         self.name = name
 
     def submit(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
-        """See `DiskThread.submit`."""
+        """Queue work (see `DiskThread.submit`)."""
         self._queue.append((_Once(work), done))
         self._next()
 
     def settle(self) -> None:
-        """Run everything now; what is to be done then comes later."""
+        """Run everything now. The `done` callbacks come later."""
         for work in (self._under_way, *(work for work, _ in self._queue)):
             if work is not None:
-                # Whoever is told when it is done learns of its failure.
+                # The `done` callback gets the failure.
                 with suppress(Exception):
                     work()
 
     async def close(self) -> None:
-        """See `DiskThread.close`."""
+        """Wait until all work is done (see `DiskThread.close`)."""
         while self._under_way is not None or self._queue:
             idle = self._process.loop.create_future()
             self._closing.append(idle)
@@ -157,7 +157,7 @@ class VirtualDiskThread:
 
 
 class _InertThread:
-    """In the place of a thread that is left out."""
+    """Replaces a thread that is left out."""
 
     def __init__(self, **_arguments: object) -> None:
         pass
@@ -166,19 +166,19 @@ class _InertThread:
         """Do nothing."""
 
     def is_alive(self) -> bool:
-        """It never lived."""
+        """Return False: the thread never ran."""
         return False
 
     def join(self) -> None:
-        """It never lived."""
+        """Return at once: the thread never ran."""
 
 
 def _require_free(_listen: object) -> None:
-    """The server itself finds out."""
+    """Do nothing: the server itself finds out whether the port is free."""
 
 
 async def _resolve(host: str, _port: int) -> tuple[str, ...]:
-    """In the place of a thread that looks a name up, and would take as long as it takes on the machine of the simulation."""
+    """Fail at once. Replaces the lookup of a name in a thread, which would take real time."""
     raise socket.gaierror(f"{host} is known to the simulated network alone")
 
 
@@ -193,7 +193,7 @@ def _open_directory(settings: Any) -> DataDirectory:
 
 @contextmanager
 def _clocks(scheduler: Scheduler) -> Generator[None]:
-    """Let whoever asks for the time get that of his machine."""
+    """Make the clock functions return the time of the calling process's machine."""
 
     def monotonic_ms() -> float:
         loop = current_loop()
@@ -224,7 +224,7 @@ def _clocks(scheduler: Scheduler) -> Generator[None]:
 
 @contextmanager
 def _chance(scheduler: Scheduler) -> Generator[None]:
-    """Let chance come from the seed."""
+    """Make random numbers come from the seed."""
     rng = scheduler.rng("platform")
     real_random, state = random.Random, random.getstate()
 
@@ -253,13 +253,13 @@ def platform(
     databases: Databases | None = None,
     snapshots: SnapshotSettings = NO_SNAPSHOTS,
 ) -> Generator[None]:
-    """Let everything that runs inside find the simulated machine.
+    """Replace the platform for all code that runs inside the context.
 
     Args:
         scheduler: virtual time.
-        network: between the machines.
-        databases: images and snapshots of the metadata; its own when None.
-        snapshots: when brokers make snapshots; voters have settings of their own.
+        network: network between the machines.
+        databases: images and snapshots of the metadata; None: new ones.
+        snapshots: when brokers make snapshots. Voters have their own settings.
     """
 
     def insecure_channel(address: str, options: Options | None = None, **_others: object) -> VirtualChannel:
@@ -275,7 +275,7 @@ def platform(
         return not network.is_cut_off(process.machine, host) and not network.is_listening(address)
 
     def changing(decode: Callable[[bytes], Any], answer_type: Any) -> Callable[[bytes], Any]:
-        """Return what takes an answer of a voter, after the network has changed it now and then."""
+        """Return a decoder of voters' answers that lets the network change an answer now and then."""
 
         def take(answer: bytes) -> Any:
             if network.change_answer is not None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In the place of RocksDB: databases of rows in memory, with a file of their own in a directory of the machine.
+"""A replacement for RocksDB: databases of rows in memory, each with a file in a directory of the real machine.
 
-Owns what survives a process: after `kill -9` every write (it was in the page cache), after a loss of power what was there at the
-last flush, or everything; whatever it is, it is the image of one offset, as with RocksDB, whose batches are atomic. A directory with
-one file can be linked, renamed and removed by the real code, to which snapshots are directories.
+Owns what survives a process. After `kill -9` every write survives, because it was in the page cache. After a power loss either the
+state of the last flush survives, or everything. In both cases it is the image of one offset, as with RocksDB, whose batches are
+atomic. A directory with one file can be linked, renamed and removed by the real code, which treats snapshots as directories.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ _LENGTHS: Final = struct.Struct(">II")
 
 
 class VirtualWriteBatch:
-    """In the place of `WriteBatch`."""
+    """Replaces `WriteBatch`."""
 
     def __init__(self, *, raw_mode: bool) -> None:
         assert raw_mode, "keys and values are bytes"
         self.changes: list[tuple[bytes, bytes | None]] = []
 
     def put(self, key: bytes, value: bytes) -> None:
-        """See `WriteBatch.put`."""
+        """Add a write (see `WriteBatch.put`)."""
         self.changes.append((key, value))
 
     def delete(self, key: bytes) -> None:
-        """See `WriteBatch.delete`."""
+        """Add a deletion (see `WriteBatch.delete`)."""
         self.changes.append((key, None))
 
 
 class VirtualIterator:
-    """In the place of an iterator of RocksDB: over the rows as they are when it is made."""
+    """Replaces an iterator of RocksDB. It covers the rows as they were at its creation."""
 
     def __init__(self, rows: dict[bytes, bytes]) -> None:
         self._rows = sorted(rows.items())
@@ -62,7 +62,7 @@ class VirtualIterator:
         self._at = 0
 
     def valid(self) -> bool:
-        """Tell whether it stands at a row."""
+        """Return True if it is at a row."""
         return self._at < len(self._rows)
 
     def key(self) -> bytes:
@@ -78,19 +78,19 @@ class VirtualIterator:
         self._at += 1
 
     def status(self) -> None:
-        """Nothing is ever damaged here."""
+        """Do nothing: no data is ever damaged here."""
 
 
 class VirtualDatabase:
-    """In the place of `Rdict`.
+    """Replaces `Rdict`.
 
     Args:
-        databases: who is told of it.
-        directory: where its file is; made when absent, unless it is read only.
-        is_read_only: nobody writes it, and any number may have it open.
+        databases: all databases; it is registered there.
+        directory: directory of its file; it is created if missing, unless the database is read only.
+        is_read_only: True if it is only read. Any number of readers may have it open.
 
     Raises:
-        Exception: another one writes there, there is none to be read, or no room to write, as RocksDB says it.
+        Exception: as in RocksDB: another writer has it open, it does not exist, or there is no space to write.
     """
 
     def __init__(self, databases: Databases, directory: Path, *, is_read_only: bool) -> None:
@@ -110,18 +110,18 @@ class VirtualDatabase:
             directory.mkdir(parents=True, exist_ok=True)
 
     def get(self, key: bytes) -> bytes | None:
-        """See `Rdict.get`."""
+        """Return the value of a key (see `Rdict.get`)."""
         return self.rows.get(key)
 
     def put(self, key: bytes, value: bytes) -> None:
-        """See `Rdict.put`."""
+        """Write a row (see `Rdict.put`)."""
         assert not self._is_closed, f"{self.directory} is closed"
         self._databases.require_room(self.directory)
         self._is_saved = False
         self.rows[key] = value
 
     def write(self, batch: VirtualWriteBatch) -> None:
-        """See `Rdict.write`."""
+        """Write a batch (see `Rdict.write`)."""
         assert not self._is_closed, f"{self.directory} is closed"
         self._databases.require_room(self.directory)
         self._is_saved = False
@@ -132,17 +132,17 @@ class VirtualDatabase:
                 self.rows[key] = value
 
     def iter(self) -> VirtualIterator:
-        """See `Rdict.iter`."""
+        """Return an iterator (see `Rdict.iter`)."""
         return VirtualIterator(self.rows)
 
     def flush(self) -> None:
-        """See `Rdict.flush`."""
+        """Write the rows to the file (see `Rdict.flush`)."""
         if not self._is_saved:
             self._is_saved = True
             self._file.write_bytes(_content(self.rows))
 
     def close(self) -> None:
-        """See `Rdict.close`: what was written stays, for the page cache has it."""
+        """Close the database (see `Rdict.close`). Everything written survives, because it is in the page cache."""
         if not self._is_closed:
             self._is_closed = True
             self._databases.remove(self)
@@ -150,29 +150,29 @@ class VirtualDatabase:
                 self.flush()
 
     def drop(self) -> None:
-        """Let go of it without a word, and of what was not flushed."""
+        """Drop the database with everything that was not flushed."""
         self._is_closed = True
 
 
 class VirtualCheckpoint:
-    """In the place of `Checkpoint`."""
+    """Replaces `Checkpoint`."""
 
     def __init__(self, database: VirtualDatabase) -> None:
         self._database = database
 
     def create_checkpoint(self, directory: str) -> None:
-        """See `Checkpoint.create_checkpoint`."""
+        """Copy the rows to a directory (see `Checkpoint.create_checkpoint`)."""
         path = Path(directory)
         path.mkdir()
         (path / ROWS_FILE).write_bytes(_content(self._database.rows))
 
 
 class Databases:
-    """The databases of all machines, below one directory of the machine that simulates.
+    """The databases of all simulated machines, below one directory of the real machine.
 
     Args:
-        rng: chance of what a loss of power leaves.
-        on_refusal: told when a write finds no room.
+        rng: source of chance for what a power loss leaves.
+        on_refusal: called when a write finds no space.
     """
 
     def __init__(self, rng: random.Random, *, on_refusal: Callable[[], None] | None = None) -> None:
@@ -184,30 +184,30 @@ class Databases:
         self._shelf_count = 0
 
     def begin(self, root: Path) -> None:
-        """Say where the files are."""
+        """Set the directory of the files."""
         self._root = root
 
     def directory(self, machine: str) -> Path:
-        """Directory of the metadata of a machine."""
+        """Return the metadata directory of a machine."""
         return self._root / machine
 
     def fill(self, machine: str) -> None:
-        """Leave no room for databases on a machine."""
+        """Leave no space for databases on a machine."""
         self._full.add(machine)
 
     def make_room(self, machine: str) -> None:
-        """Leave room again."""
+        """Make space again."""
         self._full.discard(machine)
 
     def has_room(self, directory: Path) -> bool:
-        """Tell whether a database below a directory may be written."""
+        """Return True if a database below a directory may be written."""
         return not any(directory.is_relative_to(self.directory(machine)) for machine in self._full)
 
     def require_room(self, directory: Path) -> None:
-        """Return if it may be written.
+        """Return if a database below a directory may be written.
 
         Raises:
-            Exception: no room, as RocksDB says it.
+            Exception: there is no space; the text is that of RocksDB.
         """
         if not self.has_room(directory):
             if self._on_refusal is not None:
@@ -215,7 +215,7 @@ class Databases:
             raise Exception(f"IO error: {os.strerror(errno.ENOSPC)}: While appending to file: {directory}")
 
     def add(self, database: VirtualDatabase) -> None:
-        """Note a database that is written.
+        """Register a database that is open for writing.
 
         Raises:
             Exception: it is open already.
@@ -225,12 +225,12 @@ class Databases:
         self._open[database.directory] = database
 
     def remove(self, database: VirtualDatabase) -> None:
-        """Note that it is closed."""
+        """Unregister a database that was closed."""
         if self._open.get(database.directory) is database:
             del self._open[database.directory]
 
     def end_process(self, machine: str, *, has_power: bool) -> None:
-        """The process of a machine is over: keep what it wrote, or what it had flushed and perhaps the rest."""
+        """End the process of a machine: keep all that it wrote, or after a power loss what it had flushed and perhaps the rest."""
         for database in self._of(machine):
             if has_power or self._rng.random() < 0.5:
                 database.close()
@@ -239,12 +239,12 @@ class Databases:
                 database.drop()
 
     def wipe(self, machine: str) -> None:
-        """The disk of a machine is another one."""
+        """Replace the disk of a machine by an empty one."""
         self.end_process(machine, has_power=False)
         shutil.rmtree(self.directory(machine), ignore_errors=True)
 
     def shelve(self, machine: str) -> str:
-        """Take what a machine without a process has away with its disk; returns where it is."""
+        """Move the data of a machine without a process away, together with its disk. Return where it is."""
         self._shelf_count += 1
         shelf = f"shelf-{self._shelf_count}"
         if self.directory(machine).exists():
@@ -252,7 +252,7 @@ class Databases:
         return shelf
 
     def unshelve(self, machine: str, shelf: str) -> None:
-        """Give a machine what was taken away from it."""
+        """Give a machine its data back."""
         if (self._root / shelf).exists():
             (self._root / shelf).rename(self.directory(machine))
 
@@ -262,7 +262,7 @@ class Databases:
 
 
 class VirtualExecutor(Executor):
-    """In the place of a `ThreadPoolExecutor` with one thread: the loop does the work, one after the other (`run_in_executor`)."""
+    """Replaces a `ThreadPoolExecutor` with one thread. The loop runs the work in order (`run_in_executor`)."""
 
     def __init__(self, max_workers: int = 1, **_options: object) -> None:
         assert max_workers == 1, "the order is kept for one thread only"
@@ -270,16 +270,16 @@ class VirtualExecutor(Executor):
         self._process = current_process()
 
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """See `Executor.submit`; nobody waits for what comes of it."""
+        """Queue work (see `Executor.submit`). Its result is not awaited."""
         return self._process.loop.run_in_executor(self, lambda: fn(*args, **kwargs))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Nothing to end: what was asked for is done, unless the process dies before."""
+        """Do nothing: queued work is done unless the process dies first."""
 
 
 @contextmanager
 def in_place(databases: Databases) -> Generator[None]:
-    """Let the metadata runtime find all this in the place of RocksDB, its threads and the syncs of real files."""
+    """Replace RocksDB, its threads and the syncs of real files for the metadata runtime."""
 
     def open_database(directory: str, options: object = None, access_type: object = None) -> VirtualDatabase:
         del options

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TCP connections of asyncio over the simulated network: `create_server`, `create_connection`, and transports at both ends.
+"""TCP connections of asyncio over the simulated network: `create_server`, `create_connection`, and the transports of both ends.
 
-Owns what a protocol of asyncio sees: pieces of bytes in order, flow control, half-closed and broken connections. Must not know what is
-sent. When something arrives, and when a connection breaks, the network says.
+Owns what an asyncio protocol sees: pieces of bytes in order, flow control, half-closed and broken connections. Does not know what is
+sent. The network decides when bytes arrive and when a connection breaks.
 
 Laws
-    What was written arrives in its order, cut into pieces at random, or the connection is lost.
-    A side that is paused takes no more than the window; the writer's buffer fills, and its protocol is told.
+    Bytes arrive in the order of their writing, cut into random pieces, or the connection is lost.
+    A paused side receives no more than the window. Then the writer's buffer fills, and its protocol is told.
     Each protocol hears `connection_lost` once.
 """
 
@@ -20,7 +20,7 @@ from integration_tests.simulation.process import SimProcess, current_process
 from integration_tests.simulation.virtual_network import WINDOW_BYTES, Connection, Network
 
 HIGH_BYTES = 64 * 1024
-"""Bytes that wait to be sent before the protocol is asked to pause, unless it says otherwise."""
+"""Default number of buffered bytes from which on the protocol is asked to pause."""
 
 Factory = Callable[[], asyncio.Protocol]
 
@@ -29,10 +29,10 @@ class VirtualTransport(asyncio.Transport):
     """One end of a connection.
 
     Args:
-        network: between the two.
+        network: the network between the two ends.
         connection: the connection.
-        process: who has this end.
-        protocol: told of what happens.
+        process: the process of this end.
+        protocol: the protocol that gets the events.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class VirtualTransport(asyncio.Transport):
         self._is_closing = self._is_lost = False
         connection.ends[process.name] = self
 
-    # What a protocol asks of its transport.
+    # Methods of an asyncio transport.
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
-        """Send; what does not fit waits in the buffer."""
+        """Send data. What exceeds the window waits in the buffer."""
         if self._is_closing or self._is_eof_wanted:
             return
         self._buffer += data
@@ -69,65 +69,65 @@ class VirtualTransport(asyncio.Transport):
             self._protocol.pause_writing()
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview[Any]]) -> None:
-        """Send all of them."""
+        """Send several pieces of data."""
         self.write(b"".join(list_of_data))
 
     def write_eof(self) -> None:
-        """Say nothing more."""
+        """Close the writing side after the buffered data."""
         self._is_eof_wanted = True
         self._pump()
 
     def can_write_eof(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Say when the protocol is to pause."""
+        """Set the sizes at which the protocol pauses and resumes."""
         self._high_bytes = HIGH_BYTES if high is None else high
         self._low_bytes = self._high_bytes // 4 if low is None else low
 
     def get_write_buffer_size(self) -> int:
-        """Bytes that wait."""
+        """Return the number of buffered bytes."""
         return len(self._buffer)
 
     def pause_reading(self) -> None:
-        """Keep what comes."""
+        """Keep incoming data instead of passing it to the protocol."""
         self._is_reading = False
 
     def resume_reading(self) -> None:
-        """Take what was kept."""
+        """Pass kept data to the protocol, and further data too."""
         if not self._is_reading:
             self._is_reading = True
             self._process.loop.call_soon(self._read)
 
     def is_closing(self) -> bool:
-        """True once it was closed."""
+        """Return True after `close` or `abort`."""
         return self._is_closing
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Nothing is known."""
+        """Return the default: no information is known."""
         del name
         return default
 
     def close(self) -> None:
-        """End once everything is sent."""
+        """End the connection after everything is sent."""
         if not self._is_closing:
             self._is_closing = True
             self._inbox.clear()
             self._pump()
 
     def abort(self) -> None:
-        """End now."""
+        """End the connection now."""
         if not self._is_lost:
             self._is_closing = True
             self._buffer.clear()
             self._send(lambda end: end.on_reset())
             self._lose(None)
 
-    # What comes over the network.
+    # Events from the network.
 
     def on_data(self, data: bytes) -> None:
-        """A piece came."""
+        """Receive a piece of data."""
         if self._is_lost:
             self._send(lambda end: end.on_reset())
         elif not self._is_closing:
@@ -135,23 +135,23 @@ class VirtualTransport(asyncio.Transport):
             self._read()
 
     def on_end(self) -> None:
-        """The other side says nothing more."""
+        """Receive the end of the other side's data."""
         if not self._is_closing:
             self._has_end = True
             self._read()
 
     def on_room(self, size_bytes: int) -> None:
-        """The other side has taken so much."""
+        """Note that the other side has taken this many bytes."""
         self._window_bytes += size_bytes
         self._pump()
 
     def on_reset(self) -> None:
-        """The other side is gone."""
+        """Handle a reset by the other side."""
         self._buffer.clear()
         self._lose(ConnectionResetError("reset by the other side"))
 
     def on_break(self) -> None:
-        """The connection broke."""
+        """Handle a break of the connection."""
         self._buffer.clear()
         self._lose(ConnectionResetError("the connection broke"))
 
@@ -204,27 +204,27 @@ class VirtualTransport(asyncio.Transport):
         self._connection.on_break.pop(self._process.name, None)
         self._process.loop.call_soon(self._protocol.connection_lost, error)
         if not self._connection.on_break:
-            self._connection.break_off()  # both ends are gone: nothing on the way is of any interest
+            self._connection.break_off()  # both ends are gone, so data on the way does not matter
 
 
 class VirtualSocket:
-    """In the place of a socket that listens."""
+    """Replaces a listening socket."""
 
     def __init__(self, host: str, port: int) -> None:
         self.host = host
         self.port = port
 
     def getsockname(self) -> tuple[str, int]:
-        """Where."""
+        """Return its address."""
         return self.host, self.port
 
 
 class VirtualListener:
-    """In the place of `asyncio.Server`.
+    """Replaces `asyncio.Server`.
 
     Args:
-        network: between the machines.
-        process: who listens.
+        network: network between the machines.
+        process: the listening process.
         address: `host:port`.
         factory: makes a protocol for each connection.
     """
@@ -238,39 +238,39 @@ class VirtualListener:
             raise OSError(f"{address} is in use")
 
     def accept(self, connection: Connection) -> Callable[[], None]:
-        """Take a connection."""
+        """Accept a connection."""
         protocol = self._factory()
         transport = VirtualTransport(self._network, connection, self.process, protocol)
-        # The other end hears of the connection before it hears of anything else.
+        # The protocol must hear of the connection before it hears of anything else.
         self.process.loop.call_soon(protocol.connection_made, transport)
         return transport.on_break
 
     def close(self) -> None:
-        """Take none any more."""
+        """Stop listening."""
         self._network.unlisten(self._address, self)
 
 
 class VirtualTcp:
-    """What a simulated loop has for TCP.
+    """The TCP functions of a simulated loop.
 
     Args:
-        network: between the machines.
+        network: network between the machines.
     """
 
     def __init__(self, network: Network) -> None:
         self._network = network
 
     async def create_server(self, factory: Factory, *, sock: VirtualSocket) -> VirtualListener:
-        """See `loop.create_server`."""
+        """Create a listener (see `loop.create_server`)."""
         return VirtualListener(self._network, current_process(), f"{sock.host}:{sock.port}", factory)
 
     async def create_connection(
         self, factory: Factory, host: str, port: int
     ) -> tuple[VirtualTransport, asyncio.Protocol]:
-        """See `loop.create_connection`.
+        """Open a connection (see `loop.create_connection`).
 
         Raises:
-            OSError: nobody listens there, or can be reached.
+            OSError: no process listens there, or it is unreachable.
         """
         process, network = current_process(), self._network
         made: asyncio.Future[tuple[VirtualTransport, asyncio.Protocol]] = process.loop.create_future()
@@ -284,7 +284,7 @@ class VirtualTcp:
             transport = VirtualTransport(network, connection, process, protocol)
             ends.append(transport)
             if made.done():
-                transport.abort()  # nobody waits any more
+                transport.abort()  # the caller no longer waits
                 return
             protocol.connection_made(transport)
             made.set_result((transport, protocol))

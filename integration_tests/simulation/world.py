@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run of one seed: voters, brokers, clients, a network, faults; then peace, and the comparison of everything.
+"""One run of one seed: voters, brokers, clients, a network and faults; then a healed world, and the comparison of everything.
 
-Owns the phases. Must not know what a server or a client does.
+Owns the phases. Does not know what a server or a client does.
 
-Phases: faults, while clients work and the oracle looks at every event; then all is healed and must come right within
-`CONVERGE_MS_MAX`; every partition is read whole. Under flush policy `ack` the power then goes everywhere at once, and all is read
+Phases: first come faults, while clients work and the oracle checks every event. Then everything is healed and must converge within
+`CONVERGE_MS_MAX`, and every partition is read whole. Under flush policy `ack` all machines then lose power, and everything is read
 again. At the end the history of the clients is judged, and the replicas of each partition are compared byte for byte.
 """
 
@@ -50,24 +50,24 @@ from storage.testing.sim_disk import Crash
 
 FIRST_BROKER_ID = 101
 CONVERGE_MS_MAX = 120_000
-"""A healed world must have all replicas in sync, and be read whole, within this virtual time."""
+"""Virtual milliseconds within which a healed world must have all replicas in sync, and be read whole."""
 RESTART_MS_MAX = 3_000
-"""A server that ended is started again within this time."""
+"""Maximum milliseconds after which a server that ended is started again."""
 COLLECTIONS_MAX = 20
-"""Rounds in which a world that is over is thrown away."""
+"""Maximum rounds of garbage collection for a world that is over."""
 HISTORY_LINES = 40
-"""Lines of the report of a failure."""
+"""Number of lines in the report of a failure."""
 
 _Client = Callable[[SimProcess], Coroutine[Any, Any, None]]
-"""Makes the main task of a client."""
+"""Returns the main task of a client."""
 
 
 class World:
     """One run.
 
     Args:
-        seed: names the run.
-        options: what may happen; drawn from the seed when None.
+        seed: seed of the run.
+        options: what may happen; None: drawn from the seed.
     """
 
     def __init__(self, seed: int, options: WorldOptions | None = None) -> None:
@@ -126,11 +126,11 @@ class World:
         return [*self.voters, *self.brokers]
 
     def run(self, event_count: int) -> None:
-        """Run faults for so many events, then heal, read everything, and judge.
+        """Run with faults for `event_count` events, then heal, read everything, and judge.
 
         Raises:
-            InvariantViolation: a law was broken, the history has an anomaly, the healed world did not come right, or a server found
-                itself in an impossible state; its notes have a report.
+            InvariantViolation: a law was broken, the history has an anomaly, the healed world did not converge, or a server found
+                itself in an impossible state. Its notes have a report.
         """
         with _no_collector():
             failure = self._attempt(event_count)
@@ -140,7 +140,7 @@ class World:
             raise failure
 
     def _attempt(self, event_count: int) -> InvariantViolation | None:
-        """Run, and return what broke, with a report and without its frames, which would keep all processes."""
+        """Run and return the violation, if any, with a report. It has no frames, because they would keep all processes alive."""
         try:
             with (
                 platform(self.scheduler, self.network, self.databases, self.snapshots),
@@ -151,7 +151,7 @@ class World:
                 self._run(event_count)
             self._judge()
         except Exception as error:
-            # Real code of the servers runs in here: whatever it lets through is a fault too.
+            # Real server code runs in here, so every exception that it raises is a fault too.
             text = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
             failure = InvariantViolation(text)
             failure.add_note(self.describe())
@@ -178,7 +178,7 @@ class World:
             raise InvariantViolation(f"a fault that nobody caught: {self._faults_seen}")
 
     def _throw_away(self) -> None:
-        """Let go of all processes, which never end by themselves."""
+        """Release all processes, which never end by themselves."""
         processes = [process for process, _ in self._clients]
         processes += [machine.process for machine in self.machines if machine.process is not None]
         for process in processes:
@@ -192,19 +192,19 @@ class World:
         self.network.clear()
         self.oracle.throw_away()
 
-    # What machines and faults tell.
+    # Events of machines and faults.
 
     def on_fault(self, message: str) -> None:
-        """See `Surroundings`."""
+        """Note a fault of a server (see `Surroundings`)."""
         self._faults_seen.append(message)
         self.note(f"FAULT {message}")
 
     def on_end(self, machine: Machine) -> None:
-        """A server ended by itself: whoever looks after it starts it again."""
+        """Start a server that ended by itself again, a little later."""
         self.scheduler.after(self._rng.randint(1, RESTART_MS_MAX), machine.start)
 
     def note(self, line: str) -> None:
-        """Remember for the report."""
+        """Keep a line for the report."""
         self._log.append(f"{self.scheduler.now_ms} {line}")
 
     # Clients.
@@ -229,7 +229,7 @@ class World:
                 self._start_register_client(is_writer=is_writer)
 
     def _start_register_client(self, *, is_writer: bool) -> None:
-        # Never killed: what a writer had under way when it was, nobody would know.
+        # This client is never killed, because the outcome of a killed writer's write would be unknown.
         process = self._start_client(lambda process: RegisterClient(self, process, is_writer=is_writer).run())
         self._lasting_clients.add(process)
 
@@ -262,7 +262,7 @@ class World:
         self._ended_clients.append(process)
 
     def is_spare(self, machine: BrokerMachine) -> bool:
-        """See `StruckWorld`."""
+        """Return True if the world can lose a broker's data (see `StruckWorld`)."""
         is_quiet = self.network.is_whole and not any(each.is_paused for each in self.machines)
         return is_quiet and self._are_serving and self.oracle.is_spare(machine.key.node_id, in_sync_min=2)
 
@@ -272,7 +272,7 @@ class World:
 
     @property
     def is_whole(self) -> bool:
-        """See `StruckWorld`."""
+        """True if all brokers serve and all replicas are in sync (see `StruckWorld`)."""
         return self._are_serving and self.oracle.are_all_in_sync
 
     def restart_client(self) -> None:
@@ -354,7 +354,7 @@ class World:
         return True
 
     def replicas(self) -> dict[tuple[bytes, int], list[tuple[str, Replica]]]:
-        """The open replicas of each partition, with the names of their brokers."""
+        """Return the open replicas of each partition, with the names of their brokers."""
         found: dict[tuple[bytes, int], list[tuple[str, Replica]]] = {}
         for broker in self.brokers:
             host = None if broker.server is None else broker.server.replica_manager
@@ -378,7 +378,7 @@ class World:
         self._run_until(is_done)
 
     def _lose_all_power(self) -> None:
-        """Nobody keeps what is not on the device."""
+        """Let all machines lose power, with everything that is not on the device."""
         for machine in self.machines:
             machine.lose_power(self._rng.choice(LOSSES))
         for machine in self.machines:
@@ -386,7 +386,7 @@ class World:
         self.counts["power lost everywhere at the end"] += 1
 
     def _compare(self) -> None:
-        """Replicas are equal, byte for byte, from the highest log start to the high watermark."""
+        """Compare replicas byte for byte, from the highest log start to the high watermark."""
         for key, replicas in self.replicas().items():
             start_offset = max(replica.log.log_start_offset for _, replica in replicas)
             contents = [(name, _content(replica, start_offset)) for name, replica in replicas]
@@ -401,7 +401,7 @@ class World:
             raise InvariantViolation("the clients saw what must not be:\n" + "\n".join(verdict.lines()))
 
     def describe(self) -> str:
-        """Say who is where, for a report."""
+        """Return the state of all machines, for a report."""
         lines = [f"seed {self.scheduler.seed}, {self.scheduler.now_ms} ms, {self.options}"]
         for machine in self.machines:
             state = "down" if not machine.is_up else "paused" if machine.is_paused else "up"
@@ -420,9 +420,9 @@ class World:
 
 @contextmanager
 def _no_collector() -> Generator[None]:
-    """Finalize nothing in the middle of a run: what a killed process left would go on for a moment, whenever memory says so.
+    """Turn the garbage collector off for a run: at a random moment, finalizers of a killed process would run code.
 
-    Afterwards all of it is thrown away, and what it has to say about that is not heard.
+    Afterwards everything is collected, and the complaints of finalizers are discarded.
     """
     gc.collect()
     gc.disable()
@@ -433,10 +433,10 @@ def _no_collector() -> Generator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             sys.unraisablehook = lambda _: None
-            # A finalizer that gathers tasks would get a real loop, which never runs and keeps all that they hold.
+            # A finalizer that gathers tasks would otherwise create a real loop, which never runs and keeps everything alive.
             asyncio.set_event_loop(None)
             try:
-                # What awaits in its finalizer comes back once more.
+                # An object that awaits in its finalizer survives one more collection.
                 for _ in range(COLLECTIONS_MAX):
                     if gc.collect() == 0:
                         break

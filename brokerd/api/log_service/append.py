@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Append call: takes records, appends one batch to each partition, at this broker or at another that leads it.
+"""The Append call: takes records and appends one batch to each partition, here or at the broker that leads it.
 
-Owns the choice of partitions, the encoding, and the wait for acknowledgement. This is the plain form for any
-language; the Produce stream is the fast one. Law: a call answers OK only when every range has reached its
-level. When one fails, the status carries the ranges that did not, and says OUTCOME_UNKNOWN whenever records may
-be in a log without an acknowledgement.
+Owns the choice of partitions, the encoding, and the wait for acknowledgement. This is the simple call for any language; the Produce
+stream is the fast one. Law: a call answers OK only if every range has reached its level. If one fails, the call fails, and the status
+carries the ranges that were appended. The code is OUTCOME_UNKNOWN whenever records may be in a log without an acknowledgement.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ from brokerd.replica.replica import Replica
 from metaquorum.metadata.image import TopicImage
 
 METHOD: Final = "Append"
-"""Name in the service."""
+"""Name of the method in the service."""
 
 THREAD_RECORDS: Final = 1_000
-"""Records from which on a request is encoded in a thread, so that other streams are not held up."""
+"""Number of records from which on a thread encodes the request, so that other streams are not delayed."""
 
 _LEVELS = {
     log_pb2.ACKS_UNSPECIFIED: AckLevel.ALL,
@@ -52,7 +51,7 @@ _LEVELS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """The records of a request that go to one partition; `indexes` ascending."""
+    """The records of a request for one partition; `indexes` is ascending."""
 
     partition: int
     indexes: Sequence[int]
@@ -68,10 +67,10 @@ class AppendCalls:
         self._round_robin = count()
 
     async def append(self, request: log_pb2.AppendRequest, context: CallContext) -> log_pb2.AppendResponse:
-        """Serve one call.
+        """Serve one Append.
 
         Raises:
-            RefusedError: not, or not wholly, appended.
+            RefusedError: not all records were appended.
         """
         check_cluster(request.cluster_id, self._parts.cluster_id)
         level = _read_level(request.acks)
@@ -151,7 +150,7 @@ class AppendCalls:
         )
 
     async def _recompress(self, batch: memoryview, replica: Replica) -> memoryview:
-        """Return a batch in the codec of its topic."""
+        """Return a batch with the codec of its topic."""
         threads, max_bytes = self._parts.batch_threads, replica.max_message_bytes
         stored, checked = await threads.check_and_recompress(batch, replica.settings, max_bytes=max_bytes)
         if isinstance(checked, BatchError):
@@ -222,7 +221,7 @@ def _encode(request: log_pb2.AppendRequest, indexes: Sequence[int]) -> bytearray
     """Encode the records of one partition as a batch.
 
     Raises:
-        RefusedError: a record breaks a rule of the batch format.
+        RefusedError: a record violates the batch format.
     """
     records = [request.records[index] for index in indexes]
     now_ms = wall_ms()
@@ -248,7 +247,7 @@ def _headers(record: log_pb2.Record) -> list[tuple[str, bytes | None]]:
 
 
 def _join(results: Sequence[log_pb2.AppendedRange | BaseException]) -> log_pb2.AppendResponse:
-    """Put the answers together; the first failure fails the call and carries what was done."""
+    """Join the answers of all partitions. One failure fails the call, and the error carries the appended ranges."""
     response = log_pb2.AppendResponse(
         ranges=[result for result in results if isinstance(result, log_pb2.AppendedRange)]
     )
@@ -258,7 +257,7 @@ def _join(results: Sequence[log_pb2.AppendedRange | BaseException]) -> log_pb2.A
     for failure in failures:
         if not isinstance(failure, RefusedError):
             raise failure
-    # An unknown outcome is the worst news and must not hide behind another refusal.
+    # An unknown outcome is the worst failure and must not hide behind another refusal.
     refusals = [failure for failure in failures if isinstance(failure, RefusedError)]
     worst = next((one for one in refusals if one.failure.code is ErrorCode.OUTCOME_UNKNOWN), refusals[0])
     raise CallFailedError(worst.failure, response) if response.ranges else worst

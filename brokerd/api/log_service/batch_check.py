@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check of a batch that a client sent, in the event loop or in a thread, and its recompression by `compression.type`.
+"""Checks batches of clients, in the event loop or in a thread, and recompresses them for `compression.type`.
 
-The check of a usual batch takes tens of microseconds. That of a batch which inflates to tens of megabytes takes a tenth of a second,
-and a client that sends nothing else would hold up every other stream and the heartbeats: a thread checks such a batch. A thread also
-takes a batch whose topic stores another codec: it inflates, compresses and encodes.
+The check of a usual batch takes tens of microseconds. A batch that inflates to tens of megabytes takes a tenth of a second. A client
+that sends nothing else would delay every other stream and the heartbeats, so a thread checks such a batch. A thread also takes a batch
+whose topic stores another codec, because it must be inflated, compressed and encoded.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from metaquorum.metadata.topic_configs import CompressionType, TopicSettings
 from storage.log.recompression import recompress
 
 THREAD_CHECK_BYTES: Final = 2 * 1024 * 1024
-"""Bytes, inflated, from which on a batch is checked in a thread."""
+"""Inflated bytes from which on a thread checks a batch."""
 
 BOMB_BYTES: Final = 128 * 1024
-"""Bytes, inflated, from which on a batch is checked in a thread where it is compressed to less than a part in `BOMB_RATIO`.
+"""Inflated bytes from which on a thread checks a batch that is compressed by more than `BOMB_RATIO`.
 
-Empty record headers take 25 ms for each megabyte, of which a client sends 200 bytes.
+Empty record headers take 25 ms for each inflated megabyte, and a client sends 200 bytes for that.
 """
 
 BOMB_RATIO: Final = 32
-"""Times that records inflate at most if they are of any use: usual ones are compressed to a third or a tenth."""
+"""Highest plausible ratio of inflated to compressed bytes: usual records are compressed to a third or a tenth."""
 
 COPIES: Final = 2
-"""Times that a payload is in memory while it is inflated: in pieces, and whole."""
+"""Copies of a payload in memory while it is inflated: one in pieces, one whole."""
 
 GENERIC_COPIES: Final = 20
-"""Times its size that the generated parser takes for a payload within `MAX_GENERIC_PAYLOAD_BYTES`."""
+"""Memory of the generated parser, as a multiple of the payload; for payloads of at most `MAX_GENERIC_PAYLOAD_BYTES`."""
 
 _ATTRIBUTES_END: Final = 23
 
@@ -54,11 +54,11 @@ _CODECS: Final = {CompressionType.NONE: Codec.NONE, CompressionType.ZSTD: Codec.
 ResultT = TypeVar("ResultT")
 
 Checked = BatchHeader | BatchError
-"""The result of a check: the header of a good batch, or why it is refused."""
+"""The result of a check: the header of a valid batch, or why it is refused."""
 
 
 def check(body: memoryview, *, max_bytes: int) -> Checked:
-    """Check a batch that a client sent."""
+    """Check a batch of a client in the calling thread."""
     try:
         return check_batch(body, max_bytes=max_bytes)
     except BatchError as error:
@@ -66,13 +66,13 @@ def check(body: memoryview, *, max_bytes: int) -> Checked:
 
 
 def _bare(error: BatchError) -> BatchError:
-    """Cut an error off the frames that it came through: they hold what was inflated."""
+    """Remove the traceback and the causes from an error: their frames hold the inflated data."""
     error.__traceback__ = error.__cause__ = error.__context__ = None
     return error
 
 
 def is_costly(body: memoryview) -> bool:
-    """True when the check may take too long for the event loop."""
+    """Return True if the check may take too long for the event loop."""
     if len(body) >= THREAD_CHECK_BYTES:
         return True
     if len(body) <= HEADER_BYTES or not body[_ATTRIBUTES_END - 1] & CODEC_MASK:
@@ -80,14 +80,14 @@ def is_costly(body: memoryview) -> bool:
     try:
         content_bytes = zstandard.frame_content_size(body[HEADER_BYTES:])
     except zstandard.ZstdError:
-        return False  # no zstd frame: refused at once
+        return False  # not a zstd frame: the check refuses it at once
     if content_bytes < 0 or content_bytes >= THREAD_CHECK_BYTES:
         return True
     return content_bytes >= BOMB_BYTES and content_bytes > BOMB_RATIO * len(body)
 
 
 def needs_recompression(body: memoryview, settings: TopicSettings) -> bool:
-    """True when the topic stores another codec than that of this batch."""
+    """Return True if the topic stores another codec than this batch has."""
     if settings.compression_type is CompressionType.PRODUCER or len(body) < _ATTRIBUTES_END:
         return False
     return body[_ATTRIBUTES_END - 1] & CODEC_MASK != _CODECS[settings.compression_type]
@@ -106,9 +106,9 @@ def _check_and_recompress(
 
 
 def inflated_bytes(body: memoryview) -> int:
-    """Return the most bytes that the payload of one batch may be once inflated, by what its frame says of itself.
+    """Return the maximum size of a batch's payload once inflated, as its frame states it.
 
-    One that says nothing, and one that is no frame, counts as the most that is ever inflated.
+    A frame that states no size, and a payload that is no frame, count as `MAX_INFLATED_BYTES`.
     """
     if len(body) <= HEADER_BYTES or not body[_ATTRIBUTES_END - 1] & CODEC_MASK:
         return len(body)
@@ -127,18 +127,18 @@ def _usable_processors() -> int:
 
 
 def thread_count(processor_count: int) -> int:
-    """Return how many batches are worked on at once: on few processors a second one would take the event loop's."""
+    """Return how many batches are processed at once. On few processors it is one, because a second would take the event loop's."""
     return max(1, min(MAX_INFLATE_THREADS, processor_count // 2))
 
 
 class BatchThreads:
-    """Work on batches in threads: a few at once, and within the budget of what is being inflated.
+    """Processes batches in a few threads, within the memory budget for inflated data.
 
     Args:
-        max_bytes: most bytes that this work holds at once.
+        max_bytes: maximum bytes that this work may hold at once.
 
     Attributes:
-        short_turns: told of the work while it goes on, by the owner of a process; None in a process of another program.
+        short_turns: counts the work under way, if this program owns the process; None inside another program.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -146,37 +146,37 @@ class BatchThreads:
         self._gate = MemoryGate("inflated batches", max_bytes)
         count = thread_count(_usable_processors())
         self._slots = asyncio.Semaphore(count)
-        # Of its own: the allocator keeps what each thread once needed until the next trim, so few threads must do this.
+        # A pool of its own: until the next trim, the allocator keeps what each thread once needed, so only few threads may do this.
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="batches")
 
     @property
     def budget(self) -> MemoryBudget:
-        """The bytes that are held."""
+        """The budget with the bytes that this work holds."""
         return self._gate.budget
 
     def close(self) -> None:
-        """Take no more work; the threads end when what is under way is done."""
+        """Accept no more work. The threads end after the work under way."""
         self._threads.shutdown(wait=False)
 
     async def check_and_recompress(
         self, body: memoryview, settings: TopicSettings, *, max_bytes: int
     ) -> tuple[memoryview, Checked]:
-        """Check a batch in a thread and return it in the codec of its topic, with its header then or the reason of its refusal.
+        """Check a batch in a thread. Return it in the codec of its topic with its header, or unchanged with the reason for refusal.
 
         Raises:
-            RefusedError: OVERLOADED, there was no turn for it.
+            RefusedError: OVERLOADED, no thread or memory became free in time.
         """
         work = partial(_check_and_recompress, body, settings, max_bytes=max_bytes)
         found = await self.run(work, inflated_bytes(body))
         return (body, found) if isinstance(found, BatchError) else found
 
     async def run(self, work: Callable[[], ResultT], size_bytes: int) -> ResultT:
-        """Do work on payloads of at most `size_bytes` in a thread. A cancelled caller leaves; the memory counts until the work ends.
+        """Run work on payloads of at most `size_bytes` in a thread. If the caller is cancelled, the memory counts until the work ends.
 
         Raises:
-            RefusedError: OVERLOADED, there was no turn for it.
+            RefusedError: OVERLOADED, no thread or memory became free in time.
         """
-        # A payload in an unusual layout goes through the generated parser, which takes many times its size.
+        # A payload with an unusual layout takes the generated parser, which needs many times the payload's size.
         cost_bytes = max(COPIES * size_bytes, GENERIC_COPIES * min(size_bytes, MAX_GENERIC_PAYLOAD_BYTES))
         grant = await self._gate.take(cost_bytes, timeout_ms=INFLATE_WAIT_MS)
         try:
@@ -191,11 +191,11 @@ class BatchThreads:
         if short_turns is not None:
             working.add_done_callback(lambda _: short_turns.end())
         working.add_done_callback(lambda task: self._end(grant, task))
-        # A thread cannot be stopped. Without the shield a cancelled caller would free its slot while the thread goes on.
+        # A thread cannot be stopped. Without the shield a cancelled caller would free its slot while the thread still runs.
         return await asyncio.shield(working)
 
     def _end(self, grant: Grant, working: asyncio.Future[ResultT]) -> None:
         self._slots.release()
         self._gate.give_back(grant)
         if not working.cancelled():
-            working.exception()  # the caller may be gone, and an exception must be read
+            working.exception()  # the caller may be gone, and asyncio complains about an exception that no code retrieves

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Splits a call about many partitions by the brokers that lead them, and joins the answers in the order asked.
+"""Splits a call about many partitions by the brokers that lead them, and joins the answers in the order of the request.
 
-Owns who answers what: this broker, or another one (one forwarded call to each). A partition without a leader gets a failed answer
-of its own. Must not know what is asked.
+Owns which broker answers for which partition: this one, or another with one forwarded call each. A partition without a leader gets its
+own failed answer. Does not know the kind of question.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from brokerd.failure import Failure, LeaderPlace, RefusedError, refused
 from brokerd.replica.locator import Locator
 
 YIELD_ANSWERS = 64
-"""Partitions answered in one turn of the event loop; each may search an index on disk."""
+"""Partitions answered in one turn of the event loop. Each answer may search an index on disk."""
 
 ResultT = TypeVar("ResultT")
 
@@ -36,10 +36,10 @@ async def answer_by_leader(
     Args:
         wanted: topic name and partition of each question.
         locator: knows the leaders.
-        was_forwarded: True if another broker passed the call on: it goes no further.
-        answer: answers the question with this index here; may raise `RefusedError`.
-        forward: sends the questions with these indexes to a broker, and returns its answers in order; may raise `RefusedError`.
-        failed: makes the answer that tells a failure.
+        was_forwarded: True if another broker forwarded the call; then it is not forwarded again.
+        answer: answers the question with this index here. May raise `RefusedError`.
+        forward: sends the questions with these indexes to a broker and returns its answers in order. May raise `RefusedError`.
+        failed: makes the answer for a failure.
     """
     answers: dict[int, ResultT] = {}
     local: list[int] = []
@@ -56,7 +56,7 @@ async def answer_by_leader(
             message = f"broker {place.leader_id} leads {topic}-{partition}"
             answers[index] = failed(index, Failure(code=ErrorCode.NOT_LEADER, message=message, leader=place))
         else:
-            # Places of one broker differ in the leader epoch of each partition; one call goes to each broker.
+            # The places of one broker differ only in leader epoch. Without the epoch, one call goes to each broker.
             remote.setdefault(_broker_only(place), []).append(index)
 
     async def answer_local() -> dict[int, ResultT]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The DeleteRecords call: moves the log starts of partitions, each at the leader of its partition.
 
-Owns the check of what is asked. One refused partition does not fail the others. The call may be repeated: a log start that
-is there already is no failure.
+Owns the check of the request. A refused partition does not fail the others. The call may be repeated: it succeeds if the log start is
+already there.
 Source: KIP-107.
 """
 
@@ -26,13 +26,13 @@ from brokerd.replica.refusals import client_text
 from storage.errors import DiskFullError, OffsetOutOfRangeError, StorageError
 
 METHOD: Final = "DeleteRecords"
-"""Name in the service."""
+"""Name of the method in the service."""
 
 ALL_READABLE: Final = -1
-"""`before_offset` on the wire: the high watermark."""
+"""`before_offset` in a request that means the high watermark."""
 
 FULL_RETRY_MS: Final = 1_000
-"""Advice to a client whose log start found no space on the disk."""
+"""`retry_after_ms` for a client if the disk has no space to store the log start."""
 
 
 class DeleteRecordsCalls:
@@ -45,7 +45,7 @@ class DeleteRecordsCalls:
     async def delete_records(
         self, request: log_pb2.DeleteRecordsRequest, context: CallContext
     ) -> log_pb2.DeleteRecordsResponse:
-        """Serve one call.
+        """Serve one DeleteRecords.
 
         Raises:
             RefusedError: the request as a whole is refused.
@@ -68,7 +68,7 @@ class DeleteRecordsCalls:
                 forwarded,
                 log_pb2.DeleteRecordsResponse,
                 timeout_ms=left_ms(context, at_most_ms=FORWARD_WAIT_MS),
-                # It may be repeated, so that a lost answer is no unknown outcome.
+                # The call may be repeated, so a lost answer is no unknown outcome.
                 is_read_only=True,
             )
             return response.results

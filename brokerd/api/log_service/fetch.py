@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Fetch stream: reads requests, sends chunks as they become readable.
+"""The Fetch stream: reads requests, and sends chunks as soon as they are readable.
 
-Owns the two loops of one stream, what its routes are bound to, and its protobuf. Must not decide whose turn it is or what
-credit is left: the session core does. Nothing here polls: a move of a high watermark wakes the writer, which reads the log
-and writes one chunk for one message.
+Owns the two loops of one stream, the bindings of its routes, and its protobuf. The session core decides about turns and credit.
+Nothing here polls: when a high watermark moves, it wakes the writer, which reads the log and writes one chunk per message.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ LIMITS: Final = FetchLimits(
 
 
 class _Binding:
-    """The replica of a route, as it was when the route was bound; hears when more is readable and when the replica stops to serve."""
+    """The replica of a route at the time of its binding. Hears when more is readable and when the replica ends its service."""
 
     __slots__ = (
         "_listeners",
@@ -84,7 +83,7 @@ class _Binding:
         self._listeners.add_read(self)
 
     def release(self) -> None:
-        """Hear no more."""
+        """Stop listening to the replica."""
         self._listeners.remove(self)
 
     def on_high_watermark(self, high_watermark: int) -> None:
@@ -95,7 +94,7 @@ class _Binding:
 
 
 class FetchStream:
-    """One stream of one client."""
+    """One fetch stream of one client."""
 
     def __init__(self, parts: BrokerParts, context: ServicerContext) -> None:
         self._parts = parts
@@ -123,18 +122,18 @@ class FetchStream:
                 await asyncio.wait((reader,))
 
     def go_away(self, message: str, drain_ms: int) -> None:
-        """Tell the client that the server stops."""
+        """Tell the client that the broker stops."""
         response = log_pb2.FetchResponse(go_away=log_pb2.GoAway(message=message, drain_ms=drain_ms))
         self._go_away = response.SerializeToString()
         self._wake.set()
 
     def move_route(self, route: int, high_watermark: int, log_start_offset: int) -> None:
-        """Learn that more of a route is readable."""
+        """Note that more records of a route are readable."""
         self._session.move_route(route, high_watermark=high_watermark, log_start_offset=log_start_offset)
         self._wake.set()
 
     def lose_route(self, route: int, failure: Failure) -> None:
-        """End a route whose replica serves no more."""
+        """End a route because its replica has ended its service."""
         self._session.lose_route(route, failure)
         self._wake.set()
 
@@ -166,7 +165,7 @@ class FetchStream:
             session.tick(monotonic_ms())
 
     async def _send_chunk(self, read: ReadChunk[_Binding]) -> None:
-        """Read what the session asked for and write it, waiting for memory where there is none left."""
+        """Read and write the chunk that the session asked for, after a wait if there is no memory."""
         buffer, context = self._parts.fetch_buffer, self._context
         found = self._read_log(read, buffer.chunk_bytes(read.max_bytes))
         if found is None:
@@ -180,7 +179,7 @@ class FetchStream:
         grant = buffer.try_hold(size_bytes, context.peer())
         is_in_turn = grant is None
         if grant is None:
-            # Read again afterwards, so that those who wait hold nothing.
+            # The log is read again after the wait, so that a waiting stream holds no data.
             found = None
             grant = await buffer.hold(size_bytes, context.peer())
         try:
@@ -191,12 +190,12 @@ class FetchStream:
             if chunk is not None:
                 await context.write(chunk)
         finally:
-            # A trace of how this ended may live until the collector comes by; the chunk must not.
+            # A traceback may live until the garbage collector runs. The chunk must not.
             chunk = None
             buffer.give_back(grant)
 
     def _read_log(self, read: ReadChunk[_Binding], max_bytes: int) -> LogRead | None:
-        """Read whole batches; None when the route has ended, before or by this."""
+        """Read whole batches; None if the route has ended, before this call or through it."""
         if not self._session.is_live(read.route):
             return None
         try:
@@ -206,7 +205,7 @@ class FetchStream:
             return None
 
     def _chunk(self, read: ReadChunk[_Binding], found: LogRead) -> bytes | None:
-        """Tell the session what was read and give its message; None when nothing was there."""
+        """Note in the session how much was read, and return the message; None if nothing was read."""
         self._session.note_read(read.route, found.next_offset, len(found.data), monotonic_ms())
         return encode_fetch_frame(read.route, found.next_offset, read.end_offset, found.data) if found.data else None
 
@@ -278,7 +277,7 @@ class FetchStream:
     def _arm_timer(self) -> None:
         due_ms = self._session.deadline_ms()
         if due_ms is None or (self._timer is not None and self._timer_due_ms <= due_ms):
-            return  # an earlier timer looks again
+            return  # an earlier timer checks again
         if self._timer is not None:
             self._timer.cancel()
         self._timer_due_ms = due_ms

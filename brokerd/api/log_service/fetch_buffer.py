@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory of chunks that fetch streams have read and their clients have not taken yet.
+"""The memory of chunks that fetch streams have read and whose clients have not yet taken them.
 
-A stream has one chunk under way. The transport keeps it while the client's flow control has no room, for as long as the client
-likes. So a chunk counts from the read of the log to the end of its write, and three rules keep a reader that never takes its chunk
-from holding up the others:
+A stream has one chunk under way. gRPC keeps it while the client's flow control has no room, and the client decides how long that is.
+So a chunk counts from the read of the log to the end of its write. Three rules keep a slow reader from blocking the others:
 
-* A chunk of at most `UNCOUNTED_CHUNK_BYTES` does not count: the number of streams bounds these, and new records reach their readers
-  whatever the others do.
-* The more chunks are held, the smaller is the next one (`chunk_bytes`). A batch is never cut, though: where it does not fit, its
-  stream waits in turn.
+* A chunk of at most `UNCOUNTED_CHUNK_BYTES` does not count. The number of streams bounds such chunks, and new records always reach
+  their readers.
+* The more chunks are held, the smaller is the next one (`chunk_bytes`). A batch is never split, though. If it does not fit, its stream
+  waits in a queue.
 * While streams wait, the broker ends the connections of clients that have not taken their chunk within `FETCH_TAKE_MS`.
 
-Owns the gate of the budget, and who has held what since when. Must not read logs or write to streams.
+Owns the gate of the budget, and since when each peer has held memory. Does not read logs or write to streams.
 """
 
 from __future__ import annotations
@@ -27,21 +26,21 @@ from brokerd.memory.budget import Grant, MemoryBudget, MemoryGate
 logger = logging.getLogger(__name__)
 
 COPIES: Final = 2
-"""Times that a chunk is in memory while it is written: as a message of this process, and as the transport's copy."""
+"""Copies of a chunk in memory while it is written: the message of this process, and the copy in gRPC."""
 
 SHARE: Final = 8
-"""The n-th chunk held gets at most the n-th part of the budget divided by this: 200 chunks together six parts of these eight."""
+"""The n-th held chunk gets at most budget / (n * `SHARE`). So 200 chunks together get about 6/8 of the budget."""
 
 TIMER_EARLY_S: Final = 0.001
-"""Seconds by which an event loop may call a timer too early, at most: uvloop rounds to milliseconds."""
+"""Maximum seconds by which an event loop may call a timer too early: uvloop rounds to milliseconds."""
 
 
 class FetchBuffer:
-    """The chunks of all fetch streams of one broker, on one event loop.
+    """The chunks of all fetch streams of one broker. Belongs to one event loop.
 
     Args:
-        max_bytes: most bytes of counted chunks, copies included.
-        end_connections: ends the connections of these peers, as gRPC names them; called in a thread.
+        max_bytes: maximum bytes of counted chunks, copies included.
+        end_connections: ends the connections of these peers, named as gRPC names them. It is called in a thread.
     """
 
     def __init__(self, max_bytes: int, *, end_connections: Callable[[Collection[str]], int]) -> None:
@@ -54,11 +53,11 @@ class FetchBuffer:
 
     @property
     def budget(self) -> MemoryBudget:
-        """The bytes that are held."""
+        """The budget with the bytes that chunks hold."""
         return self._gate.budget
 
     def chunk_bytes(self, wanted_bytes: int) -> int:
-        """Return how many bytes the next chunk may have, unless its first batch is larger: what is wanted, or less."""
+        """Return how many bytes the next chunk may have: `wanted_bytes` or fewer. A larger first batch is still sent."""
         budget = self._gate.budget
         held_bytes = budget.held_bytes
         if not held_bytes and wanted_bytes * (COPIES * SHARE) <= budget.limit_bytes:
@@ -70,27 +69,27 @@ class FetchBuffer:
         return min(wanted_bytes, max(fair_bytes, UNCOUNTED_CHUNK_BYTES))
 
     def try_hold(self, chunk_bytes: int, peer: str) -> Grant | None:
-        """Count a chunk that was read for a peer, if there is room and no other stream waits; None otherwise."""
+        """Count a chunk that was read for a peer, if it fits and no other stream waits. Otherwise return None."""
         grant = self._gate.try_take(chunk_bytes * COPIES)
         return None if grant is None else self._held(grant, peer)
 
     async def hold(self, chunk_bytes: int, peer: str) -> Grant:
-        """Wait in turn until a chunk may be read for a peer.
+        """Wait in the queue until a chunk may be read for a peer.
 
         Raises:
-            RefusedError: OVERLOADED, not within `FETCH_BUFFER_WAIT_MS`.
+            RefusedError: OVERLOADED, no memory became free within `FETCH_BUFFER_WAIT_MS`.
         """
         if self._timer is None:
             self._arm()
         return self._held(await self._gate.take(chunk_bytes * COPIES, timeout_ms=FETCH_BUFFER_WAIT_MS), peer)
 
     def give_back(self, grant: Grant) -> None:
-        """The chunk is taken, or will never be."""
+        """Return the memory of a chunk: its write has ended."""
         del self._since_s[grant]
         self._gate.give_back(grant)
 
     def close(self) -> None:
-        """End no more connections."""
+        """Stop ending connections."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -101,17 +100,17 @@ class FetchBuffer:
 
     def _arm(self) -> None:
         loop = asyncio.get_running_loop()
-        # In the order in which they were granted, so the first one has held its chunk the longest.
+        # The dictionary has the order of the grants, so its first chunk has been held the longest.
         oldest_s = next(iter(self._since_s.values()))[0] if self._since_s else loop.time()
         self._timer = loop.call_at(oldest_s + FETCH_TAKE_MS / 1000, self._look)
 
     def _look(self) -> None:
-        """End the connections that have taken nothing for too long, if somebody waits for what they hold."""
+        """End the connections that have taken nothing for too long, if a stream waits for their memory."""
         self._timer = None
         if not self._gate.budget.waiter_count:
             return
         loop = asyncio.get_running_loop()
-        # A timer that came a little early would otherwise be armed for the same moment, again and again.
+        # Otherwise a timer that comes a little early would be set to the same moment again and again.
         until_s = loop.time() - FETCH_TAKE_MS / 1000 + TIMER_EARLY_S
         stuck = [grant for grant, (since_s, _) in self._since_s.items() if since_s <= until_s]
         if stuck:
@@ -119,7 +118,7 @@ class FetchBuffer:
             task = loop.create_task(self._end(peers), name="end of connections that take nothing")
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
-            # Looked at again after as long, should the connection still be there.
+            # Checked again after the same time if the connection still exists.
             for grant in stuck:
                 peer = self._since_s.pop(grant)[1]
                 self._held(grant, peer)

@@ -1,24 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The core of one fetch stream: requests go in by methods, reads come out of `next_read`, answers out of `take_answers`.
+"""The core of one fetch stream: requests enter through its methods, `next_read` returns reads, `take_answers` returns answers.
 
-Owns: which routes are bound and how far each was sent, the credit, whose turn it is, and when a mark is due.
-Must not: read a log, find partitions, touch a stream or a clock.
+Owns the bound routes and their next offsets, the credit, whose turn it is, and when a mark is due.
+Does not read a log, find partitions, or touch a stream or a clock.
 
-Theory of operation. The client asks for routes (`open`, `want_routes`); the shell finds each partition (`bind_route`,
-`refuse_route`), and one `FetchOpened` answers them all (`end_binding`). What the shell binds to a route is opaque here:
-a read names it, and `take_ended` gives it back once the route is over.
+Binding. The client asks for routes (`open`, `want_routes`). The shell finds each partition (`bind_route`, `refuse_route`), and one
+`FetchOpened` answers them all (`end_binding`). The object that the shell binds to a route is opaque here: a read names it, and
+`take_ended` returns it after the route has ended.
 
-A route is *ready* while its next offset is below the high watermark. Ready routes wait in a ring; `next_read` gives the
-front one its turn and the shell answers with `note_read`, which puts the route at the back if it is still ready. Credit
-is spent by the bytes really read: a chunk is cut to the credit that is left, but its first batch is sent whole, so credit
-may fall below zero by one batch and never stalls on a batch larger than itself.
+Reads. A route is *ready* while its next offset is below the high watermark. Ready routes wait in a ring. `next_read` takes the first
+one, and the shell answers with `note_read`, which puts the route at the end if it is still ready. Credit is spent by the bytes that
+were really read. A chunk is limited to the remaining credit, but its first batch is sent whole. So credit may fall below zero by one
+batch, and a batch larger than the credit does not block the stream.
 
-Marks: a chunk whose next offset equals its high watermark says itself that the route has caught up. A mark says so
-when no chunk can (at the binding), again a moment after the last chunk when nothing more came, and every few
-seconds while the route is idle.
+Marks. A chunk whose next offset equals its high watermark already says that the route has caught up. A mark says it where no chunk
+can (at the binding), again a moment after the last chunk if no more came, and every few seconds while the route is idle.
 
-Laws: offsets of a route never go back; a chunk never follows the end of its route; a route without ready records
-costs nothing.
+Laws: the offsets of a route never go back. A chunk never follows the end of its route. A route that is not ready costs nothing.
 Source: architecture section 5.
 """
 
@@ -46,12 +44,12 @@ class FetchLimits:
     """Limits of one stream.
 
     Attributes:
-        max_routes: routes bound over its life, ended ones included; one that asks for more ends.
-        max_outbox_answers: answers that wait to be written from which on the stream is not read.
-        max_credit_bytes: most unspent credit.
-        default_chunk_bytes: bytes of one chunk when the client names no other.
-        max_chunk_bytes: most bytes of one chunk that a client may ask for.
-        mark_interval_ms: milliseconds between the marks of an idle route.
+        max_routes: routes that a stream may bind over its life, ended ones included. A stream that asks for more ends.
+        max_outbox_answers: answers waiting to be written from which on the stream is not read.
+        max_credit_bytes: maximum unspent credit.
+        default_chunk_bytes: bytes of one chunk if the client names no other number.
+        max_chunk_bytes: maximum bytes of one chunk that a client may ask for.
+        mark_interval_ms: milliseconds between two marks of an idle route.
     """
 
     max_routes: int
@@ -64,7 +62,7 @@ class FetchLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchRouteWanted:
-    """A partition that the client wants to read from `offset` (inclusive) on, if it allows so from a follower too."""
+    """A partition that the client wants to read from `offset` (inclusive) on, from a follower too if it allows that."""
 
     route: int
     topic: str
@@ -75,7 +73,7 @@ class FetchRouteWanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadChunk(Generic[BindingT]):
-    """Read whole batches of a route, from the one that holds `offset` on and below `end_offset`; at least one."""
+    """A request to read whole batches of a route, from the batch that holds `offset`, below `end_offset`, at least one batch."""
 
     route: int
     binding: BindingT
@@ -86,7 +84,7 @@ class ReadChunk(Generic[BindingT]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchOpened(Generic[BindingT]):
-    """Answer to the opening of the stream or to further routes: what was bound to those that are live."""
+    """Answer to the opening of the stream or to further routes: the bindings of the routes that are live."""
 
     bindings: tuple[BindingT, ...]
 
@@ -104,7 +102,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchRouteEnded:
-    """The route is over; `failure` None: the client let it go."""
+    """The end of a route. `failure` None: the client unbound it."""
 
     route: int
     failure: Failure | None
@@ -135,7 +133,7 @@ class _Route(Generic[BindingT]):
         self.log_start_offset = log_start_offset
         self.in_ring = False
         self.mark_due_ms = mark_due_ms
-        # Earliest entry of this route in the schedule; a later `mark_due_ms` is found when that entry comes up.
+        # Earliest entry of this route in the schedule. When that entry is due, a later `mark_due_ms` makes a new entry.
         self.scheduled_ms: int | None = None
 
     @property
@@ -144,7 +142,7 @@ class _Route(Generic[BindingT]):
 
 
 class FetchSession(Generic[BindingT]):
-    """One fetch stream; see above. Its only caller is the stream's shell, which is the one writer of all that it holds.
+    """The state of one fetch stream. Its only caller, the shell of the stream, is the one writer of this state.
 
     `now_ms` is monotonic time in milliseconds.
     """
@@ -170,7 +168,7 @@ class FetchSession(Generic[BindingT]):
         self._is_open = False
         self._is_opened = False
         self._routes: dict[int, _Route[BindingT]] = {}
-        # Numbers that were bound or refused and may not come again.
+        # Numbers that were bound or refused and may not be used again.
         self._dead: set[int] = set()
         self._resolving: set[int] = set()
         self._bound: list[int] = []
@@ -183,34 +181,34 @@ class FetchSession(Generic[BindingT]):
 
     @property
     def credit_bytes(self) -> int:
-        """Bytes that may still be sent; below zero after a batch larger than the rest."""
+        """Bytes that may still be sent. Below zero after a batch that was larger than the rest."""
         return self._credit_bytes
 
     @property
     def has_work(self) -> bool:
-        """True when there is an answer to write or a chunk to read."""
+        """True if there is an answer to write or a chunk to read."""
         return self._is_opened and bool(self._outbox or (self._ring and self._credit_bytes > 0))
 
     @property
     def is_opened(self) -> bool:
-        """True once the opening is answered: that answer comes before any other."""
+        """True after the opening was answered. No other answer comes before that."""
         return self._is_opened
 
     @property
     def must_pause(self) -> bool:
-        """True while no further request should be read from the stream."""
+        """True while the shell must not read further requests from the stream."""
         return len(self._outbox) >= self._limits.max_outbox_answers
 
     def deadline_ms(self) -> int | None:
-        """Return the monotonic time at which `tick` must be called, or None."""
+        """Return the monotonic time at which the shell must call `tick`; None if no mark is planned."""
         return self._schedule[0][0] if self._schedule else None
 
     def is_live(self, number: int) -> bool:
-        """True while a route is bound."""
+        """Return True while a route is bound."""
         return number in self._routes
 
     def take_answers(self) -> list[FetchAnswer[BindingT]]:
-        """Return the answers to write now, in order, and forget them; nothing before the first `FetchOpened`."""
+        """Return the answers to write now, in order, and forget them. Before the first `FetchOpened` there are none."""
         if not self._is_opened:
             return []
         answers = self._outbox
@@ -218,20 +216,20 @@ class FetchSession(Generic[BindingT]):
         return answers
 
     def take_ended(self) -> list[BindingT]:
-        """Return what was bound to the routes that are over since the last call."""
+        """Return the bindings of the routes that have ended since the last call."""
         ended = self._ended
         self._ended = []
         return ended
 
     def close(self) -> list[BindingT]:
-        """End every route without an answer, because the stream is over; return what was bound to them."""
+        """End every route without an answer, because the stream has ended. Return their bindings."""
         bindings = self._ended + [route.binding for route in self._routes.values()]
         self._ended = []
         self._routes.clear()
         return bindings
 
     def next_read(self) -> ReadChunk[BindingT] | None:
-        """Return what to read next, or None without a ready route or credit. Each must be answered before the next."""
+        """Return what to read next; None without a ready route or without credit. The shell answers each read before the next."""
         if not self._is_opened or self._credit_bytes <= 0:
             return None
         ring = self._ring
@@ -239,7 +237,7 @@ class FetchSession(Generic[BindingT]):
             number = ring.popleft()
             route = self._routes.get(number)
             if route is None:
-                continue  # ended while it waited for its turn
+                continue  # the route ended while it waited for its turn
             route.in_ring = False
             return ReadChunk(
                 route=number,
@@ -253,7 +251,7 @@ class FetchSession(Generic[BindingT]):
     def open(
         self, routes: Sequence[FetchRouteWanted], *, credit_bytes: int, max_chunk_bytes: int
     ) -> list[FetchRouteWanted]:
-        """Take the first request of the stream, where `max_chunk_bytes` 0 means the default; as `want_routes`."""
+        """Handle the first request of the stream; `max_chunk_bytes` 0 means the default. Returns and raises as `want_routes` does."""
         limits = self._limits
         if self._is_open:
             raise _broken("`open` came twice; it is the first message of a stream and the only one of its kind")
@@ -267,13 +265,15 @@ class FetchSession(Generic[BindingT]):
         return self.want_routes(routes)
 
     def want_routes(self, wanted: Sequence[FetchRouteWanted]) -> list[FetchRouteWanted]:
-        """Take routes that the client wants to bind.
+        """Begin to bind the routes that the client asks for.
 
         Returns:
-            Those to find. Each is answered with `bind_route` or `refuse_route`, and all of them with `end_binding`.
+            The routes whose partitions the shell must find. It answers each with `bind_route` or `refuse_route`, and then calls
+            `end_binding`.
 
         Raises:
-            RefusedError: the stream ends: the client broke the protocol in a way that no route can carry, or asks for too much.
+            RefusedError: the stream ends, because the client asks for too much, or violates the protocol in a way that the end of a
+                route cannot express.
         """
         if not self._is_open:
             raise _broken("the first message of a fetch stream must be `open`")
@@ -286,7 +286,7 @@ class FetchSession(Generic[BindingT]):
             if not 0 <= number <= MAX_ROUTE:
                 raise _broken(f"route {number} is not between 0 and {MAX_ROUTE}")
             if number in self._routes or number in self._resolving or number in self._dead:
-                # Two partitions under one number cannot be told apart any more, so the number is dead.
+                # Two partitions under one number cannot be told apart, so neither keeps the number.
                 message = f"route {number} was bound before on this stream"
                 failure = Failure(code=ErrorCode.INVALID_ROUTE, message=message)
                 resolve.pop(number, None)
@@ -309,7 +309,7 @@ class FetchSession(Generic[BindingT]):
         log_start_offset: int,
         now_ms: int,
     ) -> None:
-        """Learn that the partition is served here, and the offset is in range."""
+        """Bind a route: this broker serves its partition, and the offset is in range."""
         self._resolving.discard(number)
         self._routes[number] = _Route(
             binding,
@@ -321,13 +321,13 @@ class FetchSession(Generic[BindingT]):
         self._bound.append(number)
 
     def refuse_route(self, number: int, failure: Failure) -> None:
-        """Learn that the partition cannot be served here, or not from that offset."""
+        """Refuse a route: this broker cannot serve its partition, or not from that offset."""
         self._resolving.discard(number)
         self._dead.add(number)
         self._outbox.append(FetchRouteEnded(route=number, failure=failure))
 
     def end_binding(self, now_ms: int) -> None:
-        """Answer the routes that were asked for last: each was bound or refused."""
+        """Answer the routes of the last request. The shell has bound or refused each of them."""
         assert not self._resolving, f"routes {sorted(self._resolving)} were not answered"
         live = [(number, route) for number in self._bound if (route := self._routes.get(number)) is not None]
         self._bound.clear()
@@ -335,7 +335,7 @@ class FetchSession(Generic[BindingT]):
         if self._is_opened:
             self._outbox.append(opened)
         else:
-            # The first answer of a stream is `opened`; ends of refused routes that wait come after it.
+            # The first answer of a stream is `FetchOpened`. The ends of refused routes come after it.
             self._outbox.insert(0, opened)
             self._is_opened = True
         for number, route in live:
@@ -345,10 +345,10 @@ class FetchSession(Generic[BindingT]):
                 self._mark(number, route, now_ms)
 
     def drop_routes(self, numbers: Sequence[int]) -> None:
-        """Let routes go that the client does not want any more.
+        """Unbind routes at the request of the client.
 
         Raises:
-            RefusedError: the stream ends: it is not open, or there are too many.
+            RefusedError: the stream ends, because it is not open, or the request has too many routes.
         """
         if not self._is_open:
             raise _broken("the first message of a fetch stream must be `open`, before any unbind")
@@ -363,10 +363,10 @@ class FetchSession(Generic[BindingT]):
                 self._outbox.append(FetchRouteEnded(route=number, failure=failure))
 
     def grant_credit(self, credit_bytes: int) -> None:
-        """Learn that the client takes that many bytes more.
+        """Add credit that the client grants.
 
         Raises:
-            RefusedError: the stream ends: it is not open, or that is no credit.
+            RefusedError: the stream ends, because it is not open, or the number of bytes is out of range.
         """
         if not self._is_open:
             raise _broken("the first message of a fetch stream must be `open`, before any credit")
@@ -376,7 +376,7 @@ class FetchSession(Generic[BindingT]):
         self._credit_bytes += credit_bytes
 
     def move_route(self, number: int, *, high_watermark: int, log_start_offset: int) -> None:
-        """Learn that more records of a route are readable, or that its log start has moved."""
+        """Note that more records of a route are readable, or that its log start has moved."""
         route = self._routes.get(number)
         if route is None:
             return
@@ -387,7 +387,7 @@ class FetchSession(Generic[BindingT]):
                 self._enqueue(number, route)
 
     def note_read(self, number: int, next_offset: int, size_bytes: int, now_ms: int) -> None:
-        """Learn what the last `next_read` gave, which is written now."""
+        """Note the result of the last `next_read`, which the shell writes now."""
         self._credit_bytes -= size_bytes
         route = self._routes.get(number)
         if route is None:
@@ -403,7 +403,7 @@ class FetchSession(Generic[BindingT]):
             self._plan_mark(number, route, now_ms + CAUGHT_UP_MARK_DELAY_MS)
 
     def lose_route(self, number: int, failure: Failure) -> None:
-        """Learn that the partition of a route is no longer served here, or that a read failed."""
+        """End a route because this broker no longer serves its partition, or because a read failed."""
         if number in self._routes:
             self._end_route(number, failure)
 
@@ -419,7 +419,7 @@ class FetchSession(Generic[BindingT]):
             if route.mark_due_ms > now_ms:
                 self._plan_mark(number, route, route.mark_due_ms)
             elif route.is_ready:
-                # It waits for credit or for its turn; a mark would say nothing new.
+                # The route waits for credit or for its turn. A mark would say nothing new.
                 self._plan_mark(number, route, now_ms + self._limits.mark_interval_ms)
             else:
                 self._mark(number, route, now_ms)
@@ -454,5 +454,5 @@ class FetchSession(Generic[BindingT]):
 
 
 def _broken(message: str) -> RefusedError:
-    """Make the refusal of a whole stream whose client broke the protocol."""
+    """Return the refusal of a whole stream whose client violated the protocol."""
     return refused(ErrorCode.INVALID_REQUEST, message)

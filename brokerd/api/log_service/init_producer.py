@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The InitProducer call: gives a producer id out; and the check of an identity that a client brings along."""
+"""The InitProducer call, which hands out producer ids, and the check of an identity that a client presents."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ MAX_PRODUCER_EPOCH: Final = 32_767
 """Largest producer epoch: it is a signed 16-bit number in the batch header."""
 
 IDENTITY_LAG_MS: Final = 1_000
-"""Milliseconds that a call waits for what this broker is behind the one that gave an id out."""
+"""Milliseconds that a call waits for this broker to learn of an id that another broker has handed out."""
 
 IDENTITY_RETRY_MS: Final = 250
-"""Advice to a client whose id has not come here."""
+"""`retry_after_ms` for a client whose id this broker does not know yet."""
 
 
 class InitProducerCalls:
@@ -34,10 +34,10 @@ class InitProducerCalls:
     async def init_producer(
         self, request: log_pb2.InitProducerRequest, context: ServicerContext
     ) -> log_pb2.InitProducerResponse:
-        """Serve one call.
+        """Serve one InitProducer.
 
         Raises:
-            RefusedError: no id came from the quorum in time, or another cluster is meant.
+            RefusedError: the quorum gave no id in time, or the request names another cluster.
         """
         check_cluster(request.cluster_id, self._parts.cluster_id)
         timeout_ms = left_ms(context, at_most_ms=IDENTITY_WAIT_MS)
@@ -48,11 +48,11 @@ class InitProducerCalls:
 
 
 async def check_identity(observer: MetadataLoader, producer_id: int, producer_epoch: int) -> None:
-    """Refuse an identity that the quorum never gave out, as far as is known here: a later owner of the id would collide with it.
+    """Refuse an identity that, to this broker's knowledge, was never handed out: a later owner of the id would collide with it.
 
     Raises:
-        RefusedError: INVALID_REQUEST, it cannot be one; METADATA_NOT_REACHED, this broker has not heard of the id: one that is cut off
-            from the quorum hears late of what others give out.
+        RefusedError: INVALID_REQUEST, the numbers are out of range; METADATA_NOT_REACHED, this broker does not know the id. A broker
+            without contact to the quorum learns late which ids others hand out.
     """
     if producer_id < 0 or not 0 <= producer_epoch <= MAX_PRODUCER_EPOCH:
         raise refused(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ListOffsets call: offsets by position or by time, each from the leader of its partition.
+"""The ListOffsets call: finds offsets by position or by time, each at the leader of its partition.
 
-Owns what a query means. One failed query does not fail the others.
+Owns the meaning of a query. A failed query does not fail the others.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from brokerd.limits import BIND_WAIT_MS, FORWARD_WAIT_MS, MAX_OFFSET_QUERIES
 from brokerd.replica.replica import Replica
 
 METHOD: Final = "ListOffsets"
-"""Name in the service."""
+"""Name of the method in the service."""
 
 END_RETRY_MS: Final = 50
-"""Advice to a client whose leader is new; it takes an acknowledgement of the in-sync replicas."""
+"""`retry_after_ms` while the leader is new: it needs one acknowledgement of the in-sync replicas."""
 
 OUT_OF_TOUCH_RETRY_MS: Final = 200
-"""Advice to a client that asked a leader which is cut off, or was stopped: soon it follows, or is heard again."""
+"""`retry_after_ms` while the leader has no contact to the controller. Soon it follows, or has contact again."""
 
 
 class ListOffsetsCalls:
@@ -41,7 +41,7 @@ class ListOffsetsCalls:
     async def list_offsets(
         self, request: log_pb2.ListOffsetsRequest, context: CallContext
     ) -> log_pb2.ListOffsetsResponse:
-        """Serve one call.
+        """Serve one ListOffsets.
 
         Raises:
             RefusedError: the request as a whole is refused.
@@ -105,7 +105,7 @@ class ListOffsetsCalls:
         return result
 
     def _check_end(self, replica: Replica) -> None:
-        """Refuse to say where the readable records end, if others may have gone on without this leader, or it is new.
+        """Refuse to say where the readable records end if another broker may lead by now, or if this leader is new.
 
         Raises:
             RefusedError: OFFSET_NOT_AVAILABLE.
@@ -119,7 +119,7 @@ class ListOffsetsCalls:
 
 
 def check_end_known(replica: Replica) -> None:
-    """Refuse to say where the readable records end, while the leader is new and does not know.
+    """Refuse to say where the readable records end while a new leader does not know it.
 
     Raises:
         RefusedError: OFFSET_NOT_AVAILABLE.

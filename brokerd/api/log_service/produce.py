@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Produce stream: reads requests, appends batches, writes receipts.
 
-Owns the two loops of one stream, what its routes are bound to, and its protobuf. Must not decide about numbers, limits
-or receipts: the session core does. Nothing here is done per record.
+Owns the two loops of one stream, the bindings of its routes, and its protobuf. The session core decides about numbers, limits and
+receipts. No work here is done per record.
 
-The reader appends inside the event loop and never waits for the disk: under flush policy `ack` the flush runs in a
-thread and the receipt follows it; under `none` the receipt is ready at once. The writer sleeps until the core has
-answers.
+The reader appends inside the event loop and never waits for the disk. Under `flush.policy=ack` a thread flushes, and the receipt
+follows the flush. Under `none` the receipt is ready at once. The writer sleeps until the core has answers.
 """
 
 from __future__ import annotations
@@ -63,11 +62,11 @@ _ACKS: Final = {
 }
 
 _NO_PRODUCER: Final = (-1, -1)
-"""What the header of a batch says that has no producer."""
+"""Producer id and producer epoch in the header of a batch without a producer."""
 
 
 class _Binding:
-    """The replica of a route, as it was when the route was bound; hears when the replica stops to serve."""
+    """The replica of a route at the time of its binding. Hears when the replica ends its service."""
 
     __slots__ = ("_stream", "leader_epoch", "max_batch_bytes", "replica", "route")
 
@@ -80,7 +79,7 @@ class _Binding:
         replica.listeners.add_service(self)
 
     def release(self) -> None:
-        """Hear no more."""
+        """Stop listening to the replica."""
         self.replica.listeners.remove(self)
 
     def on_service_end(self, failure: Failure) -> None:
@@ -88,14 +87,14 @@ class _Binding:
 
 
 class ProduceStream:
-    """One stream of one client."""
+    """One produce stream of one client."""
 
     def __init__(self, parts: BrokerParts, context: ServicerContext) -> None:
         self._parts = parts
         self._context = context
         self._session: ProduceSession[_Binding] = ProduceSession(LIMITS)
         self._level = AckLevel.ALL
-        # The level that must be in reach for an append; without receipts that is the leader's log.
+        # The level that must be reachable for an append. Without receipts it is the leader's log.
         self._wanted = AckLevel.ALL
         self._identity = _NO_PRODUCER
         self._wake = Wake()
@@ -116,13 +115,13 @@ class ProduceStream:
                 await asyncio.wait((reader,))
 
     def go_away(self, message: str, drain_ms: int) -> None:
-        """Tell the client that the server stops."""
+        """Tell the client that the broker stops."""
         response = log_pb2.ProduceResponse(go_away=log_pb2.GoAway(message=message, drain_ms=drain_ms))
         self._go_away = response.SerializeToString()
         self._wake.set()
 
     def lose_route(self, route: int, failure: Failure) -> None:
-        """End a route whose replica serves no more."""
+        """End a route because its replica has ended its service."""
         self._session.lose_route(route, failure)
         self._wake.set()
 
@@ -220,7 +219,7 @@ class ProduceStream:
         self._on_batch(frame, body, stored, checked)
 
     def _on_batch(self, frame: ProduceFrame, body: memoryview, stored: memoryview, checked: Checked | None) -> None:
-        """Take a batch that came as `body` and is stored as `stored`; `checked` None: the two are one, not checked yet."""
+        """Append a batch that arrived as `body` and is stored as `stored`. `checked` None: both are the same, and not checked yet."""
         session, route, batch_number = self._session, frame.route, frame.batch_number
         binding = session.receive_batch(route, batch_number, len(body))
         if binding is not None:
@@ -256,13 +255,13 @@ class ProduceStream:
             )
 
     def _on_ack(self, binding: _Binding, batch_number: int, reached: Durability | LossReason) -> None:
-        """Take the outcome of an append; after the end of the stream, or of the route, the session passes it over."""
+        """Note the outcome of an append. The session ignores it after the end of the stream or of the route."""
         session = self._session
         if isinstance(reached, Durability):
             session.acknowledge(binding.route, batch_number, reached)
         elif reached is LossReason.NOT_ENOUGH_REPLICAS:
             session.lose_route(binding.route, too_few_after_failure(str(binding.replica)))
-        # For any other reason the replica ends its service, and with it the route, right after.
+        # For any other reason the replica ends its service right after this, which ends the route.
         if session.has_answers:
             self._wake.set()
 
@@ -317,7 +316,7 @@ class ProduceStream:
 
 
 def _read_acks(number: int) -> Acks:
-    """Read the acks field.
+    """Return the acks of a stream.
 
     Raises:
         RefusedError: INVALID_ACKS.

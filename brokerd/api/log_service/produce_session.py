@@ -1,25 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The core of one produce stream: requests go in by methods, answers come out of `take_answers`.
+"""The core of one produce stream: requests enter through its methods, and `take_answers` returns the answers.
 
-Owns: which routes are bound, the batch numbers, what is unacknowledged, and the answers that wait to be written.
-Must not: parse batches, find partitions, touch a log, a stream or a clock.
+Owns the bound routes, the batch numbers, the unacknowledged batches, and the answers that wait to be written.
+Does not parse batches, find partitions, or touch a log, a stream or a clock.
 
-Theory of operation. The client asks for routes (`open`, `want_routes`); the shell finds each partition (`bind_route`,
-`refuse_route`), and one `Opened` answers them all (`end_binding`). What the shell binds to a route is opaque here: a
-batch gets it back from `receive_batch`, and `take_ended` gives it back once the route is over. `fetch_session` has the
-second copy of this binding of routes.
+Binding. The client asks for routes (`open`, `want_routes`). The shell finds each partition (`bind_route`, `refuse_route`), and one
+`Opened` answers them all (`end_binding`). The object that the shell binds to a route is opaque here: `receive_batch` returns it for
+each batch, and `take_ended` returns it after the route has ended. `fetch_session` has the second copy of this binding of routes.
 
-A batch of a live route must carry the next number. The shell appends it (`note_appended`, `fail_batch`) and then tells
-of its acknowledgement (`acknowledge`). Acknowledgements may come in any order (a duplicate waits for an older offset),
-receipts go out in batch order: only the front of the queue of a route is acknowledged. Receipts that wait to be written
-grow in place, so a slow writer sends few large receipts instead of many small ones.
+Receipts. A batch of a live route must carry the next batch number. The shell appends it (`note_appended`, `fail_batch`) and later
+reports its acknowledgement (`acknowledge`). Acknowledgements may come in any order, because a duplicate waits for an older offset.
+Receipts have the order of the batches: only the oldest batches of a route, without a gap, are in a receipt. A receipt that waits to be
+written grows, so a slow writer sends a few large receipts instead of many small ones.
 
-A failed batch ends its route, but not at once: the batches before it are in the log and get their receipts first,
-so that the client learns the exact place. Meanwhile the route is *ending* and drops what comes.
+Failures. A failed batch ends its route, but not at once. The batches before it are in the log and get their receipts first, so that
+the client learns the exact position of the failure. Until then the route is *ending* and drops further batches.
 
-Laws: a failed batch ends its route and nothing else; batches of an ended route are dropped without an answer,
-because `RouteEnded` names the first of them; a receipt is never taken back; every bound of memory is in
-`ProduceLimits` or in the wire limits.
+Laws: a failed batch ends its route and nothing else. Batches of an ended route are dropped without an answer, because `RouteEnded`
+names the first of them. A receipt is never taken back. Every bound of memory is in `ProduceLimits` or in the wire limits.
 Source: architecture section 5.
 """
 
@@ -53,9 +51,9 @@ class ProduceLimits:
     """Limits of one stream.
 
     Attributes:
-        max_routes: routes bound over its life, ended ones included; one that asks for more ends.
+        max_routes: routes that a stream may bind over its life, ended ones included. A stream that asks for more ends.
         max_in_flight_bytes: bytes without a receipt from which on the stream is not read.
-        max_outbox_answers: answers that wait to be written from which on the stream is not read.
+        max_outbox_answers: answers waiting to be written from which on the stream is not read.
     """
 
     max_routes: int
@@ -74,14 +72,14 @@ class RouteWanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened(Generic[BindingT]):
-    """Answer to the opening of the stream or to further routes: what was bound to those that are live."""
+    """Answer to the opening of the stream or to further routes: the bindings of the routes that are live."""
 
     bindings: tuple[BindingT, ...]
 
 
 @dataclass(slots=True, kw_only=True)
 class Receipt:
-    """Acknowledgement of consecutive batches of one route; grows until it is taken to be written."""
+    """Acknowledgement of consecutive batches of one route. It grows until `take_answers` returns it."""
 
     route: int
     last_batch_number: int
@@ -92,7 +90,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteEnded:
-    """The route is over."""
+    """The end of a route, with its reason."""
 
     route: int
     failure: Failure
@@ -117,7 +115,7 @@ class _Batch:
 
 
 class _Ending:
-    """How a route will end once the batches before the failed one have their receipts."""
+    """How a route ends after the batches before the failed one have their receipts."""
 
     __slots__ = ("failed_number", "failure", "outcome_unknown")
 
@@ -142,7 +140,7 @@ class _Route(Generic[BindingT]):
 
 
 class ProduceSession(Generic[BindingT]):
-    """One produce stream; see above. Its only caller is the stream's shell, which is the one writer of all that it holds."""
+    """The state of one produce stream. Its only caller, the shell of the stream, is the one writer of this state."""
 
     __slots__ = (
         "_acks",
@@ -161,7 +159,7 @@ class ProduceSession(Generic[BindingT]):
         self._limits = limits
         self._acks: Acks | None = None
         self._routes: dict[int, _Route[BindingT]] = {}
-        # Numbers that were bound or refused and may not come again.
+        # Numbers that were bound or refused and may not be used again.
         self._dead: set[int] = set()
         self._resolving: set[int] = set()
         self._bound: list[int] = []
@@ -177,18 +175,18 @@ class ProduceSession(Generic[BindingT]):
 
     @property
     def is_opened(self) -> bool:
-        """True once the opening is answered: that answer comes before any other."""
+        """True after the opening was answered. No other answer comes before that."""
         return self._is_opened
 
     @property
     def must_pause(self) -> bool:
-        """True while no further request should be read from the stream."""
+        """True while the shell must not read further requests from the stream."""
         limits = self._limits
         return self._in_flight_bytes >= limits.max_in_flight_bytes or len(self._outbox) >= limits.max_outbox_answers
 
     @property
     def has_answers(self) -> bool:
-        """True when `take_answers` would return something."""
+        """True if `take_answers` would return an answer."""
         return self._is_opened and bool(self._outbox)
 
     @property
@@ -197,7 +195,7 @@ class ProduceSession(Generic[BindingT]):
         return not self._outbox and not any(route.unacked for route in self._routes.values())
 
     def take_answers(self) -> list[Answer[BindingT]]:
-        """Return the answers to write now, in order, and forget them; nothing before the first `Opened`."""
+        """Return the answers to write now, in order, and forget them. Before the first `Opened` there are none."""
         if not self._is_opened:
             return []
         answers = list(self._outbox)
@@ -210,38 +208,40 @@ class ProduceSession(Generic[BindingT]):
         return answers
 
     def take_ended(self) -> list[BindingT]:
-        """Return what was bound to the routes that are over since the last call."""
+        """Return the bindings of the routes that have ended since the last call."""
         ended = self._ended
         self._ended = []
         return ended
 
     def close(self) -> list[BindingT]:
-        """End every route without an answer, because the stream is over; return what was bound to them."""
+        """End every route without an answer, because the stream has ended. Return their bindings."""
         bindings = self._ended + [route.binding for route in self._routes.values()]
         self._ended = []
         self._routes.clear()
         return bindings
 
     def find(self, number: int) -> BindingT | None:
-        """Return what is bound to a route; None: it is not live."""
+        """Return the binding of a route; None if the route is not live."""
         route = self._routes.get(number)
         return None if route is None else route.binding
 
     def open(self, acks: Acks, routes: Sequence[RouteWanted]) -> list[RouteWanted]:
-        """Take the first request of the stream; as `want_routes`."""
+        """Handle the first request of the stream. Returns and raises as `want_routes` does."""
         if self._acks is not None:
             raise _broken("`open` came twice; it is the first message of a stream and the only one of its kind")
         self._acks = acks
         return self.want_routes(routes)
 
     def want_routes(self, wanted: Sequence[RouteWanted]) -> list[RouteWanted]:
-        """Take routes that the client wants to bind.
+        """Begin to bind the routes that the client asks for.
 
         Returns:
-            Those to find. Each is answered with `bind_route` or `refuse_route`, and all of them with `end_binding`.
+            The routes whose partitions the shell must find. It answers each with `bind_route` or `refuse_route`, and then calls
+            `end_binding`.
 
         Raises:
-            RefusedError: the stream ends: the client broke the protocol in a way that no route can carry, or asks for too much.
+            RefusedError: the stream ends, because the client asks for too much, or violates the protocol in a way that the end of a
+                route cannot express.
         """
         if self._acks is None:
             raise _broken("the first message of a produce stream must be `open`")
@@ -254,7 +254,7 @@ class ProduceSession(Generic[BindingT]):
             if not 0 <= number <= MAX_ROUTE:
                 raise _broken(f"route {number} is not between 0 and {MAX_ROUTE}")
             if number in self._routes or number in self._resolving or number in self._dead:
-                # Two partitions under one number cannot be told apart any more, so the number is dead.
+                # Two partitions under one number cannot be told apart, so neither keeps the number.
                 message = f"route {number} was bound before on this stream"
                 failure = Failure(code=ErrorCode.INVALID_ROUTE, message=message)
                 resolve.pop(number, None)
@@ -268,13 +268,13 @@ class ProduceSession(Generic[BindingT]):
         return list(resolve.values())
 
     def bind_route(self, number: int, binding: BindingT) -> None:
-        """Learn that the partition was found and is led here."""
+        """Bind a route to its partition, which this broker leads."""
         self._resolving.discard(number)
         self._routes[number] = _Route(binding)
         self._bound.append(number)
 
     def refuse_route(self, number: int, failure: Failure) -> None:
-        """Learn that the partition cannot be served here."""
+        """Refuse a route: this broker cannot serve its partition."""
         self._resolving.discard(number)
         self._dead.add(number)
         self._outbox.append(
@@ -282,28 +282,28 @@ class ProduceSession(Generic[BindingT]):
         )
 
     def end_binding(self) -> None:
-        """Answer the routes that were asked for last: each was bound or refused."""
+        """Answer the routes of the last request. The shell has bound or refused each of them."""
         assert not self._resolving, f"routes {sorted(self._resolving)} were not answered"
-        # A route may have been lost between its binding and now; its end stands in the outbox already.
+        # A route may have been lost between its binding and now. Its end is in the outbox already.
         live = (self._routes.get(number) for number in self._bound)
         opened = Opened(bindings=tuple(route.binding for route in live if route is not None))
         self._bound.clear()
         if self._is_opened:
             self._outbox.append(opened)
         else:
-            # The first answer of a stream is `opened`; ends of refused routes that wait come after it.
+            # The first answer of a stream is `Opened`. The ends of refused routes come after it.
             self._outbox.appendleft(opened)
             self._is_opened = True
 
     def receive_batch(self, number: int, batch_number: int, size_bytes: int) -> BindingT | None:
-        """Take a batch that came in on a route.
+        """Accept a batch that arrived on a route.
 
         Returns:
-            Where it is to be appended; `note_appended` or `fail_batch` says how that went, before the next batch. None: it is
-            dropped, or ends its route.
+            The binding of the route. The shell appends the batch there and calls `note_appended` or `fail_batch` before the next batch.
+            None: the batch is dropped, or ends its route.
 
         Raises:
-            RefusedError: the stream ends: it is not open.
+            RefusedError: the stream ends, because it is not open.
         """
         route = self._routes.get(number)
         if route is None:
@@ -327,10 +327,10 @@ class ProduceSession(Generic[BindingT]):
         return route.binding
 
     def note_appended(self, number: int, batch_number: int, base_offset: int, *, duplicate: bool) -> bool:
-        """Learn that the batch received last is in the log, now or (`duplicate`) since an earlier time.
+        """Note that the last received batch is in the log, newly or (`duplicate`) since an earlier append.
 
         Returns:
-            True if `acknowledge` has to say when it has reached the level of the stream.
+            True if the shell must call `acknowledge` when the batch has reached the stream's level.
         """
         route = self._routes.get(number)
         if route is None:
@@ -346,7 +346,7 @@ class ProduceSession(Generic[BindingT]):
         return True
 
     def fail_batch(self, number: int, batch_number: int, failure: Failure) -> None:
-        """Learn that the batch received last was not appended: its route ends with the receipts of those before it."""
+        """Note that the last received batch was not appended. Its route ends after the receipts of the batches before it."""
         route = self._routes.get(number)
         if route is None:
             return
@@ -356,7 +356,7 @@ class ProduceSession(Generic[BindingT]):
         self._begin_end(number, route, _Ending(failure, batch_number))
 
     def acknowledge(self, number: int, batch_number: int, durability: Durability) -> None:
-        """Learn that an appended batch has reached the level that the stream waits for."""
+        """Note that an appended batch has reached the stream's level."""
         route = self._routes.get(number)
         if route is None:
             return
@@ -370,11 +370,11 @@ class ProduceSession(Generic[BindingT]):
             self._end_route(number, route.ending)
 
     def lose_route(self, number: int, failure: Failure) -> None:
-        """Learn that the partition of a route is no longer served here."""
+        """End a route because this broker no longer serves its partition."""
         route = self._routes.get(number)
         if route is None:
             return
-        # Of what was appended it will not be known any more what became of it.
+        # The outcome of appended batches stays unknown.
         is_unknown = bool(route.unacked)
         failed_number = route.unacked[0].number if is_unknown else route.next_number
         self._end_route(number, _Ending(failure, failed_number, outcome_unknown=is_unknown))
@@ -426,5 +426,5 @@ class ProduceSession(Generic[BindingT]):
 
 
 def _broken(message: str) -> RefusedError:
-    """Make the refusal of a whole stream whose client broke the protocol."""
+    """Return the refusal of a whole stream whose client violated the protocol."""
     return refused(ErrorCode.INVALID_REQUEST, message)

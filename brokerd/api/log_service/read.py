@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Read call: returns records of one partition from the broker that leads it, and waits a while when there is none yet.
+"""The Read call: returns records of one partition from its leader, and waits a while if no record is there yet.
 
-Where the caller allows it, a follower in sync answers: if the broker that is asked is one, has the offset and can read it. Owns the
-decoding into plain records and the long poll. This is the plain form; the Fetch stream is the fast one.
+If the client allows it, an in-sync follower answers: the broker that got the call must be one, must have the offset and must be able
+to read it. Owns the decoding into plain records and the long poll. This is the simple call; the Fetch stream is the fast one.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from brokerd.limits import (
 from brokerd.replica.replica import Replica
 
 METHOD: Final = "Read"
-"""Name in the service."""
+"""Name of the method in the service."""
 
 THREAD_BYTES: Final = 32 * 1024
-"""Bytes of batches, or of one once inflated, from which on they are decoded in a thread, so that other streams are not held up."""
+"""Bytes of batches, or of one inflated batch, from which on a thread decodes them, so that other streams are not delayed."""
 
 PIECE_RECORDS: Final = 512
-"""Records of a batch that are made into objects at once: in a thread too they hold the interpreter."""
+"""Records of a batch that become objects in one step. Even in a thread such a step holds the interpreter lock."""
 
 READ_COPIES: Final = 2
-"""Times that the values of an inflated batch are in memory beside it: as objects, and in the answer."""
+"""Copies of the values in memory beside the inflated batch: as objects, and in the answer."""
 
 
 class _Waiter:
-    """Waits for the high watermark of one replica to pass an offset."""
+    """Waits until the high watermark of one replica passes an offset."""
 
     def __init__(self, offset: int) -> None:
         self._offset = offset
@@ -74,10 +74,10 @@ class ReadCalls:
         self._waiting_count = 0
 
     async def read(self, request: log_pb2.ReadRequest, context: CallContext) -> log_pb2.ReadResponse:
-        """Serve one call.
+        """Serve one Read.
 
         Raises:
-            RefusedError: nothing was read.
+            RefusedError: the call returns no records.
         """
         check_cluster(request.cluster_id, self._parts.cluster_id)
         _check_bounds("max_records", request.max_records, MAX_READ_RECORDS)
@@ -90,7 +90,7 @@ class ReadCalls:
             if follower is not None and follower.judge(request.offset) is Verdict.SERVED:
                 with suppress(RefusedError):
                     return await self._serve(follower, request, context)
-                # It follows no more, or is damaged there: the leader decides.
+                # The replica no longer follows, or is damaged at this offset: ask the leader.
         place = locator.leader(locator.topic(request.topic), request.partition)
         if not locator.is_local(place) and not is_forwarded:
             return await self._forwarder.call(
@@ -111,7 +111,7 @@ class ReadCalls:
     async def _serve(
         self, serving: ServingReplica, request: log_pb2.ReadRequest, context: CallContext
     ) -> log_pb2.ReadResponse:
-        """Read, waiting a while when there is nothing yet. The limits of the request are checked."""
+        """Read records, after a wait if there are none yet. The caller has checked the limits of the request."""
         if request.offset >= serving.end_offset and request.max_wait_ms > 0:
             await self._wait(serving, request.offset, left_ms(context, at_most_ms=request.max_wait_ms))
         max_records = request.max_records or DEFAULT_READ_RECORDS
@@ -141,7 +141,7 @@ class ReadCalls:
         response = log_pb2.ReadResponse(
             next_offset=offset, high_watermark=serving.end_offset, log_start_offset=replica.log_start_offset
         )
-        # More than one turn only over batches without user records.
+        # This loop runs more than once only over batches without user records.
         while not response.records and response.next_offset < response.high_watermark:
             found = replica.read(response.next_offset, max_bytes, end_offset=response.high_watermark)
             if not found.data:
@@ -157,10 +157,10 @@ class ReadCalls:
     async def _add_records(
         self, replica: Replica, data: bytes, response: log_pb2.ReadResponse, max_records: int, max_bytes: int
     ) -> bool:
-        """Decode batches into the response, in a thread where that takes long or much memory; as `_decode`.
+        """Decode batches into the response, as `_decode` does. A thread does it if it takes long or needs much memory.
 
         Raises:
-            RefusedError: DATA_LOSS; OVERLOADED, there was no turn for it.
+            RefusedError: DATA_LOSS, a stored batch is damaged; OVERLOADED, no thread or memory became free in time.
         """
         try:
             largest_bytes = _largest_bytes(data)
@@ -179,7 +179,7 @@ def _check_bounds(name: str, value: int, largest: int) -> None:
 
 
 def _largest_bytes(data: bytes) -> int:
-    """Return the most bytes that one of the batches may be once inflated; they are inflated one after the other.
+    """Return the maximum inflated size of any one of the batches. They are inflated one after the other.
 
     Raises:
         BatchError: the bytes are not whole batches.
@@ -189,10 +189,10 @@ def _largest_bytes(data: bytes) -> int:
 
 
 def _decode(data: bytes, response: log_pb2.ReadResponse, max_records: int, max_bytes: int) -> bool:
-    """Add the records from `response.next_offset` on to the response, within the limits; at least one if there is one.
+    """Add the records from `response.next_offset` on to the response, within the limits, but at least one.
 
     Returns:
-        False if the first one is larger than any message: it is not added.
+        False if the first record is too large for any message; then no record is added.
 
     Raises:
         BatchError: the bytes are not whole, valid batches.
@@ -203,7 +203,7 @@ def _decode(data: bytes, response: log_pb2.ReadResponse, max_records: int, max_b
             continue
         index = batch.index_of(response.next_offset)
         while index < batch.record_count:
-            # What is not asked for stays in its columns: a batch may have 100,000 records, or one of 64 MiB.
+            # Records beyond the limits stay in their columns: a batch may have 100,000 records, or one of 64 MiB.
             count = batch.count_within(index, max_records=PIECE_RECORDS, max_bytes=max_bytes - size_bytes)
             if count == 0:
                 if response.records:
@@ -224,7 +224,7 @@ def _decode(data: bytes, response: log_pb2.ReadResponse, max_records: int, max_b
 
 
 def _size(record: BatchRecord) -> int:
-    # Headers count too, beyond what the contract says of keys and values: the message has a hard limit.
+    # Headers count too, although the contract limits only keys and values: the message has a hard limit.
     size_bytes = len(record.key or b"") + len(record.value or b"")
     for key, value in record.headers:
         size_bytes += len(key) + len(value or b"")

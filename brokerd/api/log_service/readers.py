@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which replica of this broker serves a reader, and from which offset: the leader, or where the reader allows it a follower in sync.
+"""Chooses the replica of this broker that serves a reader: the leader, or an in-sync follower if the reader allows it.
 
-Law: only the leader says that an offset is beyond the end of the log; a follower may just not have heard of it.
+Law: only the leader says that an offset is beyond the end of the log. A follower may not have received it yet.
 Source: docs/replication.md, R15; KIP-392 section "Out of range handling".
 """
 
@@ -19,23 +19,23 @@ from brokerd.replica.replica import Replica
 
 
 class Verdict(Enum):
-    """What becomes of a reader."""
+    """What happens to a reader that begins at an offset."""
 
     SERVED = "served"
-    """It reads, or waits here for what is to come."""
+    """It reads, or waits here for the next record."""
     BELOW_ZERO = "below zero"
-    """No log has such an offset."""
+    """No log has a negative offset."""
     OUT_OF_RANGE = "out of range"
     """The log here does not have the offset."""
     ASK_LEADER = "ask the leader"
-    """The log here does not reach up to it: the leader knows whether there is such an offset."""
+    """The log here ends below the offset. The leader knows whether the offset exists."""
 
 
 def judge_offset(offset: int, *, log_start_offset: int, log_end_offset: int, is_leader: bool) -> Verdict:
-    """Say what becomes of a reader that wants to begin at an offset; the log end itself waits for the next record.
+    """Return what happens to a reader that begins at an offset. A reader at the log end is served: it waits for the next record.
 
     Args:
-        offset: what it wants (inclusive).
+        offset: the offset at which it wants to begin (inclusive).
         log_start_offset: first offset of the log here (inclusive).
         log_end_offset: end of the log here (exclusive).
         is_leader: True at the leader, False at a follower whose log is a prefix of the leader's.
@@ -51,11 +51,11 @@ def judge_offset(offset: int, *, log_start_offset: int, log_end_offset: int, is_
 
 @dataclass(frozen=True, slots=True)
 class ServingReplica:
-    """A replica that serves a reader, until its listeners hear otherwise.
+    """A replica that serves a reader until its listeners hear that its service has ended.
 
     Attributes:
         replica: the replica.
-        is_leader: True if it leads; else it follows in sync.
+        is_leader: True if it leads, False if it follows in sync.
     """
 
     replica: Replica
@@ -63,10 +63,10 @@ class ServingReplica:
 
     @property
     def end_offset(self) -> int:
-        """End (exclusive) of what the reader may have now.
+        """End (exclusive) of what the reader may read now.
 
         Raises:
-            RefusedError: NOT_LEADER and the like: it followed, and does no more.
+            RefusedError: the replica no longer follows in sync; NOT_LEADER and similar codes.
         """
         end_offset = self.replica.high_watermark if self.is_leader else self.replica.followed_end
         if end_offset is None:
@@ -75,11 +75,11 @@ class ServingReplica:
 
     @property
     def listeners(self) -> ReplicaListeners:
-        """Who hears of more to read and of the end of service."""
+        """The listeners of the replica, which hear of new readable records and of the end of its service."""
         return self.replica.listeners if self.is_leader else self.replica.follower_listeners
 
     def judge(self, offset: int) -> Verdict:
-        """Say what becomes of a reader that begins at an offset."""
+        """Return what happens to a reader that begins at an offset."""
         replica = self.replica
         return judge_offset(
             offset,
@@ -89,10 +89,11 @@ class ServingReplica:
         )
 
     def check(self, offset: int) -> None:
-        """Refuse an offset that cannot be read here now or soon.
+        """Refuse an offset at which a reader cannot begin here.
 
         Raises:
-            RefusedError: INVALID_REQUEST, OFFSET_OUT_OF_RANGE; NOT_LEADER, the leader may have it.
+            RefusedError: INVALID_REQUEST, it is below 0; OFFSET_OUT_OF_RANGE, the log does not have it; NOT_LEADER, the leader may
+                have it.
         """
         match self.judge(offset):
             case Verdict.SERVED:
@@ -106,7 +107,7 @@ class ServingReplica:
 
 
 def find_follower(locator: Locator, topic: str, partition: int) -> ServingReplica | None:
-    """Return the replica of a partition that follows in sync on this broker; None: there is none.
+    """Return this broker's replica of a partition if it follows in sync, else None.
 
     Raises:
         RefusedError: INVALID_TOPIC_NAME, UNKNOWN_TOPIC.
@@ -118,10 +119,10 @@ def find_follower(locator: Locator, topic: str, partition: int) -> ServingReplic
 async def find_serving(
     locator: Locator, topic: str, partition: int, *, allow_follower: bool, timeout_ms: int
 ) -> ServingReplica:
-    """Return the replica of a partition that serves a reader on this broker, waiting while the log of a leader is being opened.
+    """Return this broker's replica of a partition that serves a reader. Wait while the log of a leader is being opened.
 
     Raises:
-        RefusedError: there is none; NOT_LEADER with a hint when another broker leads.
+        RefusedError: no replica here serves the reader; NOT_LEADER with a leader hint if another broker leads.
     """
     follower = find_follower(locator, topic, partition) if allow_follower else None
     if follower is not None:

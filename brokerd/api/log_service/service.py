@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """LogService: the table of its methods.
 
-The two bulk streams take and give bytes, so that `lograft.wire.frames` can slice the body of a batch off unparsed.
+The two bulk streams take and return bytes, so that `lograft.wire.frames` can split off the body of a batch without parsing it.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ SERVICE: Final = "lograft.v1.LogService"
 
 
 class LogService:
-    """The service of one broker.
+    """LogService of one broker.
 
     Attributes:
-        by_leader: the unary methods that only the leader of a partition can answer, by name; another broker may pass them on.
+        by_leader: the unary methods that only the leader of a partition can answer, by name. Other brokers may forward them.
     """
 
     def __init__(self, parts: BrokerParts) -> None:
@@ -47,7 +47,7 @@ class LogService:
         self._init_producer = InitProducerCalls(parts)
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """Return what a gRPC server needs."""
+        """Return the method handlers for a gRPC server."""
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {

@@ -17,7 +17,7 @@ CRC_START = 21
 
 
 def with_crc(batch: bytearray) -> bytes:
-    """Give a changed batch the CRC that fits it, so that the check behind the CRC is what refuses it."""
+    """Give a changed batch a matching CRC, so that the check behind the CRC refuses it."""
     struct.pack_into(">I", batch, CRC_POSITION, crc32c(memoryview(batch)[CRC_START:]))
     return bytes(batch)
 

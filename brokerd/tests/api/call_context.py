@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way of a call, as the calls of a broker see it, for tests that run them without a connection."""
+"""A call context for tests that run a broker's calls without a connection."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import asyncio
 
 
 class GivenContext:
-    """The context of a call of a client.
+    """The context of a client's call.
 
     Args:
-        seconds: how long it has from now; None: no deadline.
+        seconds: seconds until its deadline; None: no deadline.
     """
 
     def __init__(self, *, seconds: float | None) -> None:

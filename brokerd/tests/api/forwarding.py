@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another server of a cluster, which passes calls of clients on to a broker over the carrier, whether it leads or not."""
+"""Another server of a cluster that forwards client calls to a broker over the carrier, whether that broker leads or not."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from brokerd.tests.support import WAIT_S
 from metaquorum.net.carrier import Carrier
 
 PASSER_ID = 901
-"""Node id of the server that passes on."""
+"""Node id of the forwarding server."""
 
 ResponseT = TypeVar("ResponseT", bound=Message)
 
 
 class Passer:
-    """Passes calls on to one broker.
+    """Forwards calls to one broker.
 
     Args:
-        forwarder: the way.
+        forwarder: forwards the calls.
         broker_id: the broker.
     """
 
@@ -34,7 +34,7 @@ class Passer:
         self._place = LeaderPlace(leader_id=broker_id, leader_epoch=0, host="unused", port=1)
 
     async def call(self, method: str, request: Message, response_type: type[ResponseT]) -> ResponseT:
-        """Pass a call on and return the answer; raises `RefusedError`."""
+        """Forward a call and return the answer. Raises `RefusedError`."""
         return await self._forwarder.call(
             self._place, method, request, response_type, timeout_ms=int(WAIT_S * 1000), is_read_only=True
         )
@@ -42,7 +42,7 @@ class Passer:
 
 @asynccontextmanager
 async def passing_on(server: BrokerServer, broker_id: int) -> AsyncIterator[Passer]:
-    """Run a server that knows what the broker knows, and passes calls on to it."""
+    """Run a server that has the broker's metadata and forwards calls to it."""
     carrier = Carrier(cluster_id=server.cluster_id, node_id=PASSER_ID)
     await carrier.start(None)
     try:

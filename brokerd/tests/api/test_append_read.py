@@ -70,7 +70,7 @@ async def test_append_with_sequence_is_dropped_when_it_comes_again(client: Clien
 
 
 async def test_read_limits_records_and_bytes(client: Client) -> None:
-    """Limits cut inside a batch; the first record comes whatever its size; reading goes on at `next_offset`."""
+    """Limits may end inside a batch. The first record comes whatever its size is. The next read continues at `next_offset`."""
     await client.create_topic("t")
     await client.append("t", [b"%03d" % number * 100 for number in range(20)], partition=0)
     read = await client.read("t", offset=3, max_records=4)

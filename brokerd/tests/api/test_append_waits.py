@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an Append answers when the disk is slow, the deadline short, or the partition lost under it."""
+"""Answers of Append when the disk is slow, the deadline is short, or the broker loses the partition."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from storage.testing.sim_disk import SimCall, SimDisk
 
 
 class SlowDisk(SimDisk):
-    """A disk whose syncs of record files wait until they are let go."""
+    """A disk whose syncs of record files wait until the test releases them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class SlowDisk(SimDisk):
 
 @pytest.fixture
 def disk() -> Iterator[SlowDisk]:
-    """A disk that is let go at the end, whatever happens."""
+    """A disk that is released at the end, whatever happens."""
     made = SlowDisk()
     yield made
     made.may_sync.set()
@@ -66,7 +66,7 @@ async def code_of(calls: AppendCalls, deadline_s: float) -> ErrorCode:
 
 
 async def test_append_without_ack_in_time_is_unknown(disk: SlowDisk) -> None:
-    """The record is in the log and not flushed: nobody knows, and the next append is not held up by the wait."""
+    """The record is in the log but not flushed, so its outcome is unknown. The next append is not delayed by the wait."""
     lone = LoneBroker(disk)
     calls, _ = await calls_over(lone)
     disk.may_sync.clear()
@@ -80,7 +80,7 @@ async def test_append_without_ack_in_time_is_unknown(disk: SlowDisk) -> None:
 
 
 async def test_append_after_its_deadline_is_timed_out_and_not_appended(disk: SlowDisk) -> None:
-    """When the time was over before the append nothing was done, and the answer says so."""
+    """If the deadline passes before the append, nothing is done, and the answer says so."""
     lone = LoneBroker(disk)
     calls, _ = await calls_over(lone)
     assert await code_of(calls, 0.0) is ErrorCode.TIMED_OUT
@@ -89,7 +89,7 @@ async def test_append_after_its_deadline_is_timed_out_and_not_appended(disk: Slo
 
 
 async def test_partition_lost_under_an_append_leaves_it_unknown(disk: SlowDisk) -> None:
-    """A leadership that ends before the flush leaves the record's fate open."""
+    """A leadership that ends before the flush leaves the outcome of the record unknown."""
     lone = LoneBroker(disk)
     calls, _ = await calls_over(lone)
     disk.may_sync.clear()

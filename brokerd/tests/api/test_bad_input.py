@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bad input over real gRPC: every case gets a typed answer, and everything else goes on.
+"""Bad input over real gRPC: every case gets a typed answer, and everything else keeps working.
 
-After each case the same broker must still append and read; the fixture of the topic checks that.
+After each case the same broker must still append and read; the topic fixture checks that.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def broker(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[BrokerServer]:
-    """One cluster for all cases: what one of them breaks shows in the next."""
+    """One cluster for all cases, so that damage by one case shows in the next."""
     async with running_broker(tmp_path_factory.mktemp("broker")) as server:
         yield server
 
@@ -51,7 +51,7 @@ async def topic(client: Client) -> AsyncIterator[str]:
 
 @pytest.mark.parametrize("name", BATCHES)
 async def test_bad_batch_ends_its_route_and_nothing_else(client: Client, topic: str, name: str) -> None:
-    """A refused batch ends its route with a typed error before anything is stored; the other route goes on."""
+    """A refused batch ends its route with a typed error before anything is stored. The other route keeps working."""
     code, damage = BATCHES[name]
     stream = ProduceStream(client)
     await stream.open((topic, 1), (topic, 1))
@@ -99,7 +99,7 @@ async def test_bad_route_is_refused_and_the_stream_goes_on(client: Client, topic
 
 
 async def test_sequence_with_a_gap_ends_the_route(client: Client, topic: str) -> None:
-    """A lost batch shows as a gap in the sequence: nothing is appended after it, what came before is acknowledged."""
+    """A lost batch shows as a gap in the sequence: nothing is appended after it, and the earlier batches are acknowledged."""
     stream = ProduceStream(client)
     await stream.open((topic, 1))
     await stream.produce([b"a", b"b"])
@@ -147,7 +147,7 @@ PRODUCE_STREAMS: dict[str, tuple[ErrorCode, list[log_pb2.ProduceRequest]]] = {
 @pytest.mark.parametrize("name", PRODUCE_STREAMS)
 @pytest.mark.usefixtures("topic")
 async def test_bad_produce_stream_ends_typed(client: Client, name: str) -> None:
-    """What no route can carry ends the produce stream with a typed status."""
+    """An error that the end of a route cannot express ends the produce stream with a typed status."""
     code, requests = PRODUCE_STREAMS[name]
     stream = ProduceStream(client)
     for request in requests:
@@ -173,7 +173,7 @@ FETCH_STREAMS: dict[str, tuple[ErrorCode, list[log_pb2.FetchRequest]]] = {
 @pytest.mark.parametrize("name", FETCH_STREAMS)
 @pytest.mark.usefixtures("topic")
 async def test_bad_fetch_stream_ends_typed(client: Client, name: str) -> None:
-    """What no route can carry ends the fetch stream with a typed status."""
+    """An error that the end of a route cannot express ends the fetch stream with a typed status."""
     code, requests = FETCH_STREAMS[name]
     stream = FetchStream(client)
     for request in requests:
@@ -205,7 +205,7 @@ async def test_bytes_that_are_no_message_are_refused(client: Client, method: str
 async def test_offset_that_cannot_be_read_names_the_range(
     client: Client, topic: str, offset: int, code: ErrorCode
 ) -> None:
-    """A negative offset is invalid; one beyond the log end is out of range and says what can be read."""
+    """A negative offset is invalid. An offset beyond the log end is out of range, and the answer has the readable range."""
     fetch = FetchStream(client)
     await fetch.open((topic, 0, offset))
     end = await fetch.route_end(0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A topic's `compression.type` over real gRPC: what is stored, what stays as it came, what is refused."""
+"""A topic's `compression.type` over real gRPC: which batches are recompressed, stored unchanged, or refused."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def stored_batches(client: Client, count: int) -> list[bytes]:
 async def test_11_batches_are_stored_in_the_codec_of_the_topic(
     client: Client, kind: str, kept: tuple[Codec, ...]
 ) -> None:
-    """Behaviour 11: another codec is stored anew; the same one at any level, and `producer`, byte for byte."""
+    """Behaviour 11: a batch with another codec is recompressed. One with the same codec at any level, or `producer`, is unchanged."""
     await client.create_topic("t", compression_type=kind, compression_zstd_level="5")
     stream = ProduceStream(client)
     await stream.open(("t", 0))
@@ -94,7 +94,7 @@ async def test_11_batches_are_stored_in_the_codec_of_the_topic(
         )
         assert [getattr(after.header, field) for field in fields] == [getattr(before.header, field) for field in fields]
         assert [record[1:] for record in after.records()] == [record[1:] for record in before.records()]
-    # A resend of what was stored anew is the same batch.
+    # A resend of a recompressed batch is recognised as the same batch.
     again = ProduceStream(client)
     producer = log_pb2.ProducerIdentity(producer_id=stream.producer[0], producer_epoch=stream.producer[1])
     await again.open(("t", 0), producer=producer)
@@ -104,7 +104,7 @@ async def test_11_batches_are_stored_in_the_codec_of_the_topic(
 
 
 async def test_batch_with_a_wrong_checksum_is_refused_before_it_is_recompressed(client: Client) -> None:
-    """The CRC that comes out is computed anew, so the one that came must have been right."""
+    """Recompression computes a new CRC, so the original CRC must be checked before."""
     await client.create_topic("t", compression_type="zstd")
     stream = ProduceStream(client)
     await stream.open(("t", 0))
@@ -148,7 +148,7 @@ async def test_costly_batch_is_checked_and_recompressed_in_one_go(client: Client
 
 @pytest.mark.parametrize(("kind", "kept"), [("zstd", Codec.ZSTD), ("none", Codec.NONE), ("producer", Codec.NONE)])
 async def test_plain_append_is_stored_in_the_codec_of_the_topic(client: Client, kind: str, kept: Codec) -> None:
-    """Who sends records one by one chooses no codec; the topic does."""
+    """A client that sends single records chooses no codec; the topic does."""
     await client.create_topic("t", compression_type=kind)
     await client.append("t", VALUES)
     (batch,) = await stored_batches(client, 1)

@@ -76,7 +76,7 @@ async def test_offsets_that_make_no_sense_are_refused_for_their_partition(client
 
 
 async def test_a_full_disk_says_so_and_advises_to_come_back(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log start stays, and the partition goes on."""
+    """The log start stays, and the partition keeps working."""
     run = LogStartWork.run
 
     def full(work: LogStartWork) -> None:

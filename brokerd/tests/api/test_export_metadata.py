@@ -125,7 +125,7 @@ async def test_nobody_there_is_told_as_such() -> None:
 
 
 async def test_refusal_of_the_controller_reaches_the_client() -> None:
-    """As it is."""
+    """The client gets the refusal unchanged."""
 
     async def refuse(_method: Method, _stream: Stream) -> None:
         raise RefusalError(ErrorCode.OVERLOADED, "too many exports", retry_after_ms=70)
@@ -154,7 +154,7 @@ async def test_fault_of_the_broker_does_not_leak(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_client_that_goes_away_ends_the_export_at_the_controller() -> None:
-    """It would wait for room for ever."""
+    """Otherwise the export would wait for credit forever."""
     ended: list[str] = []
 
     async def endless(_method: Method, stream: Stream) -> None:

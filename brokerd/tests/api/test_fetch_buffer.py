@@ -34,7 +34,7 @@ FETCH = "/lograft.v1.LogService/Fetch"
 
 
 def buffer_of(limit_bytes: int) -> FetchBuffer:
-    """A buffer whose connections are nobody's."""
+    """Return a buffer that ends no connections."""
 
     def end_connections(peers: Collection[str]) -> int:
         return len(peers)
@@ -43,7 +43,7 @@ def buffer_of(limit_bytes: int) -> FetchBuffer:
 
 
 async def test_the_first_chunk_is_as_large_as_wanted() -> None:
-    """With nothing held, or little, nobody notices the budget."""
+    """With nothing or little held, the budget does not limit the next chunk."""
     buffer = buffer_of(LIMIT_BYTES)
     assert buffer.chunk_bytes(CHUNK_BYTES) == CHUNK_BYTES
     assert buffer.try_hold(CHUNK_BYTES, "ipv4:1.2.3.4:5") is not None
@@ -51,7 +51,7 @@ async def test_the_first_chunk_is_as_large_as_wanted() -> None:
 
 
 async def test_shares_shrink_and_never_use_the_budget_up() -> None:
-    """200 streams that take what they may and never let go are all served, and there is room for another one."""
+    """200 streams that take their full share and never release it are all served, and there is room for another one."""
     buffer = buffer_of(LIMIT_BYTES)
     sizes: list[int] = []
     for _ in range(200):
@@ -66,7 +66,7 @@ async def test_shares_shrink_and_never_use_the_budget_up() -> None:
 
 
 async def test_while_others_wait_chunks_are_small() -> None:
-    """A stream whose batches are small goes on without memory that others wait for."""
+    """A stream with small batches continues without the memory for which others wait."""
     buffer = buffer_of(LIMIT_BYTES)
     held = buffer.try_hold(LIMIT_BYTES // COPIES, "ipv4:1.2.3.4:5")
     assert held is not None
@@ -81,7 +81,7 @@ async def test_while_others_wait_chunks_are_small() -> None:
 
 @asynccontextmanager
 async def small_broker(directory: Path) -> AsyncIterator[BrokerServer]:
-    """A cluster of one node with the smallest budget there is."""
+    """A cluster of one node with the smallest possible budget."""
     settings = replace(standalone_settings(directory, port=0), fetch_buffer_max_bytes=MIN_BUDGET_BYTES)
     server = BrokerServer(settings)
     await server.start()
@@ -136,7 +136,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def turned_until(condition: Callable[[], bool]) -> None:
-    """Let the event loop turn until a condition holds, also where its clock stands still."""
+    """Let the event loop run turns until a condition holds, even if its clock stands still."""
     give_up_s = time.monotonic() + WAIT_S
     while not condition():
         assert time.monotonic() < give_up_s, f"not within {WAIT_S} s"
@@ -144,7 +144,7 @@ async def turned_until(condition: Callable[[], bool]) -> None:
 
 
 async def test_timer_that_comes_a_little_early_is_early_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An event loop may call before the time, by less than its clock's resolution: nothing spins until the time has come."""
+    """An event loop may call a timer too early, by less than its clock's resolution. Nothing spins until the time has come."""
     loop = asyncio.get_running_loop()
     now_s = 100.0
     monkeypatch.setattr(loop, "time", lambda: now_s)
@@ -159,7 +159,7 @@ async def test_timer_that_comes_a_little_early_is_early_once(monkeypatch: pytest
 
 
 async def test_readers_that_never_read_hold_no_more_than_the_budget(tmp_path: Path) -> None:
-    """Beyond it they wait in turn, a stream of small batches reads on beside them, and all memory is back when they are gone."""
+    """Beyond the budget they wait in a queue, a stream with small batches reads on, and all memory is free when they are gone."""
     async with small_broker(tmp_path / "data") as server, connected(server) as client:
         # With two copies of a batch, eight of them fit.
         await write_batches(client, "large", 4, MIN_BUDGET_BYTES // COPIES // 8 - 1_000)
@@ -183,7 +183,7 @@ async def test_readers_that_never_read_hold_no_more_than_the_budget(tmp_path: Pa
 async def test_connections_that_take_nothing_end_for_those_that_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A stream whose batch does not fit gets it after all, because whoever held the memory has lost its connection."""
+    """A stream whose batch does not fit gets it in the end, because the holder of the memory has lost its connection."""
     monkeypatch.setattr(brokerd.api.log_service.fetch_buffer, "FETCH_TAKE_MS", 200)
     async with small_broker(tmp_path / "data") as server, connected(server) as client:
         await write_batches(client, "large", 1, MIN_BUDGET_BYTES // COPIES // 8 - 1_000)

@@ -34,7 +34,7 @@ Session = FetchSession["Bound"]
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What a test binds to a route, with where it begins."""
+    """The binding of a route in these tests, with its first offset."""
 
     route: int
     offset: int = 0
@@ -80,7 +80,7 @@ def place(read: ReadChunk[Bound] | None) -> tuple[int, int, int, int]:
 
 
 def test_opened_is_followed_by_a_mark_for_a_route_that_is_caught_up() -> None:
-    """A route bound at the high watermark is told at once that it has everything."""
+    """A route bound at the high watermark gets a mark at once that it has caught up."""
     session = opened_session(Bound(1), Bound(2, 0, 5))
     assert session.take_answers() == [
         FetchOpened(bindings=(Bound(1), Bound(2, 0, 5))),
@@ -102,7 +102,7 @@ def test_ready_routes_take_turns() -> None:
 
 
 def test_credit_limits_chunks_and_lets_the_first_batch_through() -> None:
-    """A chunk is cut to the credit; a batch larger than the rest is sent whole and the debt is paid first."""
+    """A chunk is limited to the credit. A batch larger than the rest is sent whole, and the debt is paid first."""
     session = opened_session(Bound(1, 0, 100), credit_bytes=150)
     chunk(session, session.next_read(), 10, 100)
     read = session.next_read()
@@ -148,7 +148,7 @@ def test_offset_beyond_the_high_watermark_waits_for_it() -> None:
 
 
 def test_caught_up_mark_follows_the_last_chunk_after_a_moment() -> None:
-    """The chunk itself says that it is the last; the mark comes only when nothing more does."""
+    """The chunk itself says that it is the last. The mark comes only if no other chunk follows."""
     session = opened_session(Bound(1, 0, 5))
     session.take_answers()
     chunk(session, session.next_read(), 5, 10)
@@ -179,7 +179,7 @@ def test_steady_flow_puts_the_mark_off() -> None:
 
 
 def test_route_that_waits_for_credit_gets_no_mark() -> None:
-    """A ready route is not told that it has caught up, and its schedule goes on."""
+    """A ready route gets no mark that it has caught up, and its schedule continues."""
     session = opened_session(Bound(1), credit_bytes=0)
     session.take_answers()
     move(session, 1, 5)
@@ -209,7 +209,7 @@ def test_unbound_route_ends_and_gets_nothing_more() -> None:
 
 
 def test_route_lost_while_its_chunk_is_read_only_costs_credit() -> None:
-    """Bytes that were written count even when the route has ended meanwhile."""
+    """Written bytes count even if the route has ended in the meantime."""
     session = opened_session(Bound(1, 0, 100))
     session.take_answers()
     read = session.next_read()
@@ -222,7 +222,7 @@ def test_route_lost_while_its_chunk_is_read_only_costs_credit() -> None:
 
 
 def test_log_that_gives_nothing_ends_the_route() -> None:
-    """A read without progress below the high watermark would repeat for ever: the route ends with INTERNAL."""
+    """A read without progress below the high watermark would repeat forever, so the route ends with INTERNAL."""
     session = opened_session(Bound(1, 3, 100))
     session.take_answers()
     chunk(session, session.next_read(), 3, 0)
@@ -273,7 +273,7 @@ def test_route_bound_twice_is_dead() -> None:
     ids=["bind first", "credit first", "unbind first", "debt", "huge credit", "negative chunk", "huge chunk"],
 )
 def test_bad_first_messages_end_the_stream(call: Callable[[Session], object]) -> None:
-    """What no route can carry ends the stream with a typed error."""
+    """An error that the end of a route cannot express ends the stream with a typed error."""
     with pytest.raises(RefusedError) as refusal:
         call(Session(LIMITS))
     assert refusal.value.failure.code is ErrorCode.INVALID_REQUEST
@@ -311,7 +311,7 @@ def test_route_count_over_a_life_is_limited() -> None:
 
 
 def test_stream_that_is_over_gives_back_what_was_bound() -> None:
-    """Routes that ended and live ones alike, once; what comes later is passed over."""
+    """The bindings of ended and live routes are returned once. Later calls are ignored."""
     session = opened_session(Bound(1), Bound(2))
     session.lose_route(1, LOST)
     assert session.close() == [Bound(1), Bound(2)]

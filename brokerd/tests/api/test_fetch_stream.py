@@ -72,7 +72,7 @@ async def test_new_records_are_pushed(client: Client) -> None:
 
 
 async def test_credit_bounds_what_is_sent(client: Client) -> None:
-    """The broker stops when the credit is spent, sends a larger batch whole, and goes on with new credit."""
+    """The broker stops when the credit is spent, sends a larger batch whole, and continues with new credit."""
     await client.create_topic("t")
     await produce(client, "t", 10, size_bytes=2_000)
     fetch = FetchStream(client)
@@ -136,7 +136,7 @@ async def test_deleted_topic_ends_its_route(client: Client) -> None:
 
 
 async def test_half_closed_stream_ends_when_the_credit_is_spent(client: Client) -> None:
-    """A client that has closed its side still gets what its credit pays for, then an orderly end."""
+    """A client that has closed its side still gets what its credit covers, then a clean end."""
     await client.create_topic("t")
     await produce(client, "t", 5)
     fetch = FetchStream(client)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a forwarded call means when the other broker is gone, silent, stops, or answers nonsense, and how many are under way."""
+"""The outcome of a forwarded call when the other broker is gone, silent, stopping, or answers nonsense; and the limit of calls."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ CLUSTER = "c"
 LEADER = LeaderPlace(leader_id=2, leader_epoch=1, host="127.0.0.1", port=1)
 LONG_MS, SHORT_MS = int(WAIT_S * 1000), 2_000
 PATIENT = Limits(greeting_ms=LONG_MS, ping_after_ms=LONG_MS, liveness_ms=2 * LONG_MS, suspect_ms=LONG_MS)
-"""A busy machine is not a dead one."""
+"""Limits with which a slow machine does not look dead."""
 Behaviour = Callable[[log_pb2.ReadRequest, ForwardedContext], Awaitable[bytes]]
-"""What the leader does with a Read, and answers, serialized."""
+"""Answers a Read at the leader, serialized."""
 
 
 class Scene:
-    """Broker 1, which passes calls on, and broker 2, which answers them.
+    """Broker 1, which forwards calls, and broker 2, which answers them.
 
     Attributes:
         observer: the metadata of broker 1.
@@ -58,11 +58,11 @@ class Scene:
 
     @property
     def address(self) -> str:
-        """Where broker 2 is reached."""
+        """Address of broker 2."""
         return str(internal_address(self.observer.image, 2))
 
     async def connect(self) -> None:
-        """Make the connection, however long that takes on a busy machine."""
+        """Open the connection, however long that takes on a slow machine."""
         while True:
             try:
                 await self.peers.connected(self.address, timeout_ms=LONG_MS)
@@ -74,14 +74,14 @@ class Scene:
     async def read(
         self, *, timeout_ms: int = LONG_MS, is_read_only: bool = True, size_bytes: int = 0
     ) -> log_pb2.ReadResponse:
-        """Pass a Read on; its topic has so many bytes."""
+        """Forward a Read whose topic name has that many bytes."""
         request = log_pb2.ReadRequest(topic="t" * size_bytes)
         return await self._forwarder.call(
             LEADER, "Read", request, log_pb2.ReadResponse, timeout_ms=timeout_ms, is_read_only=is_read_only
         )
 
     async def code_of(self, *, timeout_ms: int = LONG_MS, is_read_only: bool = True) -> ErrorCode:
-        """Return how a call fails."""
+        """Return the code with which a call fails."""
         with pytest.raises(RefusedError) as caught:
             await self.read(timeout_ms=timeout_ms, is_read_only=is_read_only)
         return caught.value.failure.code
@@ -100,7 +100,7 @@ def committed(base_offset: int, *records: BrokerRecord) -> CommittedBatch:
 
 @asynccontextmanager
 async def leader_that(behaviour: Behaviour | None, *, raw: bytes | None = None) -> AsyncIterator[Scene]:
-    """A leader that answers Read so; None: it is starting. With `raw` it answers everything with these bytes."""
+    """Run a leader with this behaviour; None: it is still starting. With `raw` it answers every call with these bytes."""
 
     async def read(data: bytes, context: CallContext) -> bytes:
         assert behaviour is not None
@@ -130,7 +130,7 @@ async def leader_that(behaviour: Behaviour | None, *, raw: bytes | None = None) 
 
 
 def registration(port: int) -> BrokerRecord:
-    """Broker 2, which other servers reach at this port."""
+    """Return the registration of broker 2, with its internal port."""
     return BrokerRecord(
         broker_id=2,
         incarnation_id=bytes(16),
@@ -154,7 +154,7 @@ async def hang(_request: log_pb2.ReadRequest, _context: ForwardedContext) -> byt
 
 
 async def test_answer_of_the_leader_is_the_answer() -> None:
-    """Also one of the greatest length."""
+    """An answer of the maximum size arrives too."""
 
     async def large(_request: log_pb2.ReadRequest, _context: ForwardedContext) -> bytes:
         response = log_pb2.ReadResponse(next_offset=9, records=[log_pb2.Record(value=b"")])
@@ -170,7 +170,7 @@ async def test_answer_of_the_leader_is_the_answer() -> None:
 
 
 async def test_refusal_of_the_leader_keeps_its_details() -> None:
-    """The client is told as if it had asked the leader: advice, who leads, what can be read, what was appended."""
+    """The client gets the refusal as from the leader itself: advice, leader hint, readable range, appended ranges."""
     failure = Failure(
         code=ErrorCode.OFFSET_OUT_OF_RANGE,
         message="scripted",
@@ -194,7 +194,7 @@ async def test_refusal_of_the_leader_keeps_its_details() -> None:
 
 
 async def test_leader_that_cannot_be_reached_got_nothing() -> None:
-    """No connection means that nothing left: a retry is safe, also for an append. So does a broker that is not registered."""
+    """Without a connection nothing was sent, so a retry is safe, even for an append. The same holds for an unregistered broker."""
     async with leader_that(answer) as scene:
         await scene.leader.close()
         for is_read_only in (True, False):
@@ -208,7 +208,7 @@ async def test_leader_that_cannot_be_reached_got_nothing() -> None:
 
 
 async def test_leader_that_starts_or_stops_takes_nothing() -> None:
-    """It says so, whatever is asked."""
+    """It says so, whatever the request is."""
     async with leader_that(None) as scene:
         assert await scene.code_of(is_read_only=False) is ErrorCode.LEADER_NOT_AVAILABLE
     async with leader_that(answer) as scene:
@@ -220,7 +220,7 @@ async def test_leader_that_starts_or_stops_takes_nothing() -> None:
     ("is_read_only", "code"), [(True, ErrorCode.TIMED_OUT), (False, ErrorCode.OUTCOME_UNKNOWN)], ids=["read", "append"]
 )
 async def test_silent_leader_leaves_an_append_unknown(is_read_only: bool, code: ErrorCode) -> None:
-    """When the time is over a read was only late, an append may have happened; nobody works for the answer any more."""
+    """After the deadline a read is only late, but an append may have happened. The leader stops working on the answer."""
     ended = asyncio.Event()
 
     async def wait(request: log_pb2.ReadRequest, context: ForwardedContext) -> bytes:
@@ -245,7 +245,7 @@ async def test_silent_leader_leaves_an_append_unknown(is_read_only: bool, code: 
 async def test_leader_that_ends_under_the_call_leaves_an_append_unknown(
     is_read_only: bool, code: ErrorCode, is_orderly: bool
 ) -> None:
-    """What had arrived may have been carried out."""
+    """A call that had arrived may have been carried out."""
     arrived = asyncio.Event()
 
     async def note(request: log_pb2.ReadRequest, context: ForwardedContext) -> bytes:
@@ -260,7 +260,7 @@ async def test_leader_that_ends_under_the_call_leaves_an_append_unknown(
 
 
 async def test_leader_that_stops_answers_what_is_nearly_done() -> None:
-    """Calls under way have a moment."""
+    """Calls under way get a moment to finish."""
     arrived, leave = asyncio.Event(), asyncio.Event()
 
     async def wait(request: log_pb2.ReadRequest, context: ForwardedContext) -> bytes:
@@ -305,7 +305,7 @@ async def test_answer_of_no_use_is_internal(behaviour: Behaviour | None, raw: by
 
 
 async def test_fault_of_the_leader_is_internal(caplog: pytest.LogCaptureFixture) -> None:
-    """Its log has the trace, the client only the fact."""
+    """Its log has the traceback; the client learns only that the broker failed."""
 
     async def fail(_request: log_pb2.ReadRequest, _context: ForwardedContext) -> bytes:
         raise RuntimeError("scripted")
@@ -332,7 +332,7 @@ async def test_what_is_not_passed_on_is_refused(message: bytes) -> None:
 
 
 async def test_calls_to_one_broker_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One more is refused, and got nothing; those that end make room. What servers say to each other has room meanwhile."""
+    """One more call is refused without being sent. Calls that end make room. The servers' own requests have room all the time."""
     monkeypatch.setattr(forward, "MAX_FORWARDED_CALLS", 2)
     leave = asyncio.Event()
     arrived: list[None] = []
@@ -353,7 +353,7 @@ async def test_calls_to_one_broker_are_bounded(monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_large_requests_to_one_broker_go_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each waits for the bytes of those before it; one that waits too long is told so, and got nothing."""
+    """Each waits for the bytes of the earlier ones. A call that waits too long is refused without being sent."""
     monkeypatch.setattr(forward, "FORWARD_BYTES", 1_000)
     leave = asyncio.Semaphore(0)
     sizes: list[int] = []

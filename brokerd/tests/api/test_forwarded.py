@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a broker makes of a call that another one passed on, when that one had seen more of the metadata."""
+"""How a broker handles a forwarded call whose sender had newer metadata."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from storage.testing.sim_disk import SimDisk
 
 
 def forwarded(metadata_offset: int, *, timeout_ms: int = 20_000) -> ForwardedContext:
-    """The context of a call whose sender had applied so much."""
+    """Return the context of a call whose sender had applied metadata up to this offset."""
     return ForwardedContext(timeout_ms=timeout_ms, metadata_offset=metadata_offset)
 
 
@@ -94,7 +94,7 @@ async def begun(call: Awaitable[int]) -> asyncio.Task[int]:
 
 @pytest.mark.parametrize("call", CALLS)
 async def test_leader_that_has_not_heard_of_a_new_topic_waits_for_it(lone: LoneBroker, call: Call) -> None:
-    """The forwarder knew the topic: the leader does not say that there is none, it waits until it knows as much."""
+    """The forwarder knew the topic. The leader does not deny that it exists, but waits until it has the same metadata."""
     seen = lone.observer.metadata_offset + 1
     task = await begun(call(Receiver(lone), forwarded(seen)))
     lone.create_topic()
@@ -127,7 +127,7 @@ async def test_metadata_that_does_not_come_ends_the_wait(lone: LoneBroker, monke
 
 @pytest.mark.parametrize("seen", [0, 1, -5])
 async def test_earlier_offset_is_not_waited_for(lone: LoneBroker, seen: int) -> None:
-    """The call goes no further all the same, and is answered at once."""
+    """The call is not forwarded again, and is answered at once."""
     with pytest.raises(RefusedError) as caught:
         await Receiver(lone).read(forwarded(seen))
     assert caught.value.failure.code is ErrorCode.UNKNOWN_TOPIC
@@ -141,7 +141,7 @@ async def test_earlier_offset_is_not_waited_for(lone: LoneBroker, seen: int) -> 
 async def test_leader_that_is_behind_answers_what_it_leads_at_once(
     lone: LoneBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A broker that hears nothing new goes on serving what it leads."""
+    """A broker that gets no new metadata keeps serving the partitions that it leads."""
     monkeypatch.setattr("brokerd.api.forward.FORWARDED_WAIT_MS", 3_600_000)
     lone.create_topic()
     await lone.replica()

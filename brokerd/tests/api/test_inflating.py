@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What inflating costs a broker: threads, memory that is counted to the end of the work, and nothing left of what was refused."""
+"""The cost of inflating for a broker: threads, memory that is counted until the work ends, and no remains of refused batches."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def store(client: Client, value_bytes: int) -> None:
 async def test_a_small_batch_that_inflates_to_much_is_read_in_a_thread(
     client: Client, monkeypatch: pytest.MonkeyPatch, value_bytes: int, is_thread: bool
 ) -> None:
-    """By what it inflates to, not by what it is on disk: the event loop serves everybody else meanwhile."""
+    """Its inflated size decides, not its size on disk, so that the event loop can serve other clients."""
     decode, threads = brokerd.api.log_service.read._decode, list[threading.Thread]()  # pyright: ignore[reportPrivateUsage]
 
     def noted(*arguments: Any) -> Any:
@@ -59,7 +59,7 @@ async def test_a_small_batch_that_inflates_to_much_is_read_in_a_thread(
 
 
 async def test_nothing_of_a_refused_read_waits_for_the_collector(client: Client) -> None:
-    """The frames that held the inflated batch are gone once the call is refused."""
+    """The frames with the inflated batch are freed when the call is refused."""
     await store(client, MAX_GRPC_MESSAGE_BYTES + 1)
     gc.collect()
     gc.disable()
@@ -78,7 +78,7 @@ async def test_nothing_of_a_refused_read_waits_for_the_collector(client: Client)
 
 @pytest.mark.parametrize("record_count", [1, 16_384])
 def test_a_read_makes_no_more_of_a_batch_than_it_gives(record_count: int) -> None:
-    """Beside the inflated batch there are the records of the answer, not those that do not fit it: one too large, or many."""
+    """Beside the inflated batch, memory holds only the records of the answer, not records that do not fit into it."""
     value = bytes(2 * MAX_GRPC_MESSAGE_BYTES // record_count)
     data = bytes(encode_batch([value] * record_count, timestamps_ms=1, codec=Codec.ZSTD))
     response = log_pb2.ReadResponse()
@@ -93,7 +93,7 @@ def test_a_read_makes_no_more_of_a_batch_than_it_gives(record_count: int) -> Non
 
 
 def frames_of(path: str) -> list[types.FrameType]:
-    """The frames of a file that something keeps."""
+    """Return the live frames of a file."""
     return [
         each
         for each in gc.get_objects()
@@ -102,7 +102,7 @@ def frames_of(path: str) -> list[types.FrameType]:
 
 
 async def test_work_is_counted_until_it_ends() -> None:
-    """Whoever wanted it and went away does not make room for others while the thread goes on."""
+    """A cancelled caller does not free the memory for others while the thread still runs."""
     threads = BatchThreads(MIN_BUDGET_BYTES)
     begun, ended = threading.Event(), threading.Event()
 
@@ -127,7 +127,7 @@ async def test_work_is_counted_until_it_ends() -> None:
 
 @pytest.mark.parametrize(("value", "is_thread"), [(bytes(100), True), (None, False)])
 def test_a_bomb_of_less_than_two_megabytes_is_checked_in_a_thread(value: bytes | None, is_thread: bool) -> None:
-    """A hundred bytes cost a client nothing, whatever they inflate to; records that differ stay in the event loop."""
+    """A hundred bytes cost a client nothing, whatever their inflated size is. Ordinary records stay in the event loop."""
     values = [value or random.Random(index).randbytes(10) * 10 for index in range(10_000)]
     body = bytes(encode_batch(values, timestamps_ms=1, codec=Codec.ZSTD))
     assert is_costly(memoryview(body)) is is_thread
@@ -135,7 +135,7 @@ def test_a_bomb_of_less_than_two_megabytes_is_checked_in_a_thread(value: bytes |
 
 @pytest.mark.parametrize("is_owner", [True, False])
 async def test_turns_are_short_while_batches_are_worked_on(is_owner: bool) -> None:
-    """By the owner of a process alone, and only until the last of the work ends."""
+    """Turns are short only in the program that owns the process, and only until the last work ends."""
     usual_s, threads = sys.getswitchinterval(), BatchThreads(MIN_BUDGET_BYTES)
     if is_owner:
         threads.short_turns = ShortTurns()
@@ -147,7 +147,7 @@ async def test_turns_are_short_while_batches_are_worked_on(is_owner: bool) -> No
 
 @pytest.mark.parametrize(("processors", "threads"), [(1, 1), (2, 1), (3, 1), (4, 2), (64, MAX_INFLATE_THREADS)])
 def test_few_processors_inflate_one_batch_at_once(processors: int, threads: int) -> None:
-    """Otherwise the threads take the processor of the event loop."""
+    """Otherwise the threads would take the processor of the event loop."""
     assert thread_count(processors) == threads
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls about log directories on a real broker with two of them: what they show, and a move under load."""
+"""The calls about log directories on a real broker with two of them: their answers, and a move under load."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def move(client: Client, directory_id: bytes, *, topic: str = "t", cluster
 
 
 async def append(client: Client, number: int) -> bool:
-    """Append one record; False if it came in the switch."""
+    """Append one record. Return False if it came during the switch."""
     try:
         await client.append("t", [b"%d" % number + bytes(VALUE_BYTES)], partition=0)
     except grpc.aio.AioRpcError as error:

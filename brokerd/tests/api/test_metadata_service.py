@@ -100,7 +100,7 @@ async def test_watch_of_named_topics_hears_of_no_other(client: Client) -> None:
 
 
 async def test_watch_ends_typed_when_the_broker_stops(broker: BrokerServer, client: Client) -> None:
-    """An orderly stop is said on the watch before it ends."""
+    """A watch reports a clean shutdown before it ends."""
     watcher = Watcher(client)
     await watcher.next()
     stopping = asyncio.create_task(broker.stop())

@@ -24,7 +24,7 @@ MESSAGES = 20
 
 
 def mutate(data: bytes, rng: random.Random) -> bytes:
-    """Change a few bytes, cut, double or splice."""
+    """Change a few bytes, or truncate, double or splice the data."""
     copy = bytearray(data)
     match rng.randrange(5):
         case 0:
@@ -68,7 +68,7 @@ async def one_stream(client: Client, rng: random.Random, good: list[bytearray]) 
             routes=[log_pb2.ProduceRoute(route=route, topic="t") for route in range(MESSAGES)],
         )
     ).SerializeToString()
-    # Reads go on beside the writes: this client library frees a stream only when its answers are read.
+    # Reads run beside the writes, because grpc.aio frees a stream only when its answers are read.
     reader = asyncio.create_task(read_to_end(call))
     # A stream that the broker has ended refuses our writes in several ways; its status says what happened.
     with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):

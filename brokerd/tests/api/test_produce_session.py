@@ -36,7 +36,7 @@ def wanted(route: int) -> RouteWanted:
 
 
 def bound(route: int) -> str:
-    """What a test binds to a route."""
+    """Return the binding of a route in these tests."""
     return f"t-{route}"
 
 
@@ -94,7 +94,7 @@ def test_receipts_wait_for_the_batches_before() -> None:
 
 
 def test_receipts_of_different_durability_are_separate() -> None:
-    """One receipt never says more than what all its batches have reached."""
+    """A receipt never claims more than all its batches have reached."""
     session = opened_session(7)
     store(session, 7, 1, 0)
     store(session, 7, 2, 1)
@@ -107,7 +107,7 @@ def test_receipts_of_different_durability_are_separate() -> None:
 
 
 def test_receipt_taken_by_the_writer_does_not_grow() -> None:
-    """What was handed to the writer is final; the next ack starts another receipt."""
+    """A receipt that was taken is final. The next acknowledgement starts another receipt."""
     session = opened_session(7)
     store(session, 7, 1, 0)
     store(session, 7, 2, 1)
@@ -158,7 +158,7 @@ def test_failed_batch_without_batches_before_it_ends_the_route_at_once() -> None
 
 
 def test_lost_partition_leaves_the_outcome_of_unacknowledged_batches_unknown() -> None:
-    """A route whose partition is lost names the first batch without a receipt and says that its fate is unknown."""
+    """A route whose partition is lost names the first batch without a receipt, and says that its outcome is unknown."""
     session = opened_session(7)
     store(session, 7, 1, 0)
     store(session, 7, 2, 1)
@@ -198,7 +198,7 @@ def test_wrong_batch_number_ends_the_route(number: int) -> None:
 
 
 def test_too_many_batches_in_flight_end_the_route() -> None:
-    """The limit told in `opened` is kept: the batch beyond it is refused, those before keep their receipts."""
+    """The limit in `opened` holds: the batch beyond it is refused, and the earlier batches keep their receipts."""
     session = opened_session(7)
     for number in range(1, MAX_IN_FLIGHT_BATCHES + 1):
         store(session, 7, number, number)
@@ -214,7 +214,7 @@ def test_too_many_batches_in_flight_end_the_route() -> None:
 
 
 def test_batch_for_an_unbound_route_is_answered_and_harms_nothing() -> None:
-    """An unknown route number gets its own end; other routes go on."""
+    """An unknown route number gets its own end. Other routes keep working."""
     session = opened_session(7)
     assert send(session, 9, 1) is None
     (end,) = session.take_answers()
@@ -257,7 +257,7 @@ def test_opened_comes_first_and_refused_routes_after_it() -> None:
 
 
 def test_protocol_errors_end_the_stream() -> None:
-    """What no route can carry ends the stream with a typed error."""
+    """An error that the end of a route cannot express ends the stream with a typed error."""
     opened = opened_session(1)
     calls: list[Callable[[], object]] = [
         lambda: send(Session(LIMITS), 1, 1),
@@ -298,7 +298,7 @@ def test_reading_pauses_on_bytes_and_on_answers() -> None:
 
 
 def test_stream_that_is_over_gives_back_what_was_bound() -> None:
-    """Routes that ended and live ones alike, once; acknowledgements that come later are passed over."""
+    """The bindings of ended and live routes are returned once. Later acknowledgements are ignored."""
     session = opened_session(7, 8, 9)
     store(session, 7, 1, 0)
     session.lose_route(8, LOST)

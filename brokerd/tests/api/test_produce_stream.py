@@ -111,7 +111,7 @@ async def test_without_idempotence_nothing_is_dropped(client: Client) -> None:
 
 
 async def test_acks_none_appends_and_sends_no_receipt(client: Client) -> None:
-    """With ACKS_NONE the stream ends quietly and the records are there."""
+    """With ACKS_NONE the stream ends quietly, and the records are in the log."""
     await client.create_topic("t")
     stream = ProduceStream(client)
     await stream.open(("t", 0), acks=log_pb2.ACKS_NONE)
@@ -138,7 +138,7 @@ async def test_routes_may_be_bound_later(client: Client) -> None:
 
 
 async def test_deleted_topic_ends_its_route_and_no_other(client: Client) -> None:
-    """Routes of a deleted topic end with UNKNOWN_TOPIC; the stream goes on with the others."""
+    """Routes of a deleted topic end with UNKNOWN_TOPIC. The stream continues with the others."""
     await client.create_topic("gone")
     await client.create_topic("kept")
     stream = ProduceStream(client)
@@ -163,7 +163,7 @@ async def test_cancelled_streams_leave_nothing_behind(broker: BrokerServer, clie
 
 
 async def test_stop_refuses_streams_that_are_not_open_yet(broker: BrokerServer, client: Client) -> None:
-    """What a client expects first is `opened`: a stream that still waits to be opened is refused, and tried elsewhere."""
+    """The first answer that a client expects is `opened`. A stream that is not open yet is refused, and the client tries elsewhere."""
     await client.create_topic("t")
     stream = ProduceStream(client)
     unheard_of = log_pb2.ProducerIdentity(producer_id=10**15)
@@ -179,7 +179,7 @@ async def test_stop_refuses_streams_that_are_not_open_yet(broker: BrokerServer, 
 
 
 async def test_stop_tells_open_streams_to_go(broker: BrokerServer, client: Client) -> None:
-    """An orderly stop sends GoAway, lets the stream finish, and keeps what was acknowledged."""
+    """A clean shutdown sends GoAway, lets the stream finish, and keeps everything acknowledged."""
     await client.create_topic("t")
     stream = ProduceStream(client)
     await stream.open(("t", 0))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stream that is refused while its first answer is being sent ends all the same, with the refusal."""
+"""A stream that is refused while its first answer is being sent still ends, with the refusal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STREAMS = 20
 
 
 async def refuse_in_first_write(context: ServicerContext) -> None:
-    """Begin to answer, give that up, and refuse: as a stream whose reader meets nonsense right behind the opening."""
+    """Begin to answer, cancel that, and refuse, like a stream whose reader meets invalid bytes right behind the opening."""
     writing = asyncio.create_task(context.write(b"answer"))
     await asyncio.sleep(0)
     writing.cancel()
@@ -35,7 +35,7 @@ async def drain(stream: grpc.aio.StreamStreamCall[bytes, bytes]) -> None:
 
 
 async def test_stream_that_is_refused_while_it_writes_ends_with_the_refusal() -> None:
-    """grpc.aio sent the initial metadata a second time with the status, failed, and left the caller to its deadline."""
+    """grpc.aio used to send the initial metadata a second time with the status, which failed, so the caller waited for its deadline."""
     server = grpc.aio.server()
     methods = {"Method": bidirectional(refuse_in_first_write)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a watch of the cluster cuts what changed into messages, and what a slow client gets."""
+"""How a watch of the cluster splits changes into messages, and what a slow client gets."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_large_state_goes_out_in_parts_that_can_be_resumed(resumes: bool) 
 
 
 async def test_slow_watcher_gets_many_changes_as_one() -> None:
-    """Names pile up, not states: what changed often is sent once, as it is at the end."""
+    """The watch collects names, not states: a topic that changed often is sent once, in its last state."""
     observer = MetadataLoader()
     watch = Watch(offline_parts(observer), frozenset())
     with watch.following():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A controller that answers AlterPartition as a test says, and a replica that proposes."""
+"""A controller that answers AlterPartition as a test decides, and a replica that proposes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Answer = Callable[[controller_pb2.AlterPartitionRequest], controller_pb2.AlterPa
 
 
 class Replica:
-    """Hears what became of its proposals."""
+    """Notes the outcomes of its proposals."""
 
     def __init__(self, partition: int) -> None:
         self.topic_id = bytes(16)
@@ -36,7 +36,7 @@ class Replica:
 
 
 class AlteringController(ScriptedController):
-    """Answers AlterPartition as the test says; remembers the requests."""
+    """Answers AlterPartition as the test decides, and keeps the requests."""
 
     def __init__(self) -> None:
         super().__init__(self._alter)
@@ -60,7 +60,7 @@ def results(
 
 
 def accept(request: controller_pb2.AlterPartitionRequest) -> controller_pb2.AlterPartitionResponse:
-    """Let every partition have what is proposed."""
+    """Accept every proposal."""
     return results(
         request,
         lambda each: controller_pb2.AlterPartitionResult(

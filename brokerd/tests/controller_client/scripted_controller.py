@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A controller that answers as a test says, over real connections, and the way of a broker to it."""
+"""A controller that answers as a test decides, over real connections, and a broker's calls to it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ CLUSTER: Final = "c"
 WINDOW_BYTES: Final = 64 * 1024
 
 Script = Callable[[Method, bytes], Awaitable[bytes]]
-"""Gets a method and a request; returns the response, raises `RefusalError`, or waits for as long as it likes."""
+"""Gets a method and a request. Returns the response, raises `RefusalError`, or waits for any time."""
 
 StreamScript = Callable[[Method, Stream], Awaitable[None]]
-"""The same for a stream, which is ended when it returns."""
+"""The same for a stream, which ends when it returns."""
 
 
 async def never(_method: Method, _request: bytes) -> bytes:
-    """Answer nothing, as a process does whose controller is frozen."""
+    """Never answer, like a process whose controller is frozen."""
     await asyncio.Event().wait()
     return b""
 
@@ -41,25 +41,25 @@ async def answer(_method: Method, _request: bytes) -> bytes:
 
 
 async def no_streams(method: Method, _stream: Stream) -> None:
-    """Fail the test."""
+    """Fail the test, because it expects no streams."""
     raise AssertionError(f"stream {method.name}")
 
 
 class ScriptedController:
-    """See the module docstring.
+    """A controller that answers as a script decides, over real connections.
 
     Args:
         script: answers requests.
         streams: answers streams.
-        cluster_id: cluster that it says it is of.
+        cluster_id: cluster id that it reports.
 
     Attributes:
-        asked: method and bytes of each request, in the order in which they came.
-        abandoned: requests for whose answers nobody waits any more.
-        connection_count: connections that were made to it.
-        swallow_count: so many of the next connections are greeted, and then take bytes and say nothing, not even to a ping: what is
-            left of a connection whose machine was lost.
-        swallowed: what such connections took.
+        asked: method and bytes of each request, in the order of arrival.
+        abandoned: requests whose callers no longer wait for the answer.
+        connection_count: number of connections made to it.
+        swallow_count: this many of the next connections are greeted, and then read bytes and never answer, not even a ping. That is
+            what remains of a connection to a lost machine.
+        swallowed: bytes that such connections read.
     """
 
     def __init__(
@@ -80,13 +80,13 @@ class ScriptedController:
 
     @property
     def address(self) -> str:
-        """Where it is asked."""
+        """Address of the controller."""
         assert self._identity is not None
         assert self._identity.address is not None
         return self._identity.address
 
     async def start(self) -> None:
-        """Listen, on a port of its own."""
+        """Listen on a free port."""
         self._server = await asyncio.get_running_loop().create_server(self._accept, "127.0.0.1", 0)
         address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         self._identity = Identity(cluster_id=self._cluster_id, node_id=1, incarnation_id=bytes(16), address=address)
@@ -97,7 +97,7 @@ class ScriptedController:
         self._peers = Peers(self._identity, services)
 
     async def close(self) -> None:
-        """Be gone: its port refuses, its connections end."""
+        """Stop: the port refuses connections, and the open ones end."""
         if self._server is None or self._peers is None:
             return
         self._server.close()
@@ -174,6 +174,6 @@ async def broker_peers(limits: Limits | None = None) -> AsyncIterator[Peers]:
 async def calls_to(
     *controllers: ScriptedController, observer: MetadataLoader | None = None, limits: Limits | None = None
 ) -> AsyncIterator[ControllerCalls]:
-    """The calls of a broker whose list of voters has these controllers."""
+    """Yield the calls of a broker whose voter list names these controllers."""
     async with broker_peers(limits) as peers:
         yield ControllerCalls(observer or MetadataLoader(), peers, [each.address for each in controllers])

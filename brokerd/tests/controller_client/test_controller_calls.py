@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls to a controller that does not answer, or refuses: a typed error, whatever becomes of the connection."""
+"""Calls to a controller that does not answer or refuses: the caller gets a typed error, whatever happens to the connection."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from metaquorum.tests.quorum_cluster import until
 
 METHOD: Final = Method.ADMIN
 SHORT_MS, LONG_MS = 500, 600_000
-"""A time that is up soon, and one longer than any test: only something else can end the call."""
+"""A time limit that ends soon, and one longer than any test, so that only something else can end the call."""
 
 GIVE_UP_S = 60.0
-"""Seconds after which a call that should have ended has not."""
+"""Seconds after which a call that should have ended counts as hanging."""
 
 
 class Handover:
-    """A leader of old that is silent and one that answers, and the calls of a broker that knows the first."""
+    """A silent old leader, a new leader that answers, and the calls of a broker that knows the old one."""
 
     def __init__(
         self, silent: ScriptedController, new: ScriptedController, observer: MetadataLoader, calls: ControllerCalls
@@ -52,11 +52,11 @@ class Handover:
         self.new_address = new.address
 
     def know_leader(self, address: str, epoch: int) -> None:
-        """Have the broker learn who leads."""
+        """Tell the broker's metadata who leads."""
         self.observer.on_leader(QuorumLeader(leader_id=epoch, quorum_epoch=epoch, address=address))
 
     async def asked(self) -> None:
-        """Wait until the leader of old has a request."""
+        """Wait until the old leader has a request."""
         await until(lambda: self.silent.asked, what="the request at the leader of old")
 
 
@@ -73,13 +73,13 @@ async def handover() -> AsyncIterator[Handover]:
 
 @pytest_asyncio.fixture
 async def silent() -> AsyncIterator[tuple[ScriptedController, ControllerCalls]]:
-    """A server that never answers, and the calls that take it for the controller."""
+    """Yield a server that never answers, and calls that use it as the controller."""
     async with controller_of(ScriptedController(never)) as controller, calls_to(controller) as calls:
         yield controller, calls
 
 
 async def test_unanswered_change_has_an_unknown_outcome(silent: tuple[ScriptedController, ControllerCalls]) -> None:
-    """The controller may have carried it out: the caller is told to look, and nothing is sent twice."""
+    """The controller may have carried it out. The caller is told to check, and nothing is sent twice."""
     controller, calls = silent
     with pytest.raises(RefusedError) as refused:
         await calls.call(METHOD, b"", timeout_ms=SHORT_MS)
@@ -90,7 +90,7 @@ async def test_unanswered_change_has_an_unknown_outcome(silent: tuple[ScriptedCo
 async def test_unanswered_question_says_that_the_quorum_is_not_there(
     silent: tuple[ScriptedController, ControllerCalls],
 ) -> None:
-    """A read changed nothing, so all that there is to say is that nobody answered."""
+    """A read changes nothing, so the error says only that no controller answered."""
     controller, calls = silent
     with pytest.raises(RefusedError) as refused:
         await calls.call(METHOD, b"", timeout_ms=SHORT_MS, is_read_only=True)
@@ -102,7 +102,7 @@ async def test_unanswered_question_says_that_the_quorum_is_not_there(
 async def test_caller_that_goes_away_ends_the_work_of_the_controller(
     silent: tuple[ScriptedController, ControllerCalls],
 ) -> None:
-    """It is told, and the connection is there for others."""
+    """The controller is told, and the connection stays usable for others."""
     controller, calls = silent
     call = asyncio.create_task(calls.call(METHOD, b"gone", timeout_ms=LONG_MS))
     await until(lambda: controller.asked, what="the request")
@@ -116,7 +116,7 @@ async def test_caller_that_goes_away_ends_the_work_of_the_controller(
 
 
 async def test_connection_that_swallows_everything_is_left_for_another_one() -> None:
-    """One unanswered heartbeat and one unanswered ping end it: questions on it are asked again, changes are in doubt."""
+    """One unanswered heartbeat and one unanswered ping end it. Reads on it are sent again; changes have an unknown outcome."""
     limits = replace(Limits(), ping_after_ms=LONG_MS, liveness_ms=LONG_MS, suspect_ms=100)
     controller = ScriptedController()
     controller.swallow_count = 1
@@ -136,7 +136,7 @@ async def test_connection_that_swallows_everything_is_left_for_another_one() -> 
 
 
 async def test_slow_answer_costs_no_connection(silent: tuple[ScriptedController, ControllerCalls]) -> None:
-    """A live process answers a ping whatever its handlers do: what else waits over the connection goes on to its end."""
+    """A live process answers a ping whatever its handlers do, so other calls over the connection continue to their ends."""
     controller, calls = silent
     may_answer = asyncio.Event()
 
@@ -158,7 +158,7 @@ async def test_slow_answer_costs_no_connection(silent: tuple[ScriptedController,
 
 
 async def test_controller_that_dies_under_a_change_leaves_it_in_doubt(handover: Handover) -> None:
-    """Nobody waits for its time to be up: the end of the connection is enough."""
+    """Calls do not wait for their time limit: the end of the connection ends them."""
     call = asyncio.create_task(handover.calls.call(METHOD, b"", timeout_ms=LONG_MS))
     await handover.asked()
     await handover.silent.close()
@@ -168,7 +168,7 @@ async def test_controller_that_dies_under_a_change_leaves_it_in_doubt(handover: 
 
 
 async def test_question_of_a_controller_that_dies_goes_to_another_voter() -> None:
-    """At once, and without a word to whoever asks."""
+    """The call goes there at once, and the caller does not notice."""
     async with (
         controller_of(ScriptedController(never)) as old,
         controller_of(ScriptedController()) as new,
@@ -181,7 +181,7 @@ async def test_question_of_a_controller_that_dies_goes_to_another_voter() -> Non
 
 
 async def test_question_to_a_leader_of_old_goes_to_the_new_one(handover: Handover) -> None:
-    """A read that a frozen leader has is sent again as soon as another one is known, not when its time is up."""
+    """A read at a frozen leader is sent again as soon as another leader is known, not when its time limit ends."""
     call = asyncio.create_task(handover.calls.call(METHOD, b"", timeout_ms=LONG_MS, is_read_only=True))
     await handover.asked()
     handover.know_leader(handover.new_address, 2)
@@ -189,7 +189,7 @@ async def test_question_to_a_leader_of_old_goes_to_the_new_one(handover: Handove
 
 
 async def test_change_sent_to_a_leader_of_old_ends_when_a_new_one_is_known(handover: Handover) -> None:
-    """The old leader may have appended it, so it is not sent again; but nobody waits for an answer that cannot come."""
+    """The old leader may have appended it, so it is not sent again. But the caller stops waiting for an answer that cannot come."""
     call = asyncio.create_task(handover.calls.call(METHOD, b"", timeout_ms=LONG_MS))
     await handover.asked()
     handover.know_leader(handover.new_address, 2)
@@ -201,7 +201,7 @@ async def test_change_sent_to_a_leader_of_old_ends_when_a_new_one_is_known(hando
 
 
 async def test_call_to_the_new_leader_itself_goes_on(handover: Handover) -> None:
-    """A call that went to the new leader before the broker knew it, by a hint, is not given up."""
+    """A call that went to the new leader by a hint, before the broker knew it, continues."""
     call = asyncio.create_task(handover.calls.call(METHOD, b"", timeout_ms=LONG_MS, is_read_only=True))
     await handover.asked()
     handover.know_leader(handover.old_address, 2)
@@ -214,7 +214,7 @@ async def test_call_to_the_new_leader_itself_goes_on(handover: Handover) -> None
 
 
 async def test_pause_of_a_call_ends_when_a_leader_is_known(handover: Handover, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call that found nobody at the dead leader's address goes to the new one at once, however long it would pause."""
+    """A call that found nothing at the dead leader's address goes to the new one at once, however long its pause would be."""
     monkeypatch.setattr(controller_calls, "RETRY_MS", LONG_MS)
     monkeypatch.setattr(controller_calls, "RETRY_MS_MAX", LONG_MS)
     with socket.socket() as gone:
@@ -229,13 +229,13 @@ async def test_pause_of_a_call_ends_when_a_leader_is_known(handover: Handover, m
 
 
 def hint_at(address: str, *, leader_epoch: int) -> LeaderHint:
-    """What a refusal says of the leader."""
+    """Return the leader hint of a refusal."""
     host, _, port = address.rpartition(":")
     return LeaderHint(leader_id=1, leader_epoch=leader_epoch, host=host, port=int(port))
 
 
 async def test_what_is_heard_of_the_leader_of_old_says_nothing_of_the_new_one(handover: Handover) -> None:
-    """Calls that fail at the dead leader after the broker has learnt of another one do not send anybody away from that."""
+    """Once the broker knows the new leader, late failures of calls to the dead one do not move any call away from it."""
     handover.know_leader(handover.new_address, 2)
     handover.calls.note_failure(handover.old_address, None)
     assert handover.calls.address() == handover.new_address
@@ -245,7 +245,7 @@ async def test_what_is_heard_of_the_leader_of_old_says_nothing_of_the_new_one(ha
 
 
 async def test_many_calls_that_fail_together_are_one_failure(handover: Handover) -> None:
-    """Where they all went is left once, not passed over by as many steps as there were calls."""
+    """The calls move on from the common address once, not by as many steps as there were calls."""
     handover.know_leader(handover.new_address, 2)
     for _ in range(4):
         handover.calls.note_failure(handover.new_address, None)
@@ -253,7 +253,7 @@ async def test_many_calls_that_fail_together_are_one_failure(handover: Handover)
 
 
 async def test_change_is_sent_again_to_a_leader_that_is_taking_over() -> None:
-    """It was refused before anything was done; the client is not made to pause for as long as clients do."""
+    """The voter refused before it did anything, so the call is repeated soon, without the client's long pause."""
     controller = ScriptedController()
 
     async def just_elected(method: Method, request: bytes) -> bytes:
@@ -268,7 +268,7 @@ async def test_change_is_sent_again_to_a_leader_that_is_taking_over() -> None:
 
 
 async def test_change_goes_where_a_node_that_does_not_lead_says() -> None:
-    """By its hint, though that address is on no list."""
+    """The hint suffices, although that address is on no list."""
     async with controller_of(ScriptedController()) as leader, controller_of(ScriptedController()) as other:
 
         async def not_here(_method: Method, _request: bytes) -> bytes:
@@ -282,7 +282,7 @@ async def test_change_goes_where_a_node_that_does_not_lead_says() -> None:
 
 
 async def test_refusal_of_the_controller_is_told_as_it_is() -> None:
-    """Code, text, advice and place; nothing is sent again."""
+    """The refusal keeps code, text, advice and leader hint, and nothing is sent again."""
 
     async def refuse(_method: Method, _request: bytes) -> bytes:
         hint = hint_at("[::1]:7", leader_epoch=5)
@@ -298,7 +298,7 @@ async def test_refusal_of_the_controller_is_told_as_it_is() -> None:
 
 
 async def test_controller_that_stops_is_asked_no_change_twice() -> None:
-    """It may have carried a change out; a question goes on to whoever comes after it."""
+    """It may have carried out a change. A read goes on to the next controller."""
     stopping = ScriptedController()
 
     async def stop(_method: Method, _request: bytes) -> bytes:
@@ -318,7 +318,7 @@ async def test_controller_that_stops_is_asked_no_change_twice() -> None:
 
 
 async def test_controller_of_another_cluster_is_no_controller() -> None:
-    """Whoever set the address is told so at once; a retry cannot mend it, and nothing was asked."""
+    """The operator who set the address is told at once. A retry cannot help, and no request was sent."""
     async with controller_of(ScriptedController(cluster_id="other")) as controller, calls_to(controller) as calls:
         with pytest.raises(ControllerRefusedError) as refused:
             await calls.call(METHOD, b"", timeout_ms=LONG_MS, is_read_only=True)
@@ -328,7 +328,7 @@ async def test_controller_of_another_cluster_is_no_controller() -> None:
 
 
 async def test_more_calls_than_a_connection_carries_wait_for_their_turn() -> None:
-    """Nothing of them was sent, so changes are sent later; none is in doubt."""
+    """Nothing was sent over them, so changes are sent later, and none has an unknown outcome."""
     limits = replace(Limits(), open_calls=2)
     async with controller_of(ScriptedController()) as controller, calls_to(controller, limits=limits) as calls:
         answers = await asyncio.gather(*(calls.call(METHOD, b"", timeout_ms=LONG_MS) for _ in range(20)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker that has not heard from the controller for a session: what it knows of that, and what it does not say then."""
+"""A broker without contact to the controller for a session: what it knows about that, and what it then refuses to say."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EARLIEST = log_pb2.OFFSET_POSITION_EARLIEST
 
 
 def test_session_is_looked_at_when_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that was stopped finds out at once, and not at its next look; the callbacks wait for that look."""
+    """A process that was paused notices at once, not only at its next check. The callbacks wait for that check."""
     now_s, told = 100.0, list[str]()
     monkeypatch.setattr(lifecycle_module, "time", SimpleNamespace(monotonic=lambda: now_s))
     session = ControllerSession(MetadataLoader())
@@ -48,7 +48,7 @@ def test_session_is_looked_at_when_somebody_asks(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_an_answer_counts_from_when_it_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process is stopped while a heartbeat is answered: when it goes on, the answer says nothing about now."""
+    """A process is paused while a heartbeat is answered. When it continues, the answer proves nothing about the present."""
     now_s = 100.0
     monkeypatch.setattr(lifecycle_module, "time", SimpleNamespace(monotonic=lambda: now_s))
     identity = BrokerIdentity(cluster_id="c", broker_id=1, rack="", log_directory_ids=())
@@ -113,7 +113,7 @@ async def ask(server: BrokerServer, topic: str, position: Any) -> log_pb2.Offset
 async def test_an_isolated_leader_does_not_say_where_its_partition_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Others may lead it by now. It tells its start, and the end of a partition that it alone has; later everything."""
+    """Others may lead the partition by now. It reports its start, and the end of a partition that only it has. Later it reports all."""
     async with three_brokers(tmp_path) as cluster:
         async with connected(cluster.brokers[1]) as client:
             await cluster.create_topic(client)

@@ -30,7 +30,7 @@ NONSENSE = b"\xff\xff\xff"
 
 
 class Controller(ScriptedController):
-    """Registers whoever asks under the next epoch, and answers heartbeats; a test puts other answers before those."""
+    """Registers every broker under the next epoch and answers heartbeats. A test may put other answers first."""
 
     def __init__(self, *, cluster_id: str = CLUSTER) -> None:
         super().__init__(self._reply, cluster_id=cluster_id)
@@ -40,7 +40,7 @@ class Controller(ScriptedController):
         self.interval_ms = 20
         self.is_fenced = False
         self.first: dict[Method, list[bytes | RefusalError | None]] = {}
-        """What is answered before anything else; None: nothing, for ever."""
+        """Answers that come before all others; None: no answer, ever."""
 
     async def _reply(self, method: Method, data: bytes) -> bytes:
         answer: Message
@@ -68,7 +68,7 @@ class Controller(ScriptedController):
 
 
 class Broker:
-    """Broker 2 and what it says of its state."""
+    """Broker 2 and the states that it reported."""
 
     def __init__(self, calls: ControllerCalls, observer: MetadataLoader) -> None:
         self.states: list[BrokerState] = []
@@ -92,7 +92,7 @@ async def broker_of(*controllers: ScriptedController, limits: Limits | None = No
 
 
 async def test_broker_registers_and_beats_over_one_connection() -> None:
-    """Under the epoch that it was given, an interval after the other."""
+    """They carry the epoch that it was given, one in each interval."""
     async with controller_of(Controller()) as controller, broker_of(controller) as broker:
         assert await broker.lifecycle.registered() == 11
         broker.lifecycle.set_ready()
@@ -106,7 +106,7 @@ async def test_broker_registers_and_beats_over_one_connection() -> None:
 
 
 async def test_news_are_told_at_once() -> None:
-    """Not with the next beat, which is far away."""
+    """A change is sent at once, not only with the next heartbeat, which is far away."""
     controller = Controller()
     controller.interval_ms = 600_000
     async with controller_of(controller), broker_of(controller) as broker:
@@ -118,7 +118,7 @@ async def test_news_are_told_at_once() -> None:
 
 
 async def test_heartbeat_whose_answer_is_none_is_sent_again() -> None:
-    """Bytes that do not decode say nothing; least of all do they end the broker."""
+    """Bytes that do not decode carry no information, and do not end the broker."""
     controller = Controller()
     controller.first[Method.HEARTBEAT] = [NONSENSE] * 3
     async with controller_of(controller), broker_of(controller) as broker:
@@ -127,7 +127,7 @@ async def test_heartbeat_whose_answer_is_none_is_sent_again() -> None:
 
 
 async def test_registration_whose_answer_is_none_is_sent_again() -> None:
-    """Under the same incarnation, which makes it the same registration."""
+    """It uses the same incarnation id, so it is the same registration."""
     controller = Controller()
     controller.first[Method.REGISTER_BROKER] = [NONSENSE]
     async with controller_of(controller), broker_of(controller) as broker:
@@ -138,7 +138,7 @@ async def test_registration_whose_answer_is_none_is_sent_again() -> None:
 
 @pytest.mark.parametrize("code", [ErrorCode.STALE_BROKER_EPOCH, ErrorCode.BROKER_FENCED, ErrorCode.DUPLICATE_BROKER])
 async def test_broker_that_the_controller_does_not_know_registers_again(code: ErrorCode) -> None:
-    """Under the same incarnation; meanwhile it has no epoch."""
+    """It uses the same incarnation id. Until then it has no epoch."""
     controller = Controller()
     controller.first[Method.HEARTBEAT] = [RefusalError(code, "scripted")]
     async with controller_of(controller), broker_of(controller) as broker:
@@ -160,7 +160,7 @@ async def test_heartbeat_that_is_refused_otherwise_is_sent_again() -> None:
 
 
 async def test_heartbeats_go_to_the_new_leader_at_once() -> None:
-    """Those that the old one does not answer, too."""
+    """This includes heartbeats that the old leader does not answer."""
     old, new = Controller(), Controller()
     old.first[Method.HEARTBEAT] = [None]
     old.interval_ms = new.interval_ms = 600_000
@@ -173,7 +173,7 @@ async def test_heartbeats_go_to_the_new_leader_at_once() -> None:
 
 
 async def test_broker_whose_controller_is_gone_has_lost_its_session_in_time() -> None:
-    """It asks the other voters meanwhile, and the session is back with the first answer."""
+    """It asks the other voters until then, and the session is restored with the first answer."""
     controller, other = Controller(), Controller()
     async with controller_of(controller), controller_of(other), broker_of(controller, other) as broker:
         await until(lambda: controller.beats, what="a heartbeat")
@@ -187,7 +187,7 @@ async def test_broker_whose_controller_is_gone_has_lost_its_session_in_time() ->
 
 
 async def test_connection_that_swallows_a_registration_is_left() -> None:
-    """It has no answer in time, and the connection no sign of life: the next attempt and the heartbeats go over another one."""
+    """The registration gets no answer and the connection no sign of life. The next attempt and the heartbeats use another one."""
     limits = replace(Limits(), ping_after_ms=600_000, liveness_ms=600_000, suspect_ms=50)
     controller = Controller()
     controller.swallow_count = 1
@@ -197,7 +197,7 @@ async def test_connection_that_swallows_a_registration_is_left() -> None:
 
 
 async def test_controller_of_another_cluster_ends_the_broker() -> None:
-    """No retry can mend the address."""
+    """No retry can correct the address."""
     async with controller_of(Controller(cluster_id="other")) as controller, broker_of(controller) as broker:
         task = broker.lifecycle._task  # pyright: ignore[reportPrivateUsage]
         assert task is not None
@@ -206,7 +206,7 @@ async def test_controller_of_another_cluster_ends_the_broker() -> None:
 
 
 async def test_registration_that_is_refused_for_good_ends_the_broker() -> None:
-    """And one that may pass does not."""
+    """A refusal that may pass does not end it."""
     controller = Controller()
     controller.first[Method.REGISTER_BROKER] = [
         RefusalError(ErrorCode.OUTCOME_UNKNOWN, "scripted"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proposals of in-sync replicas to a scripted controller over real connections: gathered, answered one by one, honest about doubt."""
+"""Proposals of in-sync replicas to a scripted controller over real connections: how they are collected, and their outcomes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Scene:
         )
 
     async def propose(self, *replicas: Replica) -> list[Event]:
-        """Propose brokers 1 and 2 for each, and return what became of it."""
+        """Propose brokers 1 and 2 for each replica, and return the outcomes."""
         for number, replica in enumerate(replicas, start=1):
             self.requests.propose(replica, proposal(number))
         return [await replica.outcome() for replica in replicas]
@@ -39,7 +39,7 @@ class Scene:
 
 @pytest.fixture
 async def scene() -> AsyncIterator[Scene]:
-    """A controller on a port of its own."""
+    """A controller on a free port."""
     async with controller_of(AlteringController()) as controller, calls_to(controller) as calls:
         made = Scene(controller, calls)
         yield made
@@ -47,7 +47,7 @@ async def scene() -> AsyncIterator[Scene]:
 
 
 async def test_proposals_go_together_and_are_answered_one_by_one(scene: Scene) -> None:
-    """One call has all that were made within a moment; each replica gets its own committed state."""
+    """One call has all proposals that were made within a moment. Each replica gets its own committed state."""
     outcomes = await scene.propose(Replica(0), Replica(1))
     for number, outcome in enumerate(outcomes, start=1):
         state = PartitionImage(number - 1, (1, 2, 3), (1, 2), 1, 4, 6, (3,))
@@ -60,7 +60,7 @@ async def test_proposals_go_together_and_are_answered_one_by_one(scene: Scene) -
 
 
 async def test_refusal_of_a_partition_reaches_its_replica(scene: Scene) -> None:
-    """With the code; one that this broker does not know is a refusal all the same."""
+    """The outcome has the code. A code that this broker does not know is a refusal too."""
     scene.controller.answer = refuse(ErrorCode.FENCED_EPOCH)
     (outcome,) = await scene.propose(Replica(0))
     assert outcome == ProposalRefused(proposal=1, code=ErrorCode.FENCED_EPOCH)
@@ -79,7 +79,7 @@ async def test_refusal_of_a_partition_reaches_its_replica(scene: Scene) -> None:
     ],
 )
 async def test_refusal_of_the_whole_call_is_one_of_each(scene: Scene, code: ErrorCode, outcome: type[Event]) -> None:
-    """Only what certainly was not carried out is called refused."""
+    """A proposal is called refused only if it certainly was not carried out."""
 
     def fail(request: controller_pb2.AlterPartitionRequest) -> controller_pb2.AlterPartitionResponse:
         raise RefusalError(code, f"scripted, {len(request.proposals)}")
@@ -90,13 +90,13 @@ async def test_refusal_of_the_whole_call_is_one_of_each(scene: Scene, code: Erro
 
 
 async def test_partition_that_is_left_out_of_the_answer_is_in_doubt(scene: Scene) -> None:
-    """So that its members stay counted."""
+    """Then its members still count."""
     scene.controller.answer = lambda _: controller_pb2.AlterPartitionResponse()
     assert await scene.propose(Replica(0)) == [ProposalUnanswered(proposal=1)]
 
 
 async def test_answer_that_is_none_is_in_doubt(scene: Scene) -> None:
-    """Bytes that do not decode leave nobody without an outcome, and the next proposal is sent."""
+    """Bytes that do not decode leave no proposal without an outcome, and the next proposal is sent."""
     scene.controller.garbage = b"\xff\xff\xff"
     assert await scene.propose(Replica(0)) == [ProposalUnanswered(proposal=1)]
     scene.controller.garbage = None
@@ -105,7 +105,7 @@ async def test_answer_that_is_none_is_in_doubt(scene: Scene) -> None:
 
 
 class Broken(Replica):
-    """Cannot take what it is told."""
+    """Raises when it gets an outcome."""
 
     def take_event(self, event: Event) -> None:
         super().take_event(event)
@@ -113,7 +113,7 @@ class Broken(Replica):
 
 
 async def test_fault_of_a_replica_does_not_cost_the_others_their_outcomes(scene: Scene) -> None:
-    """Each of the same call is told, and so are those of the next."""
+    """The other proposals of the same call get their outcomes, and so do those of the next call."""
     outcomes = await scene.propose(Broken(0), Replica(1))
     assert [type(each) for each in outcomes] == [ProposalAccepted, ProposalAccepted]
     (outcome,) = await scene.propose(Replica(2))
@@ -128,7 +128,7 @@ async def test_broker_without_a_registration_proposes_nothing(scene: Scene) -> N
 
 
 async def test_many_proposals_take_several_calls(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call has a most number of them."""
+    """A call has a maximum number of proposals."""
     monkeypatch.setattr("brokerd.controller_client.partition_requests.MAX_REQUEST_PARTITIONS", 2)
     replicas: Sequence[Replica] = [Replica(number) for number in range(5)]
     outcomes = await scene.propose(*replicas)
@@ -137,7 +137,7 @@ async def test_many_proposals_take_several_calls(scene: Scene, monkeypatch: pyte
 
 
 async def test_closed_way_says_nothing_any_more(scene: Scene) -> None:
-    """The broker stops: nobody is there to hear it."""
+    """The broker stops, and no replica is left to hear an outcome."""
     replica = Replica(0)
     scene.requests.propose(replica, proposal(1))
     await scene.requests.close()

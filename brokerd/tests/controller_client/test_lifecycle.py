@@ -48,7 +48,7 @@ from storage.errors import DiskFailedError
 async def watch_until(
     client: Client, holds: Callable[[metadata_pb2.Broker], bool], broker_id: int
 ) -> metadata_pb2.Broker:
-    """Follow the cluster until a broker is as wanted; as a client does, watch again when a broker out of touch ends it."""
+    """Follow the cluster until a broker is as wanted. Like a client, watch again if a broker without contact ends the watch."""
     async with asyncio.timeout(WAIT_S):
         while True:
             watch = client.metadata.WatchCluster(metadata_pb2.WatchClusterRequest(topics=["none"]))
@@ -68,7 +68,7 @@ async def watch_until(
 async def test_topic_waits_for_a_broker_that_is_not_let_in_yet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: str
 ) -> None:
-    """The port is open before the controller has let the broker in: the refusal passes, and the admin client waits for that."""
+    """The port is open before the controller has unfenced the broker. The refusal is temporary, and the admin client waits."""
     leave = asyncio.Event()
     run, set_ready = getattr(BrokerLifecycle, "_run"), BrokerLifecycle.set_ready  # noqa: B009 (private)
 
@@ -102,7 +102,7 @@ async def test_topic_waits_for_a_broker_that_is_not_let_in_yet(
 
 
 async def test_topic_of_more_replicas_than_brokers_waits_for_those_that_still_register(tmp_path: Path) -> None:
-    """A cluster gets its brokers one after the other; who asks for more replicas than there will be hears so within its time."""
+    """Brokers join a cluster one after the other. A client that asks for more replicas than there will be gets its answer in time."""
     settings = standalone_settings(tmp_path / "1", port=0)
     assert settings.combined is not None
     combined = dataclasses.replace(settings.combined, controller=ControllerSettings())
@@ -123,7 +123,7 @@ async def test_topic_of_more_replicas_than_brokers_waits_for_those_that_still_re
 
 
 async def test_cluster_of_one_refuses_more_replicas_at_once(tmp_path: Path) -> None:
-    """Nobody else may come, so there is nothing to wait for."""
+    """No other broker can join, so there is nothing to wait for."""
     async with running_broker(tmp_path) as server, aio.Admin(str(server.address)) as admin:
         with pytest.raises(LograftError) as caught:
             await admin.create_topic("t", replication_factor=2)
@@ -136,7 +136,7 @@ async def _then(event: asyncio.Event, work: Callable[[], None]) -> None:
 
 
 async def test_replaced_registration_is_noticed_and_renewed(tmp_path: Path) -> None:
-    """A broker whose id was registered by another process registers anew and serves under a higher epoch."""
+    """A broker whose id another process has registered registers again and serves under a higher epoch."""
     async with (
         running_broker(tmp_path / "1") as first,
         second_broker(first, tmp_path / "2") as second,
@@ -165,7 +165,7 @@ async def test_replaced_registration_is_noticed_and_renewed(tmp_path: Path) -> N
 
 
 async def test_second_live_process_of_an_id_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a broker lives nobody else gets its id, and the second process ends with an error that names it."""
+    """While a broker lives, no other process gets its id. The second process ends with an error that names the id."""
     monkeypatch.setattr("brokerd.controller_client.lifecycle.DUPLICATE_WAIT_MS", 200)
     async with running_broker(tmp_path / "1") as first, second_broker(first, tmp_path / "2") as second:
         settings = BrokerSettings(
@@ -186,7 +186,7 @@ async def test_second_live_process_of_an_id_is_refused(tmp_path: Path, monkeypat
 
 
 async def test_registration_of_unknown_outcome_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The leadership of the quorum may end under a registration: the process asks again, under the same incarnation."""
+    """The quorum leader may step down during a registration. The process asks again under the same incarnation id."""
     submit = ControllerHost.submit
     asked: list[bytes] = []
 
@@ -218,7 +218,7 @@ def fixed_settings(tmp_path: Path) -> BrokerSettings:
 
 
 async def test_broker_outlives_an_outage_of_the_quorum(fixed_settings: BrokerSettings, tmp_path: Path) -> None:
-    """Without a controller its partitions go on, changes are refused in time, and everything comes back with it."""
+    """Without a controller its partitions keep working, changes are refused in time, and everything recovers with the controller."""
     first = BrokerServer(fixed_settings)
     await first.start()
     await first.wait_serving(timeout_ms=int(WAIT_S * 1000))
@@ -253,7 +253,7 @@ async def test_broker_outlives_an_outage_of_the_quorum(fixed_settings: BrokerSet
 async def test_producer_ids_without_a_quorum_are_refused_in_time(
     fixed_settings: BrokerSettings, tmp_path: Path
 ) -> None:
-    """A handshake that needs a new block ends typed when the quorum is gone."""
+    """A handshake that needs a new block ends with a typed error when the quorum is gone."""
     first = BrokerServer(fixed_settings)
     await first.start()
     await first.wait_serving(timeout_ms=int(WAIT_S * 1000))
@@ -264,7 +264,7 @@ async def test_producer_ids_without_a_quorum_are_refused_in_time(
 
 
 async def test_failed_log_directory_ends_the_broker(tmp_path: Path) -> None:
-    """When the log directory fails the broker says so, and whoever runs it is told to stop."""
+    """When the log directory fails, the broker reports it, and its process is told to stop."""
     async with running_broker(tmp_path) as server:
         assert server.replica_manager is not None
         directory = server.replica_manager.directories.first

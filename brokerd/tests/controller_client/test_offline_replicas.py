@@ -16,24 +16,24 @@ OUT = PartitionImage(0, (1, 2, 3), (2, 3), 2, 5, 8)
 
 
 def offline_replicas(*, most: int = 2_000) -> OfflineReplicas:
-    """Those of broker 1."""
+    """Return the offline replicas of broker 1."""
     return OfflineReplicas(1, most=most, retry_min_ms=RETRY_MIN_MS, retry_max_ms=RETRY_MAX_MS)
 
 
 class Scene:
-    """Broker 1, and the metadata that it has."""
+    """Broker 1 and its metadata."""
 
     def __init__(self, *, most: int = 2_000) -> None:
         self.offline = offline_replicas(most=most)
         self.metadata: dict[tuple[bytes, int], PartitionImage] = {(T, 0): IN_SYNC}
 
     def due(self, now_ms: int) -> list[tuple[bytes, int, int, int]]:
-        """What is to be reported, as topic, partition and the two epochs."""
+        """Return the reports that are due, as topic, partition and the two epochs."""
         found = self.offline.due(lambda topic_id, partition: self.metadata.get((topic_id, partition)), now_ms)
         return [(each.topic_id, each.partition, each.leader_epoch, each.partition_epoch) for each in found]
 
     def change(self, state: PartitionImage) -> None:
-        """Let the metadata have another state of the partition."""
+        """Give the partition another state in the metadata."""
         self.metadata[T, 0] = state
         self.offline.note_change((T, U))
 
@@ -47,7 +47,7 @@ def scene() -> Scene:
 
 
 def test_offline_replica_is_reported_with_the_state_of_the_metadata(scene: Scene) -> None:
-    """At once, and once: it is noted as often as somebody meets the failure."""
+    """It is reported at once and only once, although several places may note the failure."""
     assert scene.offline.deadline_ms() == 0
     scene.offline.add(T, 0)
     assert scene.due(1_000) == [(T, 0, 4, 7)]
@@ -63,7 +63,7 @@ def test_offline_replica_is_reported_with_the_state_of_the_metadata(scene: Scene
     ],
 )
 def test_replica_that_nobody_counts_on_is_left_alone(scene: Scene, state: PartitionImage | None) -> None:
-    """Out of sync, the only replica, or of a partition that is gone; nothing is waited for."""
+    """The replica is out of sync, or the only one, or its partition is gone. There is no deadline."""
     scene.metadata.clear()
     if state is not None:
         scene.metadata[T, 0] = state
@@ -75,7 +75,7 @@ def test_replica_that_nobody_counts_on_is_left_alone(scene: Scene, state: Partit
     "state", [PartitionImage(0, (1, 2, 3), (2,), 2, 5, 9, (1,)), PartitionImage(0, (1, 2, 3), (1, 2), 2, 5, 9)]
 )
 def test_replica_that_comes_back_is_reported_again(scene: Scene, state: PartitionImage) -> None:
-    """Whoever brought it back did not know: as eligible, or as in sync."""
+    """A leader that did not know of the failure may have brought it back, as eligible or as in sync."""
     scene.due(0)
     scene.change(OUT)
     assert scene.due(1) == []
@@ -84,7 +84,7 @@ def test_replica_that_comes_back_is_reported_again(scene: Scene, state: Partitio
 
 
 def test_refused_report_is_repeated_after_a_pause_that_doubles(scene: Scene) -> None:
-    """So is one without an answer: the metadata does not change. The pause has an upper limit."""
+    """The same holds without an answer, because the metadata does not change. The pause has an upper limit."""
     now_ms, pauses = 0, [100, 200, 400, 800, 1_600, 3_200, RETRY_MAX_MS, RETRY_MAX_MS]
     assert scene.due(now_ms) == [(T, 0, 4, 7)]
     for pause_ms in pauses:
@@ -95,7 +95,7 @@ def test_refused_report_is_repeated_after_a_pause_that_doubles(scene: Scene) -> 
 
 
 def test_later_state_of_the_partition_ends_the_pause(scene: Scene) -> None:
-    """A refusal because of an old epoch costs no more than the time until the metadata is here."""
+    """A refusal because of an old epoch costs only the time until the metadata arrives."""
     for now_ms in (0, 100, 300):
         scene.due(now_ms)
     scene.change(PartitionImage(0, (1, 2, 3), (1, 2), 1, 4, 8))
@@ -104,7 +104,7 @@ def test_later_state_of_the_partition_ends_the_pause(scene: Scene) -> None:
 
 
 def test_state_from_before_the_answer_is_not_acted_on(scene: Scene) -> None:
-    """The metadata comes behind the answer; another change of the topic meanwhile repeats nothing."""
+    """The metadata comes after the answer. Another change of the topic in between repeats nothing."""
     scene.due(0)
     scene.offline.note_accepted(ReplicaReport(topic_id=T, partition=0, leader_epoch=4, partition_epoch=7), 8)
     assert scene.due(10_000) == []
@@ -115,7 +115,7 @@ def test_state_from_before_the_answer_is_not_acted_on(scene: Scene) -> None:
 
 
 def test_replica_that_is_removed_is_offline_no_more(scene: Scene) -> None:
-    """One that comes again has another log. An answer that comes late is nobody's."""
+    """If it comes back, it has another log. A late answer is ignored."""
     scene.metadata[T, 1] = IN_SYNC
     scene.offline.add(T, 1)
     scene.offline.discard(T, 0)
@@ -131,7 +131,7 @@ def test_replica_that_is_removed_is_offline_no_more(scene: Scene) -> None:
 
 
 def test_many_are_reported_in_calls_of_a_bounded_size() -> None:
-    """Every one of them once, in the order in which they went offline."""
+    """Each is returned once, in the order in which the replicas went offline."""
     scene = Scene(most=2)
     for partition in range(5):
         scene.metadata[T, partition] = IN_SYNC
@@ -140,7 +140,7 @@ def test_many_are_reported_in_calls_of_a_bounded_size() -> None:
 
 
 def test_found_replica_is_claimed_while_its_directory_is_awaited() -> None:
-    """With the epochs of the metadata, again after the pause, and no more once the partition awaits nothing or another one."""
+    """It is claimed with the epochs of the metadata, again after the pause, and no more when the partition awaits no or another one."""
     mine, other = bytes(15) + b"\x01", bytes(15) + b"\x02"
     awaiting = PartitionImage(0, (1,), (1,), None, 4, 6, awaited=pack([AwaitedReplica(1, (mine,))]))
     offline = offline_replicas()
@@ -159,7 +159,7 @@ def test_found_replica_is_claimed_while_its_directory_is_awaited() -> None:
 
 
 def test_found_replica_whose_log_fails_is_offline() -> None:
-    """It was found, and does not work: others take over."""
+    """It was found but does not work, so other replicas take over."""
     offline = offline_replicas()
     offline.add_found(T, 0, bytes(16))
     offline.add(T, 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports of offline replicas to a scripted controller over real connections, until the metadata holds what they ask for."""
+"""Reports of offline replicas to a scripted controller over real connections, until the metadata has the result."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Scene:
         commit(self.observer, TopicRecord(topic="t", topic_id=T), *partitions)
 
     def answer_with(self, answer: Answer) -> None:
-        """Let the controller answer so, and keep what it was asked."""
+        """Set the controller's answer, and keep its requests."""
 
         def keep(request: controller_pb2.AlterPartitionRequest) -> controller_pb2.AlterPartitionResponse:
             self.asked.put_nowait(request)
@@ -59,7 +59,7 @@ class Scene:
         self.controller.answer = keep
 
     async def request(self) -> controller_pb2.AlterPartitionRequest:
-        """The next request that the controller gets."""
+        """Return the controller's next request."""
         async with asyncio.timeout(WAIT_S):
             return await self.asked.get()
 
@@ -71,7 +71,7 @@ class Scene:
 
 @pytest.fixture
 async def scene() -> AsyncIterator[Scene]:
-    """A controller on a port of its own."""
+    """A controller on a free port."""
     async with controller_of(AlteringController()) as controller, calls_to(controller) as calls:
         made = Scene(controller, calls)
         made.answer_with(accept)
@@ -80,7 +80,7 @@ async def scene() -> AsyncIterator[Scene]:
 
 
 async def test_offline_replicas_go_in_one_call(scene: Scene) -> None:
-    """With the epochs that the metadata has, without replicas, as the process that is registered."""
+    """The report has the epochs of the metadata and no replicas, and names the registered process."""
     for partition in (0, 1, 0):
         scene.requests.note_lost(T, partition)
     request = await scene.request()
@@ -93,7 +93,7 @@ async def test_offline_replicas_go_in_one_call(scene: Scene) -> None:
 
 
 def drop(request: controller_pb2.AlterPartitionRequest) -> controller_pb2.AlterPartitionResponse:
-    """Answer without a word about any partition."""
+    """Answer without any partition."""
     del request
     return controller_pb2.AlterPartitionResponse()
 
@@ -105,7 +105,7 @@ def fail(request: controller_pb2.AlterPartitionRequest) -> controller_pb2.AlterP
 
 @pytest.mark.parametrize("answer", [refuse(ErrorCode.FENCED_EPOCH), drop, fail])
 async def test_what_was_not_carried_out_is_sent_again(scene: Scene, answer: Answer) -> None:
-    """Whatever the reason; once the metadata has another leader and this replica out of sync, nothing is sent."""
+    """It is repeated for any reason of the refusal. Once another broker leads and this replica is out of sync, nothing is sent."""
     scene.answer_with(answer)
     scene.requests.note_lost(T, 0)
     assert await scene.request() == await scene.request()
@@ -117,7 +117,7 @@ async def test_what_was_not_carried_out_is_sent_again(scene: Scene, answer: Answ
 
 
 async def test_replica_that_is_brought_back_is_reported_again(scene: Scene) -> None:
-    """The metadata says so; nothing has to fail a second time."""
+    """The metadata shows it; no second failure is needed."""
     scene.requests.note_lost(T, 0)
     await scene.request()
     scene.hand_over(0)
@@ -127,7 +127,7 @@ async def test_replica_that_is_brought_back_is_reported_again(scene: Scene) -> N
 
 
 async def test_answer_that_is_none_is_no_answer(scene: Scene) -> None:
-    """Bytes that do not decode end nothing: the report is sent again."""
+    """Bytes that do not decode end nothing, and the report is sent again."""
     scene.controller.garbage = b"\xff\xff\xff"
     scene.requests.note_lost(T, 0)
     await until(lambda: bool(scene.controller.requests), what="the request")
@@ -136,7 +136,7 @@ async def test_answer_that_is_none_is_no_answer(scene: Scene) -> None:
 
 
 async def test_broker_without_a_registration_waits_for_one(scene: Scene) -> None:
-    """The next process to be registered would be fenced off otherwise."""
+    """Otherwise the next registered process would be fenced."""
     scene.broker_epoch = None
     scene.requests.note_lost(T, 0)
     await asyncio.sleep(0)
@@ -146,7 +146,7 @@ async def test_broker_without_a_registration_waits_for_one(scene: Scene) -> None
 
 
 async def test_removed_replica_and_a_closed_way_say_nothing(scene: Scene) -> None:
-    """Neither concerns anybody any more."""
+    """Neither has anything to report."""
     scene.requests.note_lost(T, 0)
     scene.requests.note_removed(T, 0)
     scene.requests.note_lost(T, 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leaderships that are given up, to a scripted controller over real connections."""
+"""Resignations of leaders to a scripted controller over real connections."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ Answer = Callable[[Request], bytes]
 
 
 def moved(request: Request) -> bytes:
-    """Let broker 2 lead."""
+    """Answer that broker 2 leads."""
     state = controller_pb2.PartitionState(replicas=[1, 2], isr=[2], elr=[1], leader_id=2, leader_epoch=5)
     return _answer(request, state=state)
 
 
 def refused(request: Request) -> bytes:
-    """Say that nobody else can."""
+    """Answer that no other replica can lead."""
     code = errors_pb2.ErrorCode.ValueType(int(ErrorCode.LEADER_NOT_AVAILABLE))
     return _answer(request, error=errors_pb2.PartitionError(code=code, message="scripted"))
 
@@ -44,7 +44,7 @@ def failed(request: Request) -> bytes:
 
 
 def garbage(request: Request) -> bytes:
-    """Answer with bytes of no use."""
+    """Answer with invalid bytes."""
     del request
     return b"\xff\xff\xff"
 
@@ -58,7 +58,7 @@ def _answer(request: Request, **result: Any) -> bytes:
 
 
 class Controller(ScriptedController):
-    """Answers as the test says, and keeps what it was asked."""
+    """Answers as the test decides, and keeps its requests."""
 
     def __init__(self) -> None:
         super().__init__(self._resign)
@@ -90,7 +90,7 @@ class Scene:
 
 @pytest.fixture
 async def scene() -> AsyncIterator[Scene]:
-    """A controller on a port of its own."""
+    """A controller on a free port."""
     async with controller_of(Controller()) as controller, calls_to(controller) as calls:
         made = Scene(controller, calls)
         yield made
@@ -100,14 +100,14 @@ async def scene() -> AsyncIterator[Scene]:
 def given_up(
     partition: int, leader_epoch: int, reason: ResignReason = ResignReason.CUT_OFF, *, allow_eligible: bool = True
 ) -> Resignation:
-    """Return a leadership that is given up."""
+    """Return a resignation."""
     return Resignation(
         topic_id=T, partition=partition, leader_epoch=leader_epoch, reason=reason, allow_eligible=allow_eligible
     )
 
 
 async def test_request_says_what_the_next_leader_needs(scene: Scene) -> None:
-    """Room for appends where that is what this one lacks; to have everything where records could be lost."""
+    """The next leader needs space for appends if this one lacks it, and must have everything if records could be lost."""
     scene.requests.resign(given_up(0, 1, ResignReason.NO_ROOM, allow_eligible=False))
     scene.requests.resign(given_up(1, 1, ResignReason.DAMAGE))
     request = await scene.controller.request()
@@ -115,7 +115,7 @@ async def test_request_says_what_the_next_leader_needs(scene: Scene) -> None:
 
 
 async def test_leaderships_go_in_one_call(scene: Scene) -> None:
-    """As the process that is registered; of a partition that is named again the later epoch goes."""
+    """The request names the registered process. For a partition that is named twice, the later epoch is sent."""
     for partition, leader_epoch in ((0, 4), (1, 6), (0, 5)):
         scene.requests.resign(given_up(partition, leader_epoch))
     request = await scene.controller.request()
@@ -125,7 +125,7 @@ async def test_leaderships_go_in_one_call(scene: Scene) -> None:
 
 
 async def test_very_many_go_in_several_calls(scene: Scene) -> None:
-    """The controller takes so many in one."""
+    """The controller accepts that many in one call."""
     for partition in range(MAX_REQUEST_PARTITIONS + 1):
         scene.requests.resign(given_up(partition, 1))
     counts = [len((await scene.controller.request()).partitions) for _ in range(2)]
@@ -145,7 +145,7 @@ async def test_whatever_becomes_of_a_call_the_next_one_is_sent(scene: Scene, ans
 
 
 async def test_broker_that_is_not_registered_sends_nothing(scene: Scene) -> None:
-    """It leads nothing; once it is registered it is heard again."""
+    """It leads nothing then. Once it is registered, its resignations are sent again."""
     scene.broker_epoch = None
     scene.requests.resign(given_up(0, 1))
     await _idle()
@@ -157,7 +157,7 @@ async def test_broker_that_is_not_registered_sends_nothing(scene: Scene) -> None
 
 
 async def test_nothing_is_sent_after_the_close(scene: Scene) -> None:
-    """What waits is dropped."""
+    """Waiting resignations are dropped."""
     scene.requests.resign(given_up(0, 1))
     await scene.requests.close()
     scene.requests.resign(given_up(1, 1))
@@ -166,7 +166,7 @@ async def test_nothing_is_sent_after_the_close(scene: Scene) -> None:
 
 
 async def _idle() -> None:
-    """Wait until no call is gathered or under way."""
+    """Wait until nothing is collected or under way."""
     async with asyncio.timeout(WAIT_S):
         while tasks := [task for task in asyncio.all_tasks() if task.get_name() == "resignations"]:
             await asyncio.wait(tasks)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The core of a memory budget: turns, sizes, what is given back; and the gate that waits for it."""
+"""The core of a memory budget: queue, sizes, returned grants; and the gate that waits for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONG_MS = 60_000
 
 
 def test_who_came_first_is_granted_first() -> None:
-    """A small request does not pass a large one that waits, though it would fit."""
+    """A small request does not overtake a large one that waits, although it would fit."""
     budget = MemoryBudget(10)
     first, large, small = budget.ask(6), budget.ask(5), budget.ask(1)
     assert [each.is_held for each in (first, large, small)] == [True, False, False]
@@ -35,7 +35,7 @@ def test_a_request_above_the_limit_is_granted_alone() -> None:
 
 
 def test_a_waiter_that_leaves_lets_the_next_one_in() -> None:
-    """The request at the front goes; what waited behind it and fits is granted at once."""
+    """The first request of the queue leaves. Those behind it that fit are granted at once."""
     budget = MemoryBudget(10)
     budget.ask(6)
     large, small = budget.ask(5), budget.ask(4)
@@ -44,7 +44,7 @@ def test_a_waiter_that_leaves_lets_the_next_one_in() -> None:
 
 
 def test_bytes_are_given_back_once() -> None:
-    """The second time is a fault of the caller, whether it held them or only waited."""
+    """A second return is a fault of the caller, whether it held the bytes or only waited."""
     budget = MemoryBudget(10)
     held, waiting = budget.ask(10), budget.ask(1)
     budget.give_back(waiting)
@@ -57,7 +57,7 @@ def test_bytes_are_given_back_once() -> None:
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 15), st.integers(0, 3)), max_size=60))
 def test_the_limit_holds_and_order_too(steps: list[tuple[int, int]]) -> None:
-    """Whatever is asked for and given back: the sum is right, over the limit only alone, and grants keep the order of asking."""
+    """For any requests and returns, the sum is right, exceeds the limit only for one holder, and grants keep their order."""
     budget = MemoryBudget(10)
     asked: list[Grant] = []
     granted: list[Grant] = []
@@ -81,7 +81,7 @@ def test_the_limit_holds_and_order_too(steps: list[tuple[int, int]]) -> None:
 
 
 async def test_waiters_go_on_in_turn() -> None:
-    """Two wait for what one holds; the first gets it, then the second."""
+    """Two wait for the bytes of one holder. The first gets them, then the second."""
     gate = MemoryGate("tests", 10)
     held = gate.try_take(10)
     assert held is not None
@@ -98,7 +98,7 @@ async def test_waiters_go_on_in_turn() -> None:
 
 
 async def test_a_waiter_without_a_turn_is_refused() -> None:
-    """The refusal is typed, may be tried again, and leaves nothing behind."""
+    """The refusal is typed, may be retried, and leaves nothing behind."""
     gate = MemoryGate("tests", 10)
     held = gate.try_take(10)
     assert held is not None
@@ -112,7 +112,7 @@ async def test_a_waiter_without_a_turn_is_refused() -> None:
 
 @pytest.mark.parametrize("is_granted_before", [False, True])
 async def test_a_cancelled_waiter_leaves(is_granted_before: bool) -> None:
-    """Whether it waits still, or was granted the bytes in the moment before: they are there for others."""
+    """Its bytes are free for others, whether it still waited or was granted the bytes just before."""
     gate = MemoryGate("tests", 10)
     held = gate.try_take(10)
     assert held is not None

@@ -66,12 +66,12 @@ def test_without_a_limit_the_machine_is_it(tmp_path: Path, limit: str | None) ->
     ("memory_mib", "budget_mib"), [(128, 32), (512, 32), (1_024, 64), (2_048, 128), (4_096, 256), (65_536, 256)]
 )
 def test_a_budget_is_a_share_of_the_limit_within_bounds(memory_mib: int, budget_mib: int) -> None:
-    """A sixteenth; a small container still gets what a usual batch needs, a large one no more than helps."""
+    """A sixteenth. A small container still gets what a usual batch needs, and a large one no more than is useful."""
     assert budget_bytes(memory_mib * MIB, least_bytes=32 * MIB) == budget_mib * MIB
 
 
 def test_settings_name_the_budgets_or_leave_them_to_the_limit(tmp_path: Path) -> None:
-    """What is named counts; too little is refused with the name of the option."""
+    """Named values count. A value that is too small is refused with the name of the option."""
 
     def settings(fetch_buffer: int | None, inflate: int | None) -> BrokerSettings:
         return BrokerSettings(
@@ -95,7 +95,7 @@ def test_settings_name_the_budgets_or_leave_them_to_the_limit(tmp_path: Path) ->
 
 
 def test_a_burst_that_ends_between_two_looks_is_given_back() -> None:
-    """What was in use at the first trim is trimmed later without further growth; trims that give nothing become rarer."""
+    """Memory in use at the first trim is trimmed later without further growth. Trims without effect become rarer."""
     rule = TrimRule()
     idle, burst = 90 * MIB, 400 * MIB
     assert rule.is_due(idle)

@@ -16,7 +16,7 @@ from brokerd.partition.stream_messages import Credit, Ended, Opened, RouteAck, S
 LIMITS: Final = StreamLimits()
 TOPIC_ID: Final = b"t" * 16
 OPENED: Final = Opened(broker_epoch=10, idle_ms=1, silence_ms=2, lag_max_ms=3)
-"""Handed in by whoever lets the follower in."""
+"""The answer to an opening, which the test passes in."""
 
 
 def subscription(
@@ -29,7 +29,7 @@ def subscription(
     flushed: int | None = None,
     last_epoch: int | None = None,
 ) -> Subscription:
-    """Return what a follower asks for."""
+    """Return a follower's subscription."""
     return Subscription(
         route=route,
         topic_id=TOPIC_ID,
@@ -70,7 +70,7 @@ def accept(
     log_start_offset: int = 0,
     traffic: Traffic = Traffic.IN_SYNC,
 ) -> None:
-    """Let the replica of a route accept."""
+    """Make the replica of a route accept."""
     session.accept(
         route,
         high_watermark=high_watermark,
@@ -90,7 +90,7 @@ def subscribe(
     traffic: Traffic = Traffic.IN_SYNC,
     now_ms: int = 0,
 ) -> None:
-    """Let a follower with an empty log subscribe, the replica accept, and the answer be written."""
+    """Subscribe a follower with an empty log, accept it, and take the answer."""
     wanted = subscription(route, partition=partition)
     assert session.subscribe((wanted,), now_ms) == [Rebinding(None, wanted)]
     accept(session, route, end=log_end, high_watermark=high_watermark, traffic=traffic)
@@ -98,7 +98,7 @@ def subscribe(
 
 
 def read(session: LeaderSession, next_offset: int, *, size_bytes: int = 1_000, now_ms: int = 0) -> tuple[int, int]:
-    """Let the next read give everything below an offset; return the route and where it began."""
+    """Make the next read return everything below an offset. Return the route and the start of the read."""
     wanted = session.next_read(now_ms)
     assert wanted is not None
     assert session.note_read(wanted.route, next_offset=next_offset, size_bytes=size_bytes, now_ms=now_ms)
@@ -111,7 +111,7 @@ def acked(route: int, appended: int, flushed: int | None = None) -> tuple[RouteA
 
 
 def refusal(session: LeaderSession) -> str:
-    """Return why the stream ends as the follower's fault."""
+    """Return why the stream ends through the follower's fault."""
     assert session.is_over
     assert session.failure is not None
     assert session.failure.code is ErrorCode.INVALID_REQUEST
@@ -119,7 +119,7 @@ def refusal(session: LeaderSession) -> str:
 
 
 def is_timed_out(session: LeaderSession) -> bool:
-    """Tell whether the stream ends because its time is up."""
+    """Return True if the stream ends because of a time limit."""
     return session.is_over and session.failure is not None and session.failure.code is ErrorCode.TIMED_OUT
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cores of both sides of a stream, each with what the other says: nothing is lost, refused or sent twice."""
+"""The cores of both sides of a stream, connected to each other: nothing is lost, refused or sent twice."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ REPLICAS = tuple(Replica(b"t" * 16, partition) for partition in range(PARTITIONS
 
 
 class Pair:
-    """Both cores, the messages between them in the order in which they were sent, and logs of records of one byte each."""
+    """Both cores, the messages between them in order, and logs of records of one byte each."""
 
     def __init__(self) -> None:
         self.now_ms = 0
@@ -157,7 +157,7 @@ class Pair:
             assert found is None or found[1] == self.wanted[found[0].partition]
 
     def settle(self) -> None:
-        """Let everything that was said arrive, and everything that may be sent be sent."""
+        """Deliver all messages, and send everything that may be sent."""
         for _ in range(1_000):
             self.now_ms += 1
             self.say()
@@ -175,7 +175,7 @@ STEPS = st.one_of(
 @settings(max_examples=60, deadline=None)
 @given(st.lists(STEPS, max_size=80))
 def test_what_was_appended_arrives_once_and_in_order(steps: list[tuple[str, *tuple[int, ...]]]) -> None:
-    """Whatever is under way when: each subscription is sent its log without a gap, and credit never runs out for good."""
+    """For any interleaving, each subscription gets its log without a gap, and credit never runs out permanently."""
     pair = Pair()
     for name, *arguments in steps:
         pair.now_ms += 1

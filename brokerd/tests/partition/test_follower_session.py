@@ -39,7 +39,7 @@ def new_session(limits: StreamLimits = LIMITS) -> FollowerSession[Replica]:
 
 
 def bound(route: int, replica: Replica, session: int) -> Subscription:
-    """What the leader is asked with `request(session)`."""
+    """Return the subscription that the leader gets for `request(session)`."""
     return Subscription(
         route=route,
         topic_id=replica.topic_id,
@@ -53,12 +53,12 @@ def bound(route: int, replica: Replica, session: int) -> Subscription:
 
 
 def request(session: int) -> Subscribe:
-    """Subscription `session` of an empty log."""
+    """Return subscription `session` of an empty log."""
     return Subscribe(leader_id=2, leader_epoch=5, session=session, log_end_offset=0, flushed_offset=0, last_epoch=None)
 
 
 def ack(session: int, offset: int) -> SendAck:
-    """Everything below `offset` is held."""
+    """Return an acknowledgement of everything below `offset`."""
     return SendAck(session=session, appended_offset=offset, flushed_offset=offset)
 
 
@@ -72,7 +72,7 @@ def following(*replicas: Replica) -> FollowerSession[Replica]:
 
 
 def test_subscriptions_get_numbers_that_are_never_used_again() -> None:
-    """Each subscription that is sent has a number of its own, also where the replica had one before."""
+    """Each subscription that is sent has a new number, even if the replica had one before."""
     stream = new_session()
     assert stream.is_idle
     stream.subscribe(A, request(1))
@@ -89,7 +89,7 @@ def test_subscriptions_get_numbers_that_are_never_used_again() -> None:
 
 
 def test_subscription_that_was_not_sent_is_replaced() -> None:
-    """Only the last one is sent."""
+    """Only the last subscription is sent."""
     stream = new_session()
     stream.subscribe(A, request(1))
     stream.subscribe(A, request(2))
@@ -97,7 +97,7 @@ def test_subscription_that_was_not_sent_is_replaced() -> None:
 
 
 def test_unsubscribing_drops_what_waits_and_ends_what_was_sent() -> None:
-    """A subscription that waits is forgotten; for one that was sent the leader is told."""
+    """A waiting subscription is forgotten. The end of a sent one is told to the leader."""
     stream = new_session()
     stream.subscribe(A, request(1))
     stream.unsubscribe(A, 1)
@@ -111,7 +111,7 @@ def test_unsubscribing_drops_what_waits_and_ends_what_was_sent() -> None:
 
 
 def test_unsubscribing_an_earlier_session_changes_nothing() -> None:
-    """What is over is over, and the present subscription is another."""
+    """An ended session stays ended, and the present subscription is another one."""
     stream = following(A)
     stream.unsubscribe(A, 7)
     stream.unsubscribe(B, 1)
@@ -139,7 +139,7 @@ def test_route_that_the_leader_ends_is_told_once() -> None:
 
 
 def test_last_acknowledgement_of_each_route_is_sent() -> None:
-    """Those that came before it are not; a session that is over is not acknowledged."""
+    """Earlier acknowledgements are not sent. An ended session is not acknowledged."""
     stream = following(A, B)
     stream.ack(A, ack(1, 5))
     stream.ack(A, ack(1, 9))
@@ -151,7 +151,7 @@ def test_last_acknowledgement_of_each_route_is_sent() -> None:
 
 
 def test_acknowledgements_wait_for_each_other() -> None:
-    """The first goes at once; the next ones go together a little later."""
+    """The first acknowledgement is sent at once, the next ones together a little later."""
     stream = following(A)
     stream.ack(A, ack(1, 1))
     assert stream.deadline_ms() <= T0
@@ -164,7 +164,7 @@ def test_acknowledgements_wait_for_each_other() -> None:
 
 
 def test_acknowledgement_of_an_ended_route_is_not_sent() -> None:
-    """The leader would not know what it means."""
+    """The leader would not know the route."""
     stream = following(A)
     stream.ack(A, ack(1, 1))
     stream.end(0)
@@ -196,7 +196,7 @@ def test_messages_have_a_most_number_of_entries() -> None:
 
 
 def test_credit_goes_back_by_class_when_a_part_of_it_is_used() -> None:
-    """Little is not worth a message; then all of it goes back, of both classes."""
+    """A small amount is not worth a message. Later all of it is granted, for both classes."""
     stream = following(A)
     stream.use_credit(LIMITS.in_sync_credit_bytes // 8 - 1, is_in_sync=True)
     stream.use_credit(7, is_in_sync=False)
@@ -222,7 +222,7 @@ def test_side_that_has_nothing_to_say_says_that_it_lives() -> None:
 
 
 def test_silence_of_the_leader_is_counted_from_what_it_said_last() -> None:
-    """The stream is given up when the leader has said nothing for the whole time."""
+    """The stream is given up after the whole time without a message of the leader."""
     stream = following(A)
     assert stream.silence_left_ms(T0) == LIMITS.silence_ms
     stream.hear(T0 + 500)
@@ -231,7 +231,7 @@ def test_silence_of_the_leader_is_counted_from_what_it_said_last() -> None:
 
 
 def test_lost_stream_names_every_subscription_once() -> None:
-    """Those that were sent and those that wait, with their sessions."""
+    """They are the sent and the waiting ones, with their sessions."""
     stream = following(A, B)
     stream.end(0)
     stream.subscribe(C, request(4))
@@ -239,7 +239,7 @@ def test_lost_stream_names_every_subscription_once() -> None:
 
 
 def test_stream_without_numbers_left_is_used_up() -> None:
-    """What finds no number waits for the next stream."""
+    """A subscription without a number waits for the next stream."""
     stream = new_session(replace(LIMITS, max_routes=2))
     for replica in (A, B, C):
         stream.subscribe(replica, request(1))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The core of a stream at the leader: opening, subscriptions, acknowledgements, batches, what bad input does."""
+"""The core of a stream at the leader: opening, subscriptions, acknowledgements, batches, effects of bad input."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from brokerd.tests.partition.leader_sessions import (
     ids=["subscriptions", "unsubscriptions", "acks", "credit", "heartbeat"],
 )
 def test_open_comes_first(say: Callable[[LeaderSession], object]) -> None:
-    """Any other first message ends the stream, and says what was expected."""
+    """Any other first message ends the stream, and the reason names the expected message."""
     session = new_session()
     assert not say(session)
     assert "`open`" in refusal(session)
@@ -110,7 +110,7 @@ def test_an_accepted_route_is_sent_everything_from_the_followers_end_on() -> Non
 
 
 def test_an_answer_goes_before_batches_of_any_route() -> None:
-    """While an answer waits nothing is read: batches never overtake what is said."""
+    """While an answer waits, nothing is read: batches never overtake answers."""
     session = opened_session()
     subscribe(session, 1, log_end=5)
     subscribe(session, 2, partition=1)
@@ -121,7 +121,7 @@ def test_an_answer_goes_before_batches_of_any_route() -> None:
 
 
 def test_growth_wakes_a_route_that_had_everything() -> None:
-    """A route at the log end is sent what is appended; older news, and news of no route, change nothing."""
+    """A route at the log end gets what is appended. Older marks, and marks of unknown routes, change nothing."""
     session = opened_session()
     subscribe(session, 1, log_end=0)
     assert session.next_read(0) is None
@@ -147,7 +147,7 @@ def test_growth_before_the_acceptance_is_not_lost() -> None:
 
 
 def test_a_route_that_is_gone_hears_no_late_answer() -> None:
-    """What a replica says of a route that was let go, or says twice, is passed over."""
+    """Events of a replica for an ended route, or repeated ones, are ignored."""
     session = opened_session()
     subscribe(session, 1)
     subscribe(session, 2, partition=1)
@@ -166,7 +166,7 @@ def test_a_route_that_is_gone_hears_no_late_answer() -> None:
 
 
 def test_diverged_and_refused_end_the_route() -> None:
-    """Both are told to the follower; the replica knows already, so it is not told again."""
+    """The follower hears of both. The replica knows already, so it is not told again."""
     session = opened_session()
     wanted = (subscription(1), subscription(2, partition=1))
     session.subscribe(wanted, 0)
@@ -189,7 +189,7 @@ def test_an_end_takes_a_waiting_route_out_of_its_turn() -> None:
 
 
 def test_acknowledgements_go_to_their_replicas() -> None:
-    """Each of an accepted route is passed on, in order; those of routes unknown, over or not accepted yet are not."""
+    """Each acknowledgement of an accepted route is passed on, in order. Those of unknown, ended or unaccepted routes are not."""
     session = opened_session()
     for route in (1, 2, 3):
         subscribe(session, route, partition=route, log_end=8)
@@ -208,9 +208,9 @@ def test_acknowledgements_go_to_their_replicas() -> None:
     ("appended", "flushed"), [(6, 2), (6, 6), (9, 5), (5, 6), (-1, -1), (5, -1), (3, 2), (4, 1)], ids=str
 )
 def test_a_false_acknowledgement_ends_the_stream(appended: int, flushed: int) -> None:
-    """Beyond what was sent, against itself, below what was said before: nothing of it is counted, nor of what comes behind it.
+    """Acknowledgements beyond what was sent, inconsistent ones, or ones below an earlier one: neither they nor later ones count.
 
-    What is beyond is in the log of the leader, where it would be counted. Each rule is broken alone at least once.
+    An offset beyond what was sent may be in the leader's log, where it would count. Each rule is broken alone at least once.
     """
     session = opened_session()
     subscribe(session, 1, log_end=9)
@@ -227,7 +227,7 @@ def test_a_false_acknowledgement_ends_the_stream(appended: int, flushed: int) ->
 
 
 def test_what_was_sent_may_be_acknowledged_in_full() -> None:
-    """The end of the last message is the most."""
+    """The end of the last message is the maximum."""
     session = opened_session()
     subscribe(session, 1, log_end=9)
     read(session, 5)
@@ -235,7 +235,7 @@ def test_what_was_sent_may_be_acknowledged_in_full() -> None:
 
 
 def test_a_failed_read_ends_the_route() -> None:
-    """The follower hears why; nothing of the credit is spent."""
+    """The follower hears the reason, and no credit is spent."""
     session = opened_session()
     subscribe(session, 1, log_end=9)
     assert session.next_read(0) is not None
@@ -246,7 +246,7 @@ def test_a_failed_read_ends_the_route() -> None:
 
 
 def test_a_read_that_gives_nothing_ends_the_route() -> None:
-    """The log end says that something is there; reading it forever would never end."""
+    """The log end says that there are bytes. Reading nothing would repeat forever."""
     session = opened_session()
     subscribe(session, 1, log_end=9)
     assert session.next_read(0) is not None
@@ -255,7 +255,7 @@ def test_a_read_that_gives_nothing_ends_the_route() -> None:
 
 
 def test_each_class_spends_its_own_credit() -> None:
-    """A route spends the credit of its class, and changes it when the replica says so."""
+    """A route spends the credit of its class, and the replica may change the class."""
     session = opened_session(in_sync_bytes=100, catch_up_bytes=100)
     subscribe(session, 1, log_end=9)
     read(session, 1, size_bytes=30)
@@ -275,7 +275,7 @@ def test_each_class_spends_its_own_credit() -> None:
 
 
 def test_a_change_of_class_while_idle_counts_from_the_next_append_on() -> None:
-    """A route that has nothing to send is in no queue, whatever its class becomes."""
+    """A route with nothing to send is in no queue, whatever its class becomes."""
     session = opened_session(catch_up_bytes=0)
     subscribe(session, 1)
     session.classify(1, Traffic.CATCH_UP)
@@ -286,7 +286,7 @@ def test_a_change_of_class_while_idle_counts_from_the_next_append_on() -> None:
 
 
 def test_the_writer_is_asked_only_where_there_is_work() -> None:
-    """Acknowledgements and credit of a stream that has sent everything wake nobody; answers, growth and the end of a stop do."""
+    """If everything is sent, acknowledgements and credit do not wake the writer. Answers, growth and the end of a stop do."""
     session = opened_session(in_sync_bytes=0)
     subscribe(session, 1)
     session.acknowledge(acked(1, 0), 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The core of a stream at the leader: numbers and subscriptions, and what bounds them."""
+"""The core of a stream at the leader: route numbers and subscriptions, and their limits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from brokerd.tests.partition.leader_sessions import (
 
 
 def test_unwanted_routes_end_without_an_answer() -> None:
-    """The replica hears of it, and of none that was not bound."""
+    """The replica hears of it, but not of routes that were never bound."""
     session = opened_session()
     subscribe(session, 1, log_end=5)
     assert session.unsubscribe((1, 1, 5, -1), 0) == [1]
@@ -33,7 +33,7 @@ def test_unwanted_routes_end_without_an_answer() -> None:
 
 
 def test_a_newer_subscription_of_a_partition_ends_the_older_route() -> None:
-    """The replica loses the older one first; the follower, which knows, is not told."""
+    """The replica loses the older one first. The follower knows, so it is not told."""
     session = opened_session()
     subscribe(session, 1, log_end=5)
     newer = subscription(2, end=3, session=2)
@@ -68,7 +68,7 @@ def test_numbers_need_not_come_in_order() -> None:
 
 
 def test_numbers_out_of_range() -> None:
-    """One at the limit is refused alone; one below zero ends the stream, behind what came before it in the message."""
+    """A number at the limit is refused alone. A number below zero ends the stream, after the earlier part of the message."""
     session = opened_session()
     beyond = subscription(LIMITS.max_routes)
     good = subscription(1)
@@ -101,7 +101,7 @@ def test_a_subscription_that_contradicts_itself_is_refused_alone(fields: dict[st
 
 
 def test_a_refused_subscription_of_a_partition_ends_the_older_route_all_the_same() -> None:
-    """The follower has let the older one go; its replica loses it, and hears of no other."""
+    """The follower has dropped the older one. Its replica loses it and hears of no other."""
     session = opened_session()
     subscribe(session, 1, log_end=5)
     assert session.subscribe((subscription(2, flushed=-1),), 0) == [Rebinding(1, None)]
@@ -123,7 +123,7 @@ TOO_MANY = range(LIMITS.subscribes_per_message + 1)
     ids=["subscriptions", "unsubscriptions", "acks"],
 )
 def test_a_message_has_a_most(say: Callable[[LeaderSession], list[object]]) -> None:
-    """One with more entries ends the stream and has no other effect."""
+    """A message with more entries than the maximum ends the stream and has no other effect."""
     session = opened_session()
     assert say(session) == []
     assert "2001" in refusal(session)
@@ -131,7 +131,7 @@ def test_a_message_has_a_most(say: Callable[[LeaderSession], list[object]]) -> N
 
 
 def test_the_stream_is_not_read_while_too_much_waits() -> None:
-    """Answers that nobody takes bound what is taken in."""
+    """Unread answers limit what is accepted."""
     session = opened_session()
     subscribe(session, 0)
     wanted = tuple(subscription(LIMITS.max_routes) for _ in range(LIMITS.subscribes_per_message))
@@ -145,7 +145,7 @@ def test_the_stream_is_not_read_while_too_much_waits() -> None:
 
 
 def test_a_message_may_be_full() -> None:
-    """As many entries as the limit says are taken."""
+    """A message with the maximum number of entries is accepted."""
     session = opened_session()
     numbers = range(LIMITS.subscribes_per_message)
     wanted = tuple(subscription(number, partition=number) for number in numbers)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The core of a stream at the leader: marks, heartbeats, silence, the stop; what time alone brings about."""
+"""The core of a stream at the leader: marks, heartbeats, silence, shutdown; everything that time alone causes."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from brokerd.tests.partition.leader_sessions import (
 def move(
     session: LeaderSession, route: int, high_watermark: int, *, log_start_offset: int = 0, now_ms: int = 0
 ) -> None:
-    """Let the high watermark of a route move."""
+    """Move the high watermark of a route."""
     session.mark(route, high_watermark=high_watermark, log_start_offset=log_start_offset, now_ms=now_ms)
 
 
 def tick(session: LeaderSession, now_ms: int) -> list[LeaderMessage]:
-    """Let time pass; return what is to be written."""
+    """Let time pass, and return the messages to write."""
     session.tick(now_ms)
     assert not session.is_over
     return session.take_answers(now_ms)
 
 
 def mark(route: int, high_watermark: int, log_start_offset: int = 0) -> RouteMark:
-    """Return news of a route."""
+    """Return a mark of a route."""
     return RouteMark(route, high_watermark, log_start_offset)
 
 
 def test_marks_of_all_routes_go_out_together() -> None:
-    """The first one waits 2 ms for others; each route is in the message once, with its last news."""
+    """The first mark waits 2 ms for others. Each route is in the message once, with its last values."""
     session = opened_session()
     for route in (1, 2, 3):
         subscribe(session, route, partition=route)
@@ -59,7 +59,7 @@ def test_marks_of_all_routes_go_out_together() -> None:
 
 
 def test_no_news_is_no_mark() -> None:
-    """A watermark and log start that the route was told already wait for nothing; nor does a route that is unknown."""
+    """A high watermark and log start that the route has already got make no mark; nor does an unknown route."""
     session = opened_session()
     subscribe(session, 1, high_watermark=7)
     move(session, 1, 7)
@@ -71,7 +71,7 @@ def test_no_news_is_no_mark() -> None:
 
 
 def test_batches_take_the_news_along() -> None:
-    """A route that is sent batches in time needs no mark: they carry the watermark. The others get theirs."""
+    """A route that gets batches in time needs no mark, because they carry the watermark. The others get their marks."""
     session = opened_session()
     subscribe(session, 1)
     subscribe(session, 2, partition=1)
@@ -128,7 +128,7 @@ def test_marks_have_a_most_a_message() -> None:
 
 
 def test_marks_wait_while_the_writer_is_behind() -> None:
-    """A follower that does not read lets no messages pile up: news replace each other until the last one is taken."""
+    """For a follower that does not read, messages do not pile up: new marks replace waiting ones until they are taken."""
     session = opened_session()
     subscribe(session, 1)
     for now_ms in range(0, 200, 10):
@@ -140,7 +140,7 @@ def test_marks_wait_while_the_writer_is_behind() -> None:
 
 
 def test_an_idle_stream_sends_a_heartbeat_a_second() -> None:
-    """After a second without another message; batches and answers push it off. Routes make no difference."""
+    """A heartbeat comes after a second without another message. Batches and answers delay it, whatever their route is."""
     session = opened_session()
     subscribe(session, 1)
     assert session.deadline_ms() == LIMITS.idle_ms
@@ -156,7 +156,7 @@ def test_an_idle_stream_sends_a_heartbeat_a_second() -> None:
 
 
 def test_a_writer_that_is_behind_is_not_asked_for_heartbeats() -> None:
-    """What waits will do; the next look is a second later, not at once."""
+    """The waiting messages suffice. The next check is a second later, not at once."""
     session = opened_session()
     session.tick(LIMITS.idle_ms)
     session.tick(2 * LIMITS.idle_ms)
@@ -185,7 +185,7 @@ def test_any_message_breaks_the_silence(say: Callable[[LeaderSession, int], obje
 
 
 def test_silence_ends_the_stream() -> None:
-    """A follower from which nothing came for 3 s is gone, however much is sent to it."""
+    """A follower without a message for 3 s is gone, however much is sent to it."""
     session = opened_session()
     subscribe(session, 1)
     for now_ms in range(100, LIMITS.silence_ms, 100):
@@ -199,7 +199,7 @@ def test_silence_ends_the_stream() -> None:
 
 
 def test_a_leader_that_stood_still_listens_once_more() -> None:
-    """A tick that is a second late shows that this process stood still: what came meanwhile gets time to be read."""
+    """A tick that comes a second late shows a process pause. Messages that arrived during it get time to be read."""
     session = opened_session()
     late_ms = LIMITS.silence_ms + LIMITS.idle_ms
     session.tick(late_ms)
@@ -210,7 +210,7 @@ def test_a_leader_that_stood_still_listens_once_more() -> None:
 
 
 def test_a_stop_is_told_and_ends_with_the_last_route() -> None:
-    """The stream is served until its partitions are led elsewhere; then it may be closed."""
+    """The stream is served until its partitions have other leaders. Then it may be closed."""
     session = opened_session()
     assert not session.is_finished, "a stream without routes lives on"
     subscribe(session, 1, log_end=5)
@@ -227,7 +227,7 @@ def test_a_stop_is_told_and_ends_with_the_last_route() -> None:
 
 
 def test_a_stop_has_its_time() -> None:
-    """Routes that nobody else leads do not hold the stop up longer than was said."""
+    """Routes that no other broker takes delay the stop only for the announced time."""
     session = opened_session()
     subscribe(session, 1, log_end=5)
     session.stop(500, 100)
@@ -240,7 +240,7 @@ def test_a_stop_has_its_time() -> None:
 
 
 def test_the_rate_sets_a_deadline() -> None:
-    """A route that the rate alone holds back is looked at when the bucket has filled, also with a writer that is behind."""
+    """A route that only the rate holds back is checked when the bucket has filled, even if the writer is behind."""
     session = opened_session(rates=ReplicationRates(catch_up_limit=1_000))
     subscribe(session, 1, log_end=9, traffic=Traffic.CATCH_UP)
     read(session, 1, size_bytes=1_100)
@@ -267,7 +267,7 @@ def test_many_idle_routes_cost_no_time() -> None:
 
 
 def test_the_times_of_a_stream_begin_with_its_opening() -> None:
-    """However long the opening took: neither silence nor a heartbeat counts from before it."""
+    """The times count from the end of the opening, however long it took."""
     session = new_session()
     session.open(Credit(0, 0), OPENED, 1_900)
     assert session.deadline_ms() == 1_900 + LIMITS.idle_ms

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose turn it is on a stream between brokers: credits, fairness, and what the rates hold back."""
+"""Turns on a stream between brokers: credits, fairness, and the rates."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def turns(
 
 
 def serve(made: Turns, kinds: dict[int, Traffic], rounds: int, *, size_bytes: int = MIB, now_ms: int = 0) -> list[int]:
-    """Let routes that always have more be served one chunk a turn; return whose turn it was."""
+    """Serve routes that always have more, one chunk per turn. Return the order of the routes."""
     served: list[int] = []
     for _ in range(rounds):
         route = made.take(now_ms)
@@ -79,7 +79,7 @@ def test_catch_up_routes_get_a_turn_after_every_16_mib() -> None:
 
 
 def test_a_turn_of_small_chunks_is_as_many_bytes() -> None:
-    """What catch-up routes earned is counted in bytes, not in messages."""
+    """The share of catch-up routes is counted in bytes, not in messages."""
     made = turns()
     made.add(1, IN_SYNC)
     made.add(2, CATCH_UP)
@@ -90,7 +90,7 @@ def test_a_turn_of_small_chunks_is_as_many_bytes() -> None:
 
 
 def test_an_earned_turn_waits_for_nobody() -> None:
-    """Without a catch-up route that may send, in-sync routes go on; turns do not add up."""
+    """Without a catch-up route that may send, in-sync routes continue, and owed turns do not add up."""
     made = turns(catch_up_bytes=0)
     made.add(1, IN_SYNC)
     made.add(2, CATCH_UP)
@@ -101,7 +101,7 @@ def test_an_earned_turn_waits_for_nobody() -> None:
 
 
 def test_in_sync_routes_keep_their_order_while_a_turn_is_owed() -> None:
-    """With nobody to take what was earned, each in-sync route still gets one chunk a turn."""
+    """If no catch-up route can use an owed turn, each in-sync route still gets one chunk per turn."""
     made = turns()
     for route in (1, 2, 3):
         made.add(route, IN_SYNC)
@@ -109,7 +109,7 @@ def test_in_sync_routes_keep_their_order_while_a_turn_is_owed() -> None:
 
 
 def test_credit_of_one_class_is_not_spent_by_the_other() -> None:
-    """Without in-sync credit catch-up routes are served; without any, nobody is."""
+    """Without in-sync credit catch-up routes are served. Without any credit no route is."""
     made = turns(in_sync_bytes=1, catch_up_bytes=2)
     made.add(1, IN_SYNC)
     made.add(2, CATCH_UP)
@@ -120,7 +120,7 @@ def test_credit_of_one_class_is_not_spent_by_the_other() -> None:
 
 
 def test_a_message_may_overdraw_once() -> None:
-    """The last byte of credit sends a whole message; nothing more is sent until the debt is paid."""
+    """The last byte of credit sends a whole message. Nothing more is sent until the debt is paid."""
     made = turns(in_sync_bytes=1, catch_up_bytes=0)
     made.add(1, IN_SYNC)
     assert serve(made, {1: IN_SYNC}, 1) == [1]
@@ -142,7 +142,7 @@ def test_bad_credit_changes_nothing(in_sync: int, catch_up: int) -> None:
 
 
 def test_a_route_that_changes_its_class_waits_in_the_other_queue() -> None:
-    """It is served as its new class says, and only once; one that does not wait stays out."""
+    """It is served in its new class, and only once. A route that does not wait stays out."""
     made = turns()
     made.add(1, CATCH_UP)
     made.add(2, CATCH_UP)
@@ -176,7 +176,7 @@ def test_the_rate_holds_catch_up_routes_back_and_nobody_else() -> None:
 
 
 def test_a_route_without_credit_waits_for_no_time() -> None:
-    """Where credit is missing, the rate sets no deadline; nor where nobody waits."""
+    """If credit is missing, the rate sets no deadline; nor if no route waits."""
     made = turns(catch_up_bytes=10, rates=ReplicationRates(catch_up_limit=10))
     made.add(1, CATCH_UP)
     assert made.take(0) == 1
@@ -192,7 +192,7 @@ def test_a_route_without_credit_waits_for_no_time() -> None:
 
 
 def test_moves_and_catch_up_alternate() -> None:
-    """Whoever has more routes, each of the two kinds gets every second turn, and the whole while the other has nothing to send."""
+    """However many routes each kind has, each gets every second turn, and all turns while the other kind has nothing to send."""
     made = turns()
     kinds = {1: CATCH_UP, 2: MOVING, 3: MOVING}
     for route, traffic in kinds.items():

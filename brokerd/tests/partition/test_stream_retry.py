@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a follower waits before it tries its leader again, and what failures mean."""
+"""How long a follower waits before it tries its leader again, and the meaning of failures."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ LIMITS = StreamLimits()
 
 
 def failed(retry: StreamRetry, now_ms: int, *, is_hopeless: bool = False, jitter: float = 0.0) -> int:
-    """Let an attempt fail at once; return the pause behind it."""
+    """Let an attempt fail at once, and return the pause after it."""
     retry.begin(now_ms)
     retry.end(now_ms, is_hopeless=is_hopeless, jitter=jitter)
     return retry.due_ms - now_ms
 
 
 def test_limits_keep_every_pause_below_a_second() -> None:
-    """News of a leader are followed by an attempt within a second, also when they meet one that hangs."""
+    """News of a leader lead to an attempt within a second, even during an attempt that hangs."""
     assert LIMITS.pause_max_ms <= 1_000
     assert LIMITS.connect_ms + LIMITS.news_ms <= LIMITS.pause_max_ms
     assert SUBSCRIBE_RETRY_MAX_MS <= 1_000
 
 
 def test_pauses_double_up_to_their_bound_also_with_the_random_part() -> None:
-    """A leader that is gone is tried more and more seldom, and never less than once a second."""
+    """A leader that is gone is tried more and more rarely, but at least once a second."""
     retry = StreamRetry(LIMITS, 0)
     pauses = [failed(retry, 10_000 * number) for number in range(8)]
     assert pauses == [min(LIMITS.retry_min_ms << number, LIMITS.retry_max_ms) for number in range(8)]
@@ -36,7 +36,7 @@ def test_pauses_double_up_to_their_bound_also_with_the_random_part() -> None:
 
 
 def test_stream_that_lived_begins_the_pauses_anew() -> None:
-    """It broke; nothing says that the leader is gone."""
+    """The stream broke, which does not mean that the leader is gone."""
     retry = StreamRetry(LIMITS, 0)
     for number in range(8):
         failed(retry, 10_000 * number)
@@ -46,7 +46,7 @@ def test_stream_that_lived_begins_the_pauses_anew() -> None:
 
 
 def test_news_end_a_pause_and_begin_the_next_ones_anew() -> None:
-    """What failed so far was the leader before, or the time before this one was up."""
+    """Earlier failures concern the previous leader, or the time before this one was up."""
     retry = StreamRetry(LIMITS, 0)
     for number in range(8):
         failed(retry, 10_000 * number)
@@ -56,7 +56,7 @@ def test_news_end_a_pause_and_begin_the_next_ones_anew() -> None:
 
 
 def test_many_news_do_not_make_many_attempts() -> None:
-    """Thousands of partitions may hear of one leader: attempts are apart all the same, and nobody waits longer for it."""
+    """Thousands of partitions may hear of one leader. Attempts still keep their distance, and none waits longer because of it."""
     retry = StreamRetry(LIMITS, 0)
     for number in range(8):
         failed(retry, 10_000 * number)
@@ -67,7 +67,7 @@ def test_many_news_do_not_make_many_attempts() -> None:
 
 
 def test_news_under_an_attempt_make_the_next_pause_the_shortest() -> None:
-    """The attempt may go to where the leader was before."""
+    """The attempt may go to the leader's old address."""
     retry = StreamRetry(LIMITS, 0)
     for number in range(8):
         failed(retry, 10_000 * number)
@@ -79,7 +79,7 @@ def test_news_under_an_attempt_make_the_next_pause_the_shortest() -> None:
 
 
 def test_refusal_that_time_does_not_mend_has_the_longest_pause_at_once() -> None:
-    """A wrong cluster stays wrong; but the process at that address may be replaced, so that it is tried again."""
+    """A wrong cluster stays wrong. But the process at that address may be replaced, so the follower tries again."""
     retry = StreamRetry(LIMITS, 0)
     assert failed(retry, 0, is_hopeless=True) == LIMITS.retry_max_ms
 
@@ -99,7 +99,7 @@ def test_refusal_that_time_does_not_mend_has_the_longest_pause_at_once() -> None
     ],
 )
 def test_what_time_may_mend_is_tried_again(code: ErrorCode | None) -> None:
-    """A peer that is gone, that stops, that is behind, that has too much to do."""
+    """A peer that is gone, stopping, behind, or overloaded."""
     assert not is_hopeless(code)
 
 
@@ -114,5 +114,5 @@ def test_what_time_may_mend_is_tried_again(code: ErrorCode | None) -> None:
     ],
 )
 def test_what_time_does_not_mend_is_not_tried_as_if_it_did(code: ErrorCode) -> None:
-    """Another cluster, another format, what is not there."""
+    """Another cluster, another format, or something that does not exist."""
     assert is_hopeless(code)

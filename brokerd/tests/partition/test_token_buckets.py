@@ -14,7 +14,7 @@ IN_SYNC, CATCH_UP, MOVING = Traffic
 
 
 def test_only_a_limit_that_differs_is_set() -> None:
-    """Told the same limits, the buckets stay as they are; told others, only what changed begins anew."""
+    """With the same limits the buckets stay as they are. With others, only the changed ones start again."""
     rates = ReplicationRates(catch_up_limit=100)
     rates.spend(300, CATCH_UP)
     assert not rates.set_limits(catch_up_limit=100, move_limit=NO_LIMIT, now_ms=0)
@@ -29,7 +29,7 @@ def test_only_a_limit_that_differs_is_set() -> None:
 
 
 def test_the_bucket_holds_one_second() -> None:
-    """However long nothing was sent, one second's worth may go at once, plus what one message takes more."""
+    """After any time without sending, one second's worth may be sent at once, plus the excess of one message."""
     rate = TokenBucket(100)
     assert rate.is_open(10_000_000)
     rate.spend(99)
@@ -69,7 +69,7 @@ def test_a_changed_limit_keeps_the_debt_and_bounds_the_bucket() -> None:
 
 
 def test_the_clock_of_the_bucket_never_goes_back() -> None:
-    """An earlier time fills nothing."""
+    """A time before the last one adds nothing."""
     rate = TokenBucket(10)
     rate.spend(20)
     assert not rate.is_open(500)
@@ -82,7 +82,7 @@ def test_the_clock_of_the_bucket_never_goes_back() -> None:
     st.lists(st.tuples(st.integers(0, 400), st.integers(1, LIMITS.chunk_bytes)), min_size=1, max_size=60),
 )
 def test_no_more_than_the_rate_is_sent(limit: int, sends: list[tuple[int, int]]) -> None:
-    """Over any time, what was sent is at most one second's worth and the rate times the time, plus one message."""
+    """Over any time, at most one second's worth, plus rate times time, plus one message is sent."""
     rate = TokenBucket(limit)
     now_ms = sent_bytes = 0
     for pause_ms, size_bytes in sends:

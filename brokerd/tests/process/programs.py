@@ -37,7 +37,7 @@ def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def read_ready(process: subprocess.Popen[str]) -> str:
-    """Wait for the line that says that `brokerd dev` serves; return its address."""
+    """Wait for the line with which `brokerd dev` says that it serves, and return its address."""
     assert process.stdout is not None
     line = process.stdout.readline()
     found = READY.match(line)
@@ -46,7 +46,7 @@ def read_ready(process: subprocess.Popen[str]) -> str:
 
 
 def append_and_read(bootstrap: str, value: bytes) -> list[bytes]:
-    """Append a record to topic "t", made if need be, and read all of it."""
+    """Append a record to topic "t", which is created if needed, and read all of it."""
     with grpc.insecure_channel(bootstrap, options=(("grpc.enable_http_proxy", 0),)) as channel:
         listed = admin_pb2_grpc.AdminServiceStub(channel).ListTopics(admin_pb2.ListTopicsRequest(), timeout=WAIT_S)
         if not listed.topics:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a broker proves about its last stop: the mark on disk, the registration, and what the controller makes of it."""
+"""How a broker proves its last clean shutdown: the mark on disk, the registration, and the controller's reaction."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MARK = "clean-stop"
 
 
 class Registrations:
-    """What brokers said of their last stop, and whether the controller took it for unclean."""
+    """What brokers reported about their last stop, and whether the controller counted it as unclean."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.said: list[int | None] = []
@@ -47,12 +47,12 @@ class Registrations:
 
 @pytest.fixture
 def registrations(monkeypatch: pytest.MonkeyPatch) -> Registrations:
-    """Everything that is registered during a test."""
+    """Collect all registrations during a test."""
     return Registrations(monkeypatch)
 
 
 async def life(directory: Path, value: bytes) -> int:
-    """Run a broker that appends a value and stops in an orderly way; return the epoch that its mark names."""
+    """Run a broker that appends a value and shuts down cleanly. Return the epoch in its mark."""
     async with running_broker(directory) as server, connected(server) as client:
         if not (await client.metadata.GetCluster(metadata_pb2.GetClusterRequest())).topics:
             await client.create_topic("t", flush_policy="none")
@@ -64,7 +64,7 @@ async def life(directory: Path, value: bytes) -> int:
 async def test_orderly_stop_is_proven_by_the_epoch_of_the_registration(
     tmp_path: Path, registrations: Registrations
 ) -> None:
-    """Each life leaves the epoch of its own registration, which the next one says, and counts as clean."""
+    """Each run leaves the epoch of its own registration. The next run reports it, and it counts as clean."""
     first = await life(tmp_path, b"1")
     second = await life(tmp_path, b"2")
     third = await life(tmp_path, b"3")
@@ -77,7 +77,7 @@ async def test_orderly_stop_is_proven_by_the_epoch_of_the_registration(
 async def test_stop_without_its_mark_is_unclean_and_with_one_replica_the_broker_leads_again(
     tmp_path: Path, registrations: Registrations, left: str
 ) -> None:
-    """A mark of an earlier life is what a killed process leaves; nobody else has the records, so they are served."""
+    """A killed process leaves the mark of an earlier run. No other broker has the records, so they are served."""
     first = await life(tmp_path, b"1")
     old_mark = (tmp_path / MARK).read_bytes()
     await life(tmp_path, b"2")
@@ -97,7 +97,7 @@ async def test_stop_without_its_mark_is_unclean_and_with_one_replica_the_broker_
 
 
 async def test_broker_that_never_registered_leaves_the_old_mark(tmp_path: Path) -> None:
-    """It opened no log, so that what the life before it proved is still true."""
+    """It opened no log, so the proof of the run before it still holds."""
     settings = BrokerSettings(
         data_directory=tmp_path / "2",
         node_id=2,
@@ -115,7 +115,7 @@ async def test_broker_that_never_registered_leaves_the_old_mark(tmp_path: Path) 
 async def test_mark_that_cannot_be_written_does_not_hinder_the_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registrations: Registrations, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The stop ends, says so in the log, and counts as unclean."""
+    """The stop ends, logs the failure, and counts as unclean."""
 
     def refuse(*_: object) -> None:
         raise DiskFullError("/d/clean-stop", "no space")
@@ -146,14 +146,14 @@ async def lone() -> AsyncIterator[LoneBroker]:
 
 
 async def test_host_tells_that_all_logs_were_closed_clean(lone: LoneBroker) -> None:
-    """With records that only the close flushes."""
+    """This includes records that only the close flushes."""
     for partition in range(2):
         append(await lone.replica(partition), [b"x"])
     assert await lone.manager.stop()
 
 
 async def test_log_that_could_not_be_closed_clean_makes_the_stop_unclean(lone: LoneBroker) -> None:
-    """One is enough, and the others are closed clean all the same."""
+    """One failed log is enough. The others are still closed clean."""
     for partition in range(2):
         append(await lone.replica(partition), [b"x"])
     lone.disk.refuse("append", "leader-epoch-checkpoint", Refusal.FULL)
@@ -161,7 +161,7 @@ async def test_log_that_could_not_be_closed_clean_makes_the_stop_unclean(lone: L
 
 
 async def test_failed_log_directory_makes_the_stop_unclean(lone: LoneBroker) -> None:
-    """What was acknowledged before the disk failed may not be there."""
+    """Records that were acknowledged before the disk failed may be missing."""
     replica = await lone.replica(0)
     lone.disk.refuse("append", ".log", Refusal.IO_ERROR)
     with pytest.raises(Exception, match="failed"):
@@ -170,7 +170,7 @@ async def test_failed_log_directory_makes_the_stop_unclean(lone: LoneBroker) -> 
 
 
 async def test_log_that_is_still_being_opened_is_closed_clean_too() -> None:
-    """A stop right behind the creation of a topic waits for its logs, and their marks are there."""
+    """A stop right after the creation of a topic waits for its logs, and their marks exist."""
     disk = SimDisk()
     disk.make_directory("/data")
     disk.make_directory(ROOT)

@@ -28,7 +28,7 @@ def test_serves_blocking_clients_and_leaves_nothing_behind() -> None:
         directory = Path(cluster._temporary.name)
         assert directory.exists()
     assert not directory.exists()
-    # The threads of grpcio are not ours to end.
+    # The threads of grpcio belong to grpcio, so they may stay.
     left = [thread.name for thread in threading.enumerate() if thread not in before]
     assert not [name for name in left if name.startswith("lograft")]
     with pytest.raises(BrokerError, match="not running"):
@@ -36,14 +36,14 @@ def test_serves_blocking_clients_and_leaves_nothing_behind() -> None:
 
 
 def test_kept_directory_keeps_its_records(tmp_path: Path) -> None:
-    """With a directory of one's own the next cluster goes on where the last one stopped."""
+    """With a kept directory the next cluster continues where the last one stopped."""
     for number in range(2):
         with EmbeddedCluster(tmp_path / "data") as cluster:
             assert append_and_read(cluster.bootstrap, b"%d" % number) == [b"0", b"1"][: number + 1]
 
 
 async def test_works_beside_a_running_event_loop() -> None:
-    """Started and used from a thread while the caller's own loop runs; two clusters do not know each other."""
+    """It is started and used from a thread while the caller's own loop runs. Two clusters do not know each other."""
 
     def run() -> list[bytes]:
         with EmbeddedCluster() as first, EmbeddedCluster() as second:
@@ -54,7 +54,7 @@ async def test_works_beside_a_running_event_loop() -> None:
 
 
 def test_failed_start_raises_and_can_be_followed_by_another(tmp_path: Path) -> None:
-    """A taken port is raised in the caller's thread; nothing of the failed start is left."""
+    """A taken port is an error in the caller's thread, and nothing of the failed start remains."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

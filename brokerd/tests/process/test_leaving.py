@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a broker leaves: what it asks of the controller, what a stop costs for each partition, and what is logged."""
+"""How a broker leaves: its requests to the controller, the cost of a stop for each partition, and the log lines."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def disk() -> SimDisk:
 
 
 class Heartbeats:
-    """What brokers asked in their heartbeats, and the changes of themselves that this led to."""
+    """The heartbeats of brokers, and the changes of brokers that they caused."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked_shutdown: set[int] = set()
@@ -56,14 +56,14 @@ class Heartbeats:
         assert not hasattr(controller_module, "heartbeat"), "the controller would call the old one"
 
     def of(self, broker_id: int) -> list[BrokerChangeRecord]:
-        """The changes of a broker."""
+        """Return the changes of a broker."""
         return [each for each in self.changes if each.broker_id == broker_id]
 
 
 async def test_a_broker_with_nobody_to_hand_over_to_is_fenced_and_waits_for_none_of_its_partitions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its partitions lose their leader behind it, in the controller that stays, and it leads them again, with everything."""
+    """Its partitions lose their leader after it, in the controller that stays. Later it leads them again, with everything."""
     heartbeats = Heartbeats(monkeypatch)
     async with running_broker(tmp_path / "1") as first, aio.Admin(str(first.address)) as admin:
         async with second_broker(first, tmp_path / "2") as second, connected(second) as client:
@@ -83,7 +83,7 @@ async def test_a_broker_with_nobody_to_hand_over_to_is_fenced_and_waits_for_none
 async def test_a_broker_that_leads_for_others_waits_until_they_lead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One partition with a replica elsewhere is enough; when the broker has gone, the others lead."""
+    """One partition with a replica elsewhere is enough. When the broker has gone, the others lead."""
     heartbeats = Heartbeats(monkeypatch)
     async with running_broker(tmp_path / "1") as first, aio.Admin(str(first.address)) as admin:
         async with second_broker(first, tmp_path / "2") as second:
@@ -100,7 +100,7 @@ async def test_a_broker_that_leads_for_others_waits_until_they_lead(
 async def test_a_cluster_of_one_changes_no_partition_before_it_says_that_it_may_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It wants one change of the broker, however many partitions there are, and its controller does no more while logs are closed."""
+    """It needs one change of the broker for any number of partitions. Its controller does no more work while logs are closed."""
     heartbeats = Heartbeats(monkeypatch)
     leaders: list[int | None] = []
     stop = ReplicaManager.stop
@@ -120,7 +120,7 @@ async def test_a_cluster_of_one_changes_no_partition_before_it_says_that_it_may_
 async def test_a_stop_gives_others_their_turn_and_follows_no_more_metadata(
     disk: SimDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between slices of closed logs a voter of the same process works; what it commits costs the replicas nothing."""
+    """Between slices of closed logs, a voter in the same process works. What it commits costs the replicas nothing."""
     lone = LoneBroker(disk)
     lone.register()
     await lone.manager.start()
@@ -147,7 +147,7 @@ async def test_a_stop_gives_others_their_turn_and_follows_no_more_metadata(
 
 
 async def test_many_changes_of_roles_are_counted_in_one_line(disk: SimDisk, caplog: pytest.LogCaptureFixture) -> None:
-    """The first ones have their own lines; a stop says at once what the rest were."""
+    """The first changes have their own lines. A stop reports the number of the others at once."""
     caplog.set_level(logging.INFO, logger=ROLES)
     lone = LoneBroker(disk)
     lone.register()

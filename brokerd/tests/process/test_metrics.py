@@ -28,7 +28,7 @@ START_S = 60.0
 
 
 def scraped(place: str, role: str) -> Mapping[str, float]:
-    """Scrape until the node has a role and knows what is committed."""
+    """Scrape until the node has the role and knows the commit."""
     deadline = time.monotonic() + START_S
     while True:
         try:
@@ -42,7 +42,7 @@ def scraped(place: str, role: str) -> Mapping[str, float]:
 
 @pytest.mark.process
 def test_combined_node_and_broker_show_their_quorum_node(tmp_path: Path) -> None:
-    """The one leads a quorum of one; the other follows it, votes nowhere and is counted as an observer."""
+    """The combined node leads a quorum of one. The other node follows it without a vote, and is counted as an observer."""
     quorum, first, second, voter_metrics, broker_metrics = (f"{HOST}:{port}" for port in free_ports(5))
     format_standalone(tmp_path / "1", node_id=1, cluster_id="c", address=quorum)
     combined = ("run", "--data-dir", str(tmp_path / "1"), "--node-id", "1", "--combined", "--quorum-listen", quorum)
@@ -64,7 +64,7 @@ def test_combined_node_and_broker_show_their_quorum_node(tmp_path: Path) -> None
 
 
 async def test_unknown_partitions_are_counted_in_each_log_directory(tmp_path: Path) -> None:
-    """What the metadata never knew takes room that no replica accounts for, until an operator deletes it."""
+    """Stray partitions take space that belongs to no replica, until an operator deletes them."""
     port = free_ports(1)[0]
     own, second = tmp_path / "own", tmp_path / "second"
     settings = standalone_settings(own, port=0, more_data_directories=(second,))
@@ -91,7 +91,7 @@ async def test_unknown_partitions_are_counted_in_each_log_directory(tmp_path: Pa
 
 
 async def unknown(port: int, directory: Path) -> tuple[float, float]:
-    """Scrape how many unknown partitions a log directory has, and how many bytes."""
+    """Scrape the number and the bytes of stray partitions in a log directory."""
     found = await asyncio.to_thread(scrape, f"{HOST}:{port}")
     labels = f'{{directory="{directory}"}}'
     count, size_bytes = (f"lograft_broker_unknown_{name}{labels}" for name in ("partitions", "partition_bytes"))

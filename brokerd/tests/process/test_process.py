@@ -19,7 +19,7 @@ pytestmark = pytest.mark.process
 
 
 def test_dev_serves_and_stops_on_sigterm(tmp_path: Path) -> None:
-    """`brokerd dev` prints its address when it serves, and SIGTERM is an orderly end with exit code 0."""
+    """`brokerd dev` prints its address when it serves, and SIGTERM leads to a clean end with exit code 0."""
     with started("dev", "--port", "0", "--data-dir", str(tmp_path)) as process:
         before = time.monotonic()
         address = read_ready(process)
@@ -31,7 +31,7 @@ def test_dev_serves_and_stops_on_sigterm(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["Replicate", "FetchRange"])
 def test_public_port_serves_no_internal_method(tmp_path: Path, method: str) -> None:
-    """A client that asks there for what brokers ask of one another hears that there is no such method, nor is the service listed."""
+    """A client that calls a method between brokers there hears that it does not exist. The service is not listed either."""
     name = "lograft.internal.v1.ReplicationService"
     with started("dev", "--port", "0", "--data-dir", str(tmp_path)) as process:
         with grpc.insecure_channel(read_ready(process), options=(("grpc.enable_http_proxy", 0),)) as channel:
@@ -99,7 +99,7 @@ def test_dev_names_the_directory_and_what_to_do_next(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("node_id", [1, 2])
 def test_dev_refuses_the_directory_of_a_cluster_with_other_voters(tmp_path: Path, node_id: int) -> None:
-    """It waited for them, without a word."""
+    """It used to wait for them, without a message."""
     voters = [
         InitialVoter(node_id=each, address=f"127.0.0.1:{each}", directory_id=each.to_bytes(16, "big"))
         for each in (1, 2, 3)
@@ -115,7 +115,7 @@ def test_dev_refuses_the_directory_of_a_cluster_with_other_voters(tmp_path: Path
 
 @pytest.mark.parametrize("below", ["", "/data", "/more/data"])
 def test_dev_says_that_a_data_directory_is_a_file_or_below_one(tmp_path: Path, below: str) -> None:
-    """Not the number of an error of the system."""
+    """It shows a clear text, not the number of a system error."""
     path = tmp_path / "file"
     path.write_bytes(b"")
     with started("dev", "--port", "0", "--data-dir", f"{path}{below}") as process:
@@ -125,7 +125,7 @@ def test_dev_says_that_a_data_directory_is_a_file_or_below_one(tmp_path: Path, b
 
 
 def test_dev_keeps_logs_in_several_directories(tmp_path: Path) -> None:
-    """`--data-dir` may be given several times; the partitions of the second directory are there after a restart."""
+    """`--data-dir` may be given several times. The partitions of the second directory exist after a restart."""
     directories = [str(tmp_path / name) for name in ("first", "second")]
     arguments = ["dev", "--port", "0", *(word for path in directories for word in ("--data-dir", path))]
     for expected in ([b"x"], [b"x", b"x"]):

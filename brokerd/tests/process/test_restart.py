@@ -42,7 +42,7 @@ async def test_restart_keeps_records_offsets_and_the_idempotence_window(tmp_path
 
 
 async def test_restart_gives_a_higher_leader_epoch_and_new_producer_ids(tmp_path: Path) -> None:
-    """A restart is a new leadership; ids of the block that was lost with the process are never given again."""
+    """A restart is a new leadership. Ids of the block that was lost with the process are never handed out."""
     epochs, producer_ids = [], []
     async with running_broker(tmp_path) as server, connected(server) as client:
         await client.create_topic("t")
@@ -58,7 +58,7 @@ async def test_restart_gives_a_higher_leader_epoch_and_new_producer_ids(tmp_path
 
 
 async def test_deleted_topic_is_set_aside_and_stays_gone(tmp_path: Path) -> None:
-    """The directory of a deleted topic is moved out of the way; a topic of the same name starts empty."""
+    """The directory of a deleted topic is renamed. A topic of the same name starts empty."""
     async with running_broker(tmp_path) as server, connected(server) as client:
         await client.create_topic("t")
         await client.append("t", [b"old"], partition=0)
@@ -76,7 +76,7 @@ async def test_deleted_topic_is_set_aside_and_stays_gone(tmp_path: Path) -> None
 async def test_unknown_partition_directory_is_set_aside_and_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A directory that the metadata does not know is kept under another name and named in the log."""
+    """A stray directory is renamed and named in the log."""
     async with running_broker(tmp_path):
         pass
     stranger = tmp_path / "partitions" / f"{'ab' * 16}-3"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What keeps a broker from starting: each is a typed error with a text that says what to do, and leaves nothing behind."""
+"""What prevents a broker from starting: each is a typed error whose text says what to do, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_directory_of_another_cluster_or_node_is_refused(tmp_path: Path) -
 
 
 async def test_directory_in_use_is_refused(tmp_path: Path) -> None:
-    """Two processes never write one directory; the running one goes on."""
+    """Two processes never write one directory. The running one continues."""
     async with running_broker(tmp_path) as server:
         with pytest.raises(DirectoryLockedError):
             await start_and_stop(standalone_settings(tmp_path, port=0))
@@ -94,7 +94,7 @@ async def test_port_in_use_is_refused_and_the_directory_is_free_again(tmp_path: 
 
 
 async def test_internal_port_in_use_is_refused_by_its_option(tmp_path: Path) -> None:
-    """The error of a broker that is no voter says which option chooses another one, and its directory is free again."""
+    """The error of a broker without a voter names the option for another port, and its directory is unlocked again."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         settings = observer_settings(tmp_path, cluster_id="c", replication_port=taken.getsockname()[1])
         for _ in range(2):
@@ -103,7 +103,7 @@ async def test_internal_port_in_use_is_refused_by_its_option(tmp_path: Path) -> 
 
 
 async def test_broker_of_another_cluster_is_refused_by_the_quorum(tmp_path: Path) -> None:
-    """A broker that was formatted for another cluster stops with an error instead of trying for ever."""
+    """A broker that was formatted for another cluster stops with an error instead of trying forever."""
     async with running_broker(tmp_path / "1") as first:
         settings = observer_settings(
             tmp_path / "2", cluster_id="elsewhere", quorum_addresses=(first.quorum_address or "",)
@@ -149,7 +149,7 @@ def test_bad_options_are_refused_before_anything_is_opened(
 
 
 def test_plaintext_beyond_loopback_is_allowed_with_the_flag(tmp_path: Path) -> None:
-    """The flag is all that is asked."""
+    """The flag is the only condition."""
     settings = observer_settings(
         tmp_path,
         listen=Address(host="0.0.0.0", port=0),

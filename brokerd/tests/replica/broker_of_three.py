@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A replica manager whose partitions have replicas elsewhere: the metadata that a quorum would have committed, and what is said."""
+"""A replica manager whose partitions have replicas elsewhere, with committed metadata and a recorder of its messages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NODES = (1, 2, 3)
 
 
 class Said:
-    """What a manager says to leaders and to the controller."""
+    """The messages of a manager to leaders and to the controller."""
 
     def __init__(self) -> None:
         self.subscriptions: list[Subscribe] = []
@@ -52,7 +52,7 @@ class Said:
         self._news = asyncio.Event()
 
     async def wait(self, condition: Callable[[], bool]) -> None:
-        """Wait until something that was said makes the condition true."""
+        """Wait until a message makes the condition true."""
         async with asyncio.timeout(WAIT_S):
             while not condition():
                 self._news.clear()
@@ -87,7 +87,7 @@ class Said:
 
 
 class Route:
-    """A follower's route at a leader, and what it heard."""
+    """A follower's route at a leader, and the events that it got."""
 
     def __init__(self, node_id: int, session: int = 1, broker_epoch: int = 1) -> None:
         self.node_id = node_id
@@ -170,7 +170,7 @@ class BrokerOfThree:
         return replica
 
     def commit(self, *records: MetadataRecord) -> None:
-        """Let the metadata have these records."""
+        """Apply these records to the metadata."""
         base_offset = self.observer.metadata_offset
         self.observer.on_commit(
             CommittedBatch(
@@ -184,7 +184,7 @@ class BrokerOfThree:
         )
 
     def registration(self, node_id: int, *, broker_epoch: int) -> BrokerRecord:
-        """A registration of a broker that may lead."""
+        """Return a registration of an unfenced broker."""
         return BrokerRecord(
             broker_id=node_id,
             incarnation_id=bytes(15) + bytes([broker_epoch]),
@@ -196,7 +196,7 @@ class BrokerOfThree:
         )
 
     def lead(self, leader_id: int | None, isr: tuple[int, ...] | None = None) -> None:
-        """Let another broker lead, in the next leader epoch."""
+        """Make another broker the leader, in the next leader epoch."""
         self.commit(
             PartitionChangeRecord(topic_id=TOPIC_ID, partition=0, leader=LeaderChange(leader_id=leader_id), isr=isr)
         )
@@ -211,7 +211,7 @@ class BrokerOfThree:
         flushed: int | None = None,
         last_epoch: int | None = None,
     ) -> None:
-        """Let a follower subscribe."""
+        """Subscribe a follower."""
         request = FollowerRequest(
             leader_epoch=leader_epoch,
             log_end_offset=end,
@@ -222,12 +222,12 @@ class BrokerOfThree:
 
 
 def batch(value: bytes = b"v") -> bytearray:
-    """One record."""
+    """Return a batch of one record."""
     return encode_batch([value], timestamps_ms=5)
 
 
 def stamped(base_offset: int, leader_epoch: int, count: int = 1) -> bytes:
-    """Batches of one record each, as a leader of that epoch has them in its log."""
+    """Return batches of one record each, as a leader of that epoch has them in its log."""
     made: list[bytes] = []
     for offset in range(base_offset, base_offset + count):
         data = batch(b"r%d" % offset)
@@ -243,7 +243,7 @@ def append(replica: Replica, value: bytes = b"v") -> int:
 
 
 def follower(three: BrokerOfThree) -> Replica:
-    """The replica that has subscribed last."""
+    """Return the replica that subscribed last."""
     said = three.said.follower
     assert isinstance(said, Replica)
     return said
@@ -252,7 +252,7 @@ def follower(three: BrokerOfThree) -> Replica:
 def send(
     three: BrokerOfThree, batches: bytes, *, base_offset: int, leader_epoch: int = 0, high_watermark: int = 0
 ) -> None:
-    """Let the leader send batches for the present session."""
+    """Send batches of the leader for the present session."""
     follower(three).on_leader_batches(
         three.said.session,
         batches,
@@ -271,5 +271,5 @@ async def followed(three: BrokerOfThree, policy: str = "none") -> Replica:
 
 
 def accept(three: BrokerOfThree) -> None:
-    """Let the leader accept the present session."""
+    """Accept the present session as the leader."""
     follower(three).on_subscription_accepted(three.said.session, high_watermark=0, log_start_offset=0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A replica manager whose partitions have this replica only: simulated disks, and the metadata that a quorum would have committed."""
+"""A replica manager whose partitions have only this replica, with simulated disks and committed metadata."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class LoneBroker:
         self.locator = Locator(node_id=1, observer=self.observer, manager=self.manager)
 
     def commit(self, *records: MetadataRecord) -> None:
-        """Let the metadata have these records."""
+        """Apply these records to the metadata."""
         base_offset = self.observer.metadata_offset
         batch = CommittedBatch(
             base_offset=base_offset,
@@ -102,7 +102,7 @@ class LoneBroker:
 
 
 class Listener:
-    """Remembers what a replica tells."""
+    """Notes the events of a replica."""
 
     def __init__(self) -> None:
         self.high_watermarks: list[int] = []

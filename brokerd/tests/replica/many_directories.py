@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker of its own cluster, with several data directories."""
+"""A broker with its own cluster and several data directories."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from brokerd.tests.support import WAIT_S
 
 
 async def start(tmp_path: Path, *, min_free_bytes: int = 0, more: tuple[str, ...] = ()) -> BrokerServer:
-    """Start a broker; it serves when this returns, and is the caller's to stop."""
+    """Start a broker and wait until it serves. The caller must stop it."""
     settings = standalone_settings(
         tmp_path / "first",
         port=0,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compacted topics on a real broker: what may go in, what stays, and who does the work."""
+"""Compacted topics on a real broker: which records they accept, which records stay, and which code does the work."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def read_all(client: Client, topic: str) -> dict[int, bytes]:
 
 
 async def clean(server: BrokerServer) -> bool:
-    """Make one pass now, in a thread, with a cleaner of our own beside the resting one of the broker."""
+    """Run one pass now, in a thread, with a cleaner of the test beside the idle one of the broker."""
     manager = server.replica_manager
     assert manager is not None
     cleaning = LogCleaning(manager.replicas, settings=CleanerSettings())
@@ -69,7 +69,7 @@ async def clean(server: BrokerServer) -> bool:
 
 
 async def test_only_the_newest_record_of_each_key_stays_at_its_offset(server: BrokerServer, client: Client) -> None:
-    """Readers get what was not replaced, at its offset, and pass over what went; a restart changes nothing."""
+    """Readers get the newest records at their offsets and skip the removed ones. A restart changes nothing."""
     await client.create_topic("t", **CONFIGS)
     await fill(client, "t")
     before = await read_all(client, "t")
@@ -83,7 +83,7 @@ async def test_only_the_newest_record_of_each_key_stays_at_its_offset(server: Br
 
 
 async def test_a_compacted_topic_survives_a_restart(tmp_path: Path) -> None:
-    """What stayed is there again, and appending goes on behind it."""
+    """The remaining records exist again, and appends continue behind them."""
     async with running_broker(tmp_path / "1") as server, connected(server) as client:
         await client.create_topic("t", **CONFIGS)
         await fill(client, "t")
@@ -99,7 +99,7 @@ async def test_a_compacted_topic_survives_a_restart(tmp_path: Path) -> None:
 
 
 async def test_other_topics_are_left_alone(server: BrokerServer, client: Client) -> None:
-    """Without `compact` in its cleanup policy no record of a topic goes."""
+    """Without `compact` in its cleanup policy, a topic keeps every record."""
     await client.create_topic("t", segment_bytes="16384")
     await fill(client, "t")
     assert not await clean(server)
@@ -107,7 +107,7 @@ async def test_other_topics_are_left_alone(server: BrokerServer, client: Client)
 
 
 async def test_records_without_a_key_are_refused_by_index_and_disturb_nobody(client: Client) -> None:
-    """As a whole batch, by stream and by plain call: nothing could replace them. Other topics take them."""
+    """The whole batch is refused, by stream and by simple call, because nothing could replace them. Other topics accept them."""
     await client.create_topic("t", cleanup_policy="compact")
     await client.create_topic("plain")
     status = await refusal(client.append("t", [b"a", b"b"], partition=0))
@@ -123,7 +123,7 @@ async def test_records_without_a_key_are_refused_by_index_and_disturb_nobody(cli
 
 
 async def test_configs_of_compaction_are_checked(client: Client) -> None:
-    """A share that is none is refused with what would be right."""
+    """An invalid share is refused, and the refusal names the valid ones."""
     for wrong in ("1.5", "-0.1", "half", "", "0.5.5", "1e-3"):
         status = await refusal(client.create_topic("t", min_cleanable_dirty_ratio=wrong))
         assert status.code is ErrorCode.INVALID_CONFIG

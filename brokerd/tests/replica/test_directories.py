@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The replicas of a broker over several log directories: where partitions lie, what a failed one ends, and room to write."""
+"""The replicas of a broker over several log directories: placement of partitions, a failed directory, and free space."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def names_in(disk: SimDisk, path: str) -> list[int]:
 async def test_partitions_spread_over_the_directories_and_come_back_where_they_lie(
     two: tuple[LoneBroker, SimDisk],
 ) -> None:
-    """Each partition lies in one directory, and is found there by the next start."""
+    """Each partition is in one directory, and the next start finds it there."""
     lone, second = two
     lone.create_topic(partition_count=6)
     replicas = [await lone.replica(partition) for partition in range(6)]
@@ -55,7 +55,7 @@ async def test_partitions_spread_over_the_directories_and_come_back_where_they_l
 
 
 async def test_failed_directory_ends_its_own_partitions_only(two: tuple[LoneBroker, SimDisk]) -> None:
-    """The others are written and read, new partitions go elsewhere, and the broker goes on."""
+    """Partitions in the others are written and read, new partitions go to the others, and the broker continues."""
     lone, second = two
     lone.create_topic(partition_count=4)
     replicas = [await lone.replica(partition) for partition in range(4)]
@@ -101,7 +101,7 @@ async def test_failure_of_the_last_or_the_first_directory_ends_the_broker(two: t
 
 
 async def test_removed_partition_is_renamed_in_its_own_directory(two: tuple[LoneBroker, SimDisk]) -> None:
-    """What was removed is renamed where it lies, and deleted there."""
+    """A removed partition is renamed in its own directory and deleted there."""
     lone, second = two
     lone.create_topic(partition_count=2)
     await lone.replica(1)
@@ -128,7 +128,7 @@ async def test_partition_in_two_directories_stops_the_start(lone: LoneBroker) ->
 
 
 async def test_tight_directory_refuses_appends_and_serves_reads(lone: LoneBroker) -> None:
-    """A client is told what to do and when to try again; once there is room, appends go on."""
+    """A client is told what to do and when to try again. Once there is space, appends work."""
     lone.create_topic()
     replica = await lone.replica()
     assert append(replica, [b"a"]) == 1
@@ -151,7 +151,7 @@ async def test_tight_directory_refuses_appends_and_serves_reads(lone: LoneBroker
 
 
 async def test_ballast_is_kept_and_given_back(lone: LoneBroker) -> None:
-    """The watch over free space does what the ballast needs, and a disk that fails in it is taken for failed."""
+    """The watch over free space maintains the ballast. A disk that fails during that counts as failed."""
     await lone.manager.tend_space()
     assert lone.disk.exists("/data/ballast")
     lone.disk.capacity_bytes = lone.disk.used_bytes() + 10
@@ -161,7 +161,7 @@ async def test_ballast_is_kept_and_given_back(lone: LoneBroker) -> None:
 
 
 async def test_error_in_one_directory_does_not_stop_the_care_for_the_others(two: tuple[LoneBroker, SimDisk]) -> None:
-    """What cannot be deleted or held now is told and tried again later."""
+    """What cannot be deleted or kept now is logged and tried again later."""
     lone, second = two
     lone.create_topic(partition_count=2)
     await lone.replica(1)

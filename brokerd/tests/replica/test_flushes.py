@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flushes of a three log that are tried again: a real core, log and flush thread over a simulated disk."""
+"""Repeated flushes of a log with three replicas: real core, log and flush thread over a simulated disk."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def three(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[BrokerOfThree]
 
 
 async def unflushed(three: BrokerOfThree) -> Replica:
-    """A leader whose first flush is under way, and will find no space."""
+    """Return a leader whose first flush is under way and will find no space."""
     replica = await three.start(leader_id=1)
     three.disk.refuse("append", "leader-epoch-checkpoint", Refusal.FULL)
     append(replica)
@@ -36,18 +36,18 @@ async def unflushed(three: BrokerOfThree) -> Replica:
 
 
 def calls_of_log(three: BrokerOfThree) -> int:
-    """What was done to the files of the partition; the host has files of its own."""
+    """Return the number of disk calls for the files of the partition. The manager has files of its own."""
     return sum("-0/" in call.path for call in three.disk.calls)
 
 
 async def test_flush_that_found_no_space_is_tried_again(three: BrokerOfThree) -> None:
-    """Nobody has to ask for it."""
+    """The flush is repeated without a request."""
     replica = await unflushed(three)
     await until(lambda: replica.log.flushed_offset == 1, what="the flush")
 
 
 async def test_flush_is_not_tried_again_while_somebody_else_works_on_the_log(three: BrokerOfThree) -> None:
-    """A cut may be at work in a thread: the flush waits until the log is given back, and comes then."""
+    """A truncation may run in a thread. The flush waits until the log is unlocked, and runs then."""
     replica = await unflushed(three)
     async with replica.locked() as log:
         calls = calls_of_log(three)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a follower lets readers have, and until when; what becomes of an offset. docs/replication.md, R15."""
+"""What a follower serves to readers, until when, and what happens to an offset. docs/replication.md, R15."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from brokerd.tests.replication_support import Replica, changed, image
 
 
 def follower(*, told: int = 6, end: int = 8, high_watermark: int = 0) -> Replica:
-    """Return a follower of node 2 in epoch 5 that was accepted and told a high watermark."""
+    """Return a follower of node 2 in epoch 5 that was accepted and has got a high watermark."""
     replica = Replica(end=end, high_watermark=high_watermark, last_epoch=4)
     replica.step(changed(image(leader_id=2)))
     replica.step(SubscriptionAccepted(session=1, high_watermark=told, log_start_offset=0))
@@ -29,7 +29,7 @@ def follower(*, told: int = 6, end: int = 8, high_watermark: int = 0) -> Replica
 
 
 def test_follower_serves_below_what_its_leader_has_told() -> None:
-    """Neither the own log end nor the high watermark of an earlier leadership counts, only what this leader has said."""
+    """Neither its own log end nor the high watermark of an earlier leadership counts, only what this leader has sent."""
     replica = follower(told=6, high_watermark=8)
     assert replica.core.high_watermark == 8
     assert replica.core.followed_end == 6
@@ -43,7 +43,7 @@ def test_follower_serves_below_what_its_leader_has_told() -> None:
 
 
 def test_nobody_is_served_before_the_leader_has_accepted() -> None:
-    """What a restarted follower remembers may not be a prefix of the leader's log."""
+    """The log of a restarted follower may not be a prefix of the leader's."""
     replica = Replica(end=8, high_watermark=8, last_epoch=4)
     assert replica.core.followed_end is None, "nothing heard of the partition"
     replica.step(changed(image(leader_id=2)))
@@ -54,7 +54,7 @@ def test_nobody_is_served_before_the_leader_has_accepted() -> None:
     "error", [SubscriptionError.STREAM_LOST, SubscriptionError.NOT_LEADER, SubscriptionError.BELOW_LOG_START]
 )
 def test_a_lost_subscription_ends_it(error: SubscriptionError) -> None:
-    """A follower that does not hear its leader may be behind without knowing it; accepted again, it serves again."""
+    """A follower without contact to its leader may be behind without knowing it. When it is accepted again, it serves again."""
     replica = follower()
     start = 20 if error is SubscriptionError.BELOW_LOG_START else None
     replica.step(SubscriptionEnded(session=1, error=error, log_start_offset=start))
@@ -65,7 +65,7 @@ def test_a_lost_subscription_ends_it(error: SubscriptionError) -> None:
 
 
 def test_leader_epoch_role_and_sync_end_it() -> None:
-    """Another leader epoch, no leader, the own leadership, and a place outside the in-sync replicas."""
+    """Another leader epoch, no leader, its own leadership, or leaving the in-sync replicas ends the service."""
     replica = follower()
     replica.step(changed(image(leader_id=2, isr=(2, 3), partition_epoch=8)))
     assert replica.core.followed_end is None, "out of sync"
@@ -82,7 +82,7 @@ def test_leader_epoch_role_and_sync_end_it() -> None:
 
 
 def test_failed_removed_and_lone_replicas_follow_nobody() -> None:
-    """A failed log and a closed replica serve nobody; one that is alone serves as the leader."""
+    """A failed log and a closed replica serve no reader. A replica without followers serves as the leader."""
     replica = follower()
     replica.step(StorageFailed(message="x"))
     assert replica.core.followed_end is None
@@ -95,7 +95,7 @@ def test_failed_removed_and_lone_replicas_follow_nobody() -> None:
 
 
 class Reader:
-    """Notes what it is told."""
+    """Notes its events."""
 
     def __init__(self) -> None:
         self.told: list[int | Failure] = []
@@ -108,7 +108,7 @@ class Reader:
 
 
 async def test_readers_hear_of_each_end_once_and_of_the_end_of_service(three: BrokerOfThree) -> None:
-    """Whoever came after an end of service hears of the next one too."""
+    """A reader that came after an end of service hears of the next one too."""
     replica = await followed(three)
     send(three, stamped(0, 0, 8), base_offset=0, high_watermark=8)
     three.lead(3)
@@ -146,5 +146,5 @@ async def test_readers_hear_of_each_end_once_and_of_the_end_of_service(three: Br
     ],
 )
 def test_only_the_leader_says_that_an_offset_is_beyond_the_end(offset: int, is_leader: bool, verdict: Verdict) -> None:
-    """The log here is [5, 9): both serve its end, which waits; beyond it a follower sends to the leader."""
+    """The log is [5, 9). Leader and follower serve its end, where the reader waits. Beyond it a follower refers to the leader."""
     assert judge_offset(offset, log_start_offset=5, log_end_offset=9, is_leader=is_leader) is verdict

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several data directories of one broker: how they are formatted, what stops a start, and a real broker on them."""
+"""Several data directories of one broker: their formatting, errors that stop a start, and a real broker on them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OFF = SpaceLimits.from_soft(0)
 
 @pytest.fixture
 def first(tmp_path: Path) -> Iterator[DataDirectory]:
-    """The open directory that holds the metadata."""
+    """The open directory with the metadata."""
     created = DataDirectory.create(
         PosixDisk(), str(tmp_path / "first"), cluster_id="c", node_id=1, directory_id=bytes(16)
     )
@@ -65,7 +65,7 @@ def test_new_directories_are_formatted_with_ids_of_their_own(first: DataDirector
 
 
 def test_one_directory_leaves_no_list(first: DataDirectory) -> None:
-    """The usual broker has no file about its directories."""
+    """The usual broker has no list of directories."""
     assert open_and_close(first) == (first.directory_id,)
     assert not Path(first.path, LOG_DIRECTORIES_FILE).exists()
 
@@ -80,7 +80,7 @@ def test_directory_in_use_is_refused_and_the_others_are_free_again(first: DataDi
 
 
 def test_known_directory_that_is_empty_stops_the_start(first: DataDirectory, tmp_path: Path) -> None:
-    """A disk that is not mounted must not look like a new one; taking the line out of the list says that it is lost."""
+    """A disk that is not mounted must not look like a new one. Removing its line from the list declares it lost."""
     open_and_close(first, tmp_path / "a", tmp_path / "b")
     (tmp_path / "b").rename(tmp_path / "unmounted")
     with pytest.raises(DirectoryMissingError, match="mount its disk"):
@@ -95,7 +95,7 @@ def test_known_directory_that_is_empty_stops_the_start(first: DataDirectory, tmp
 
 
 def test_directory_may_move_to_another_path(first: DataDirectory, tmp_path: Path) -> None:
-    """It is known by its id; the list follows."""
+    """It is recognised by its id, and the list is updated."""
     ids = open_and_close(first, tmp_path / "a")
     (tmp_path / "a").rename(tmp_path / "moved")
     assert open_and_close(first, tmp_path / "moved") == ids
@@ -103,7 +103,7 @@ def test_directory_may_move_to_another_path(first: DataDirectory, tmp_path: Path
 
 
 def test_interrupted_format_is_finished(first: DataDirectory, tmp_path: Path) -> None:
-    """What a format leaves that was cut off is no reason to refuse the directory."""
+    """The remains of an interrupted format are no reason to refuse the directory."""
     (tmp_path / "a" / "partitions").mkdir(parents=True)
     (tmp_path / "a" / "lock").touch()
     (tmp_path / "a" / "meta.json.tmp").touch()
@@ -121,7 +121,7 @@ def test_directory_with_other_files_is_never_formatted(first: DataDirectory, tmp
 
 
 def test_directories_that_do_not_fit_are_refused(first: DataDirectory, tmp_path: Path) -> None:
-    """Of another cluster, with metadata of its own, a copy of another one, or no directory at all."""
+    """The directory is of another cluster, has its own metadata, is a copy of another one, or is no directory."""
     DataDirectory.create(
         PosixDisk(), str(tmp_path / "other"), cluster_id="d", node_id=1, directory_id=b"1" * 16
     ).close()
@@ -143,7 +143,7 @@ def test_directories_that_do_not_fit_are_refused(first: DataDirectory, tmp_path:
 
 
 def test_bad_line_in_the_list_is_told(first: DataDirectory) -> None:
-    """The list is edited by hand: what is wrong in it is named."""
+    """The list is edited by hand, so the error names the bad line."""
     Path(first.path, LOG_DIRECTORIES_FILE).write_text("x /path\n")
     with pytest.raises(CorruptDirectoryError, match="'x /path'"):
         open_and_close(first)
@@ -161,7 +161,7 @@ def test_bad_line_in_the_list_is_told(first: DataDirectory) -> None:
     ],
 )
 def test_bad_settings_are_refused(tmp_path: Path, more: tuple[str, ...], min_free_bytes: int, text: str) -> None:
-    """Before anything is opened."""
+    """The check comes before anything is opened."""
     good = standalone_settings(tmp_path, port=0)
     with pytest.raises(SettingsError, match=text):
         BrokerSettings(
@@ -232,7 +232,7 @@ async def test_broker_with_a_failed_disk_goes_on_with_the_others(tmp_path: Path)
 async def test_broker_short_of_space_refuses_appends_and_serves_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client gets a code that it retries and a text that says what to do; with space again the append works."""
+    """The client gets a retriable code and a text that says what to do. Once there is space again, the append works."""
     server = await start(tmp_path, min_free_bytes=2**20)
     try:
         async with connected(server) as client:
@@ -260,7 +260,7 @@ async def test_broker_short_of_space_refuses_appends_and_serves_the_rest(
 
 
 async def test_reserve_above_the_real_free_space_refuses_appends(tmp_path: Path) -> None:
-    """The limit is what the operator says, whatever the disk has."""
+    """The operator's setting is the limit, whatever the disk has."""
     server = await start(tmp_path, min_free_bytes=2**62)
     try:
         async with connected(server) as client:
@@ -272,7 +272,7 @@ async def test_reserve_above_the_real_free_space_refuses_appends(tmp_path: Path)
 
 
 async def test_start_without_a_known_directory_ends_and_leaves_the_first_one_free(tmp_path: Path) -> None:
-    """The operator reads which one is missing; with it the same broker starts."""
+    """The error names the missing directory. With it the same broker starts."""
     await (await start(tmp_path, more=("second",))).stop()
     with pytest.raises(DirectoryMissingError, match="second"):
         await start(tmp_path)

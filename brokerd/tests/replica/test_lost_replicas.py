@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which replicas a broker gives up for lost: those of a directory that fails, whenever they were opened, and logs that do not open."""
+"""Which replicas a broker reports as offline: those in a failed directory, whenever they were opened, and logs that do not open."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from storage.types import LogSettings
 
 
 class Lost:
-    """Remembers what it is told."""
+    """Notes the reports."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, int]] = []
@@ -43,7 +43,7 @@ class Lost:
 
 @pytest.fixture
 def lost() -> Lost:
-    """What the manager says about lost replicas."""
+    """The manager's reports about offline replicas."""
     return Lost()
 
 
@@ -56,12 +56,12 @@ async def three(lost: Lost) -> AsyncIterator[BrokerOfThree]:
 
 
 def fail(three: BrokerOfThree) -> None:
-    """Let the log directory fail."""
+    """Make the log directory fail."""
     three.manager.note_disk_failure(three.manager.directories.first, DiskFailedError("/data/x", "gone"))
 
 
 async def test_replicas_of_a_failed_directory_are_lost_once(three: BrokerOfThree, lost: Lost) -> None:
-    """Whoever met the failure, and as often as it is met; the replica refuses, and stands for nothing in a later role."""
+    """Each is reported once, although several places meet the failure. The replica refuses, and has no part in later roles."""
     replica = await three.start(leader_id=1)
     fail(three)
     fail(three)
@@ -74,7 +74,7 @@ async def test_replicas_of_a_failed_directory_are_lost_once(three: BrokerOfThree
 
 
 async def test_replica_whose_directory_fails_while_it_is_opened_is_lost(three: BrokerOfThree, lost: Lost) -> None:
-    """The log opens, and does not work."""
+    """The log opens, but does not work."""
     three.commit(three.registration(1, broker_epoch=1), TopicRecord(topic="t", topic_id=TOPIC_ID), partition(0))
     loop = asyncio.get_running_loop()
 
@@ -93,7 +93,7 @@ async def test_replica_whose_directory_fails_while_it_is_opened_is_lost(three: B
 
 
 async def test_replica_that_comes_to_a_failed_directory_is_lost(three: BrokerOfThree, lost: Lost) -> None:
-    """Nothing is opened there any more."""
+    """Nothing is opened in that directory any more."""
     three.commit(three.registration(1, broker_epoch=1), TopicRecord(topic="t", topic_id=TOPIC_ID), partition(0))
     fail(three)
     await three.manager.start()
@@ -102,7 +102,7 @@ async def test_replica_that_comes_to_a_failed_directory_is_lost(three: BrokerOfT
 
 
 async def test_log_that_does_not_open_is_lost(three: BrokerOfThree, lost: Lost) -> None:
-    """As at a start on a directory that was not repaired; the others are served."""
+    """It is as at a start on an unrepaired directory; the others are served."""
     path = f"{ROOT}/{partition_directory_name(PartitionIdentity(TOPIC_ID, 0))}"
     other = PartitionIdentity(bytes(16), 7)
     PartitionLog.open(three.disk, path, settings=LogSettings(), now_ms=0, identity=other).log.close()
@@ -115,7 +115,7 @@ async def test_log_that_does_not_open_is_lost(three: BrokerOfThree, lost: Lost) 
 
 
 async def test_replica_that_leaves_is_lost_no_more(three: BrokerOfThree, lost: Lost) -> None:
-    """One that comes again has another log, in a directory that works."""
+    """If it comes back, it has another log in a working directory."""
     await three.start(leader_id=2)
     three.commit(PartitionChangeRecord(topic_id=TOPIC_ID, partition=0, replicas=(2, 3), isr=(2, 3)))
     await three.manager.wait_idle()
@@ -123,7 +123,7 @@ async def test_replica_that_leaves_is_lost_no_more(three: BrokerOfThree, lost: L
 
 
 async def test_log_is_made_only_once_this_process_is_let_in(three: BrokerOfThree, lost: Lost) -> None:
-    """An empty log that is made before could be taken for the one that the partition is about to await."""
+    """An empty log, created too early, could look like the one that the partition is about to await."""
     fenced = replace(three.registration(1, broker_epoch=1), fenced=True)
     three.commit(fenced, TopicRecord(topic="t", topic_id=TOPIC_ID), partition(0), partition(1))
     await three.manager.start()
@@ -146,7 +146,7 @@ async def test_log_is_made_only_once_this_process_is_let_in(three: BrokerOfThree
 
 
 async def test_waiting_logs_are_not_forgotten_when_another_partition_of_the_topic_changes(three: BrokerOfThree) -> None:
-    """The change is about a partition that this broker has no replica of; what waits for leave is made once it comes."""
+    """The change concerns a partition without a replica here. Logs that wait for permission are created once it comes."""
     fenced = replace(three.registration(1, broker_epoch=1), fenced=True)
     elsewhere = replace(partition(1), replicas=(2, 3), isr=(2, 3))
     three.commit(fenced, TopicRecord(topic="t", topic_id=TOPIC_ID), partition(0), elsewhere)
@@ -162,7 +162,7 @@ async def test_waiting_logs_are_not_forgotten_when_another_partition_of_the_topi
 async def test_log_in_an_awaited_directory_is_claimed_and_no_other(
     three: BrokerOfThree, lost: Lost, directory_id: bytes
 ) -> None:
-    """The directory of this broker has the id of zeros; what another one had is not here."""
+    """This broker's directory has the id of zeros. The log of another directory is not here."""
     await three.start(leader_id=2)
     awaited = pack([AwaitedReplica(1, (directory_id,))])
     change = PartitionChangeRecord(
@@ -173,7 +173,7 @@ async def test_log_in_an_awaited_directory_is_claimed_and_no_other(
 
 
 def partition(number: int) -> PartitionRecord:
-    """A partition that broker 2 leads."""
+    """Return a partition that broker 2 leads."""
     return PartitionRecord(
         topic_id=TOPIC_ID,
         partition=number,

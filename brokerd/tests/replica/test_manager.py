@@ -34,7 +34,7 @@ from storage.types import LogSettings
 
 
 async def test_log_is_opened_for_a_new_topic_and_flushed_before_the_ack(lone: LoneBroker) -> None:
-    """A committed topic gets its log; under `ack` the file is synced before anybody hears of the record."""
+    """A committed topic gets its log. Under `ack` the file is synced before any client hears of the record."""
     lone.create_topic()
     replica = await lone.replica()
     listener = Listener()
@@ -64,7 +64,7 @@ async def test_interval_policy_flushes_later(lone: LoneBroker) -> None:
 
 
 async def test_config_change_reaches_an_open_log(lone: LoneBroker) -> None:
-    """A changed flush policy holds for what is appended from then on."""
+    """A changed flush policy applies to later appends."""
     lone.create_topic("none")
     replica = await lone.replica()
     assert await acked(replica, append(replica, [b"a"])) is Durability.REPLICATED
@@ -75,7 +75,7 @@ async def test_config_change_reaches_an_open_log(lone: LoneBroker) -> None:
 
 
 async def test_inherited_configs_reach_open_logs_and_logs_opened_later(lone: LoneBroker) -> None:
-    """What is set for this broker holds for every log of a topic without a value of its own, before what is set for the cluster."""
+    """A config of this broker applies to every log of a topic without its own value, and overrides that of the cluster."""
 
     def inherit(resource: ConfigResource, name: str, value: str | None) -> ConfigRecord:
         return ConfigRecord(resource=resource, resource_name=name, name="retention.ms", value=value)
@@ -105,7 +105,7 @@ async def test_inherited_configs_reach_open_logs_and_logs_opened_later(lone: Lon
 
 
 async def test_process_leads_nothing_of_what_the_one_before_it_led_until_it_is_let_in() -> None:
-    """The metadata still name this broker, with the process before, as the leader: nobody is served by that word."""
+    """The metadata still names this broker, with its previous process, as the leader. That does not make this process serve."""
     disk = SimDisk()
     disk.make_directory("/data")
     disk.make_directory(ROOT)
@@ -135,7 +135,7 @@ async def test_process_leads_nothing_of_what_the_one_before_it_led_until_it_is_l
 async def test_a_change_of_one_partition_is_told_to_its_replica_alone(
     lone: LoneBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stop or a lost broker changes partitions in slices: looking at all of the topic for each slice would take squares of time."""
+    """A stop or a lost broker changes partitions in slices. Checking the whole topic for each slice would take quadratic time."""
     lone.create_topic(partition_count=20)
     for partition in range(20):
         await lone.replica(partition)
@@ -157,7 +157,7 @@ async def test_a_change_of_one_partition_is_told_to_its_replica_alone(
 
 
 async def test_inherited_configs_are_applied_in_slices(lone: LoneBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A walk over many topics lets others run in between, and a change that comes meanwhile is not missed."""
+    """A scan over many topics yields to other tasks, and changes during it are not missed."""
     monkeypatch.setattr(manager_module, "SLICE_TOPICS", 1)
     replicas: list[Replica] = []
     for topic_id in (bytes([number]) * 16 for number in range(3)):
@@ -182,7 +182,7 @@ async def test_inherited_configs_are_applied_in_slices(lone: LoneBroker, monkeyp
 
 
 async def test_failed_fsync_fails_the_directory_and_acknowledges_nothing(lone: LoneBroker) -> None:
-    """After a failed fsync no ack comes, every route ends with STORAGE_FAILED, and the process is told to stop."""
+    """After a failed fsync no acknowledgement comes, every route ends with STORAGE_FAILED, and the process is told to stop."""
     lone.create_topic(partition_count=2)
     first, second = await lone.replica(0), await lone.replica(1)
     listeners = (Listener(), Listener())
@@ -215,7 +215,7 @@ async def test_failed_write_fails_the_directory(lone: LoneBroker) -> None:
 
 
 async def test_full_disk_refuses_and_recovers(lone: LoneBroker) -> None:
-    """Without space an append is refused, reads go on, and appends work again when there is space."""
+    """Without space an append is refused and reads work. Appends work again when there is space."""
     lone.create_topic()
     replica = await lone.replica()
     await acked(replica, append(replica, [b"a"]))
@@ -242,7 +242,7 @@ async def test_log_that_cannot_be_opened_fails_only_its_partition(lone: LoneBrok
 
 
 async def test_dropped_ack_is_not_called(lone: LoneBroker) -> None:
-    """Who stops to wait is not called when the flush is done."""
+    """A dropped waiter is not called when the flush is done."""
     lone.create_topic()
     replica = await lone.replica()
     next_offset = append(replica, [b"a"])
@@ -297,7 +297,7 @@ async def test_removed_replica_tells_its_clients_where_to_go(
 
 
 async def test_stopping_ends_routes_with_shutting_down(lone: LoneBroker) -> None:
-    """An orderly stop tells routes why, and closes every log clean."""
+    """A clean shutdown tells routes the reason, and closes every log clean."""
     lone.create_topic()
     replica = await lone.replica()
     append(replica, [b"a"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process may take from the metadata: it leads nothing before it is registered itself, and let in."""
+"""What a process may conclude from the metadata: it leads nothing before it is registered itself and unfenced."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Shown:
         self.offset = 0
 
     def show(self, *records: BrokerRecord | BrokerChangeRecord | RemoveBrokerRecord) -> bool:
-        """Let the image have records, and look at it."""
+        """Apply records to the image, and look at it."""
         for record in records:
             self.image.replay(record, self.offset)
             self.offset += 1
@@ -44,7 +44,7 @@ class Shown:
 
 @pytest.mark.parametrize("fenced", [True, False])
 def test_what_the_process_before_led_is_not_led(fenced: bool) -> None:
-    """The image has the registration of the process before: its leadership is nobody's for this one."""
+    """The image has the registration of the previous process, whose leaderships do not count for this one."""
     shown = Shown()
     assert not shown.show()
     assert not shown.show(registration(BEFORE, 3, fenced=fenced))
@@ -54,7 +54,7 @@ def test_what_the_process_before_led_is_not_led(fenced: bool) -> None:
 
 
 def test_process_leads_from_the_image_on_that_has_it_unfenced() -> None:
-    """Registered it leads nothing yet; unfenced it does, and hears so once."""
+    """While only registered it leads nothing. Once unfenced it leads, and hears of that once."""
     shown = Shown()
     assert not shown.show(registration(OWN, 3, fenced=True))
     assert shown.own.seen(LED).leader_id is None
@@ -64,7 +64,7 @@ def test_process_leads_from_the_image_on_that_has_it_unfenced() -> None:
 
 
 def test_fence_takes_no_leadership_back() -> None:
-    """The log was let in: who leads instead the partitions say, in a higher epoch."""
+    """The process was unfenced before. The partitions say who leads now, in a higher epoch."""
     shown = Shown()
     assert shown.show(registration(OWN, 3, fenced=False))
     assert not shown.show(BrokerChangeRecord(broker_id=1, broker_epoch=3, fenced=True))
@@ -75,7 +75,7 @@ def test_fence_takes_no_leadership_back() -> None:
     "record", [registration(BEFORE, 8, fenced=False), RemoveBrokerRecord(broker_id=1, broker_epoch=3)]
 )
 def test_another_process_with_the_same_id_ends_it(record: BrokerRecord | RemoveBrokerRecord) -> None:
-    """What the metadata give to another incarnation, or to none, is not this one's."""
+    """What the metadata assigns to another incarnation, or to none, does not belong to this process."""
     shown = Shown()
     assert shown.show(registration(OWN, 3, fenced=False))
     assert not shown.show(record)

@@ -83,7 +83,7 @@ def values(replica: Replica) -> list[bytes | None]:
 
 
 async def test_replica_goes_on_in_the_other_directory(two: Two) -> None:
-    """Records, readers, acknowledgements and new appends: nobody notices. A restart finds it there."""
+    """Records, readers, acknowledgements and new appends are unaffected. A restart finds the replica there."""
     replica = await two.begin()
     for number in range(20):
         await acked(replica, append(replica, [b"%d" % number]))
@@ -107,7 +107,7 @@ async def test_replica_goes_on_in_the_other_directory(two: Two) -> None:
 
 
 async def test_there_and_back_again(two: Two) -> None:
-    """A partition can be moved any number of times; one that is there already is not moved."""
+    """A partition can be moved any number of times. A move to its own directory does nothing."""
     replica = await two.begin()
     for number in range(3):
         await acked(replica, append(replica, [b"a"]))
@@ -142,7 +142,7 @@ async def test_log_that_was_away_is_checked_again(two: Two) -> None:
 
 
 async def test_appends_under_a_move_are_in_the_log(two: Two) -> None:
-    """Each acknowledged record is there; one that comes in the switch is refused and may be sent again at once."""
+    """Every acknowledged record exists. A record that comes during the switch is refused and may be sent again at once."""
     replica = await two.begin()
     move = two.move()
     count = 0
@@ -163,7 +163,7 @@ async def test_appends_under_a_move_are_in_the_log(two: Two) -> None:
 
 
 async def test_locked_replica_refuses_appends_and_serves_reads(two: Two) -> None:
-    """Until it is released; background work waits that long."""
+    """It is kept until its lock is released. Background work waits for that."""
     replica = await two.begin()
     append(replica, [b"a"])
     async with replica.locked_and_flushed():
@@ -182,7 +182,7 @@ async def test_locked_replica_refuses_appends_and_serves_reads(two: Two) -> None
 
 @pytest.mark.parametrize("operation", ["create_file", "append", "sync", "make_directory"])
 async def test_failing_target_ends_only_the_move(two: Two, operation: str) -> None:
-    """The replica stays where it is and is written on; the target takes part in nothing any more."""
+    """The replica stays where it is and accepts appends. The target directory takes no further part."""
     replica = await two.begin()
     await acked(replica, append(replica, [b"a"]))
     two.second.refuse(operation, "-future", Refusal.IO_ERROR)
@@ -198,13 +198,13 @@ async def test_failing_target_ends_only_the_move(two: Two, operation: str) -> No
 
 @pytest.mark.parametrize("operation", ["rename", "sync_directory"])
 async def test_target_that_fails_after_the_decision_is_revoked(two: Two, operation: str) -> None:
-    """The source goes on, and is the log after a restart with both disks, whatever the rename became."""
+    """The source continues, and is the log after a restart with both disks, whatever happened to the rename."""
     replica = await two.begin()
     await acked(replica, append(replica, [b"a"]))
     seen = two.second.calls
 
     def fail_in_the_switch(call: object) -> None:
-        # The decision stands; now the target gives up.
+        # The decision stands; now the target fails.
         if any("moved-to" in each.path for each in two.disk.calls) and seen is two.second.calls:
             two.second.on_call = None
             two.second.refuse(operation, "partitions", Refusal.IO_ERROR)
@@ -224,7 +224,7 @@ async def test_target_that_fails_after_the_decision_is_revoked(two: Two, operati
 
 
 async def test_failing_source_ends_the_move_and_the_partition(two: Two) -> None:
-    """The decision could not be made durable: nobody may write either copy."""
+    """The decision could not be made durable, so neither copy may be written."""
     replica = await two.begin()
     await acked(replica, append(replica, [b"a"]))
     await two.moved()
@@ -246,7 +246,7 @@ async def test_failing_source_ends_the_move_and_the_partition(two: Two) -> None:
 
 
 async def test_read_error_of_the_source_ends_the_move_only(two: Two) -> None:
-    """The bytes cannot be copied; whoever reads others of this log is served."""
+    """The bytes cannot be copied. Readers of other bytes of this log are served."""
     replica = await two.begin()
     await acked(replica, append(replica, [b"a"]))
     two.disk.refuse("pread", ".log", Refusal.IO_ERROR)
@@ -272,7 +272,7 @@ async def test_target_without_room_is_refused_before_anything_is_written() -> No
 
 
 async def test_removal_of_the_topic_and_the_stop_end_a_move(two: Two) -> None:
-    """Whatever the move has reached, the log is removed where it lies then."""
+    """Whatever stage the move has reached, the log is removed where it is at that time."""
     await two.begin()
     move = two.move()
     two.commit(RemoveTopicRecord(topic_id=TOPIC_ID))
@@ -284,7 +284,7 @@ async def test_removal_of_the_topic_and_the_stop_end_a_move(two: Two) -> None:
 
 
 async def test_moves_are_refused_for_what_is_not_here(two: Two) -> None:
-    """No such partition, no such directory, another move, and what an earlier one has left."""
+    """No such partition, no such directory, another move under way, or remains of an earlier move."""
     await two.begin()
     with pytest.raises(RefusedError, match="no replica"):
         two.manager.move(TOPIC_ID, 9, SECOND)
@@ -301,7 +301,7 @@ async def test_moves_are_refused_for_what_is_not_here(two: Two) -> None:
 
 
 async def test_stop_ends_a_copy_and_a_move_that_waits(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between two pieces; the log is closed where it is, and nothing of the copy is left."""
+    """It ends between two pieces. The log is closed where it is, and nothing of the copy is left."""
     replica = await two.begin()
     await acked(replica, append(replica, [b"a"]))
     two.manager.moves = moves = ReplicaMoves(
@@ -315,7 +315,7 @@ async def test_stop_ends_a_copy_and_a_move_that_waits(two: Two, monkeypatch: pyt
 
 
 async def test_move_of_a_replica_that_fails_meanwhile_ends(two: Two) -> None:
-    """There is nothing to switch to a log that serves no more; and nothing of it can be moved then."""
+    """There is nothing to switch to for a log that no longer serves, and it cannot be moved then."""
     replica = await two.begin()
     await acked(replica, append(replica, [b"a"]))
     move = two.move()
@@ -328,7 +328,7 @@ async def test_move_of_a_replica_that_fails_meanwhile_ends(two: Two) -> None:
 
 
 async def test_move_that_never_catches_up_ends(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each round leaves more than the one before: the move says so instead of going on for ever."""
+    """Each round leaves more than the one before. The move says so instead of continuing forever."""
     replica = await two.begin()
     await acked(replica, append(replica, [b"a"]))
     monkeypatch.setattr(move_plan, "SWITCH_BYTES", -1)
@@ -349,7 +349,7 @@ async def test_log_that_cannot_be_flushed_is_not_switched(two: Two) -> None:
 
 
 async def test_unsettled_partition_is_not_moved_again(two: Two) -> None:
-    """The old place could not be cleaned up: another move waits for a restart, which does it."""
+    """The old place could not be cleaned up. Another move waits for a restart, which cleans it up."""
     replica = await two.begin()
     await acked(replica, append(replica, [b"a"]))
 

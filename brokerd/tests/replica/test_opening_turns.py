@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which logs are opened now: few while partitions are created, wanted ones first."""
+"""Which logs are opened now: only a few while partitions are created, and requested ones first."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MANY = 3 * LOG_OPEN_TASKS
 
 
 class Logs:
-    """Logs that wait, by number, and those that had their turn, in order."""
+    """Logs that wait, by number, and those that were opened, in order."""
 
     def __init__(self, turns: OpeningTurns, count: int) -> None:
         self.begun: list[int] = []
@@ -26,14 +26,14 @@ class Logs:
         self.begun.append(number)
 
     async def settle(self) -> list[int]:
-        """Let everybody run who can."""
+        """Run all tasks that can run."""
         for _ in range(5):
             await asyncio.sleep(0)
         return self.begun
 
 
 async def test_some_are_opened_at_a_time_in_order() -> None:
-    """As at a start, when nothing is being created."""
+    """They are opened in order while no partitions are created, as at a start."""
     turns = OpeningTurns()
     logs = Logs(turns, MANY)
     assert await logs.settle() == list(range(LOG_OPEN_TASKS))
@@ -44,7 +44,7 @@ async def test_some_are_opened_at_a_time_in_order() -> None:
 
 
 async def test_few_are_opened_while_partitions_are_created_and_the_others_when_that_is_over() -> None:
-    """Nobody has to say that it is over."""
+    """The end of the creations needs no message."""
     turns = OpeningTurns()
     turns.note_new()
     logs = Logs(turns, MANY)
@@ -57,7 +57,7 @@ async def test_few_are_opened_while_partitions_are_created_and_the_others_when_t
 
 
 async def test_timer_that_comes_a_little_early_ends_the_burst(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An event loop may call before the time, by less than its clock's resolution; nothing waits on, and nothing spins."""
+    """An event loop may call a timer too early, by less than its clock's resolution. Nothing keeps waiting, and nothing spins."""
     loop = asyncio.get_running_loop()
     now_s = 100.0
     monkeypatch.setattr(loop, "time", lambda: now_s)
@@ -72,7 +72,7 @@ async def test_timer_that_comes_a_little_early_ends_the_burst(monkeypatch: pytes
 
 
 async def test_one_that_somebody_waits_for_goes_before_the_others() -> None:
-    """Also while partitions are created."""
+    """This holds while partitions are created too."""
     turns = OpeningTurns()
     turns.note_new()
     logs = Logs(turns, MANY)
@@ -87,7 +87,7 @@ async def test_one_that_somebody_waits_for_goes_before_the_others() -> None:
 
 
 async def test_a_turn_that_is_not_wanted_any_more_goes_to_the_next() -> None:
-    """Cancelled while it waits, or at the moment at which it gets its turn."""
+    """It is cancelled while it waits, or at the moment at which it gets its turn."""
     turns = OpeningTurns()
     logs = Logs(turns, LOG_OPEN_TASKS + 2)
     await logs.settle()

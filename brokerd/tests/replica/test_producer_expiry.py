@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Producers that were idle for long are forgotten by every log, on time, and never inside a transaction."""
+"""Every log forgets producers that were idle for long, on time, and never inside a transaction."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def known(replica: Replica) -> list[int]:
 
 
 async def test_idle_producers_of_all_partitions_are_forgotten_after_a_day(lone: LoneBroker) -> None:
-    """Not a moment before; who is inside a transaction stays, and who is forgotten may go on where it was."""
+    """Not a moment too early. Producers inside a transaction stay, and forgotten producers may continue where they were."""
     replicas = [await lone.replica(partition) for partition in range(3)]
     for replica in replicas:
         send(replica, 1)
@@ -79,7 +79,7 @@ async def test_idle_producers_of_all_partitions_are_forgotten_after_a_day(lone: 
 
 
 async def test_restart_changes_nothing_about_who_is_idle(lone: LoneBroker) -> None:
-    """A clean stop keeps the time of each producer's newest batch; who was forgotten stays forgotten."""
+    """A clean shutdown keeps the time of each producer's newest batch. Forgotten producers stay forgotten."""
     replica = await lone.replica()
     send(replica, 1)
     lone.now_ms = wall_ms() + DAY_MS + 1
@@ -104,7 +104,7 @@ async def test_restart_changes_nothing_about_who_is_idle(lone: LoneBroker) -> No
 
 
 async def test_closed_logs_are_passed_over(lone: LoneBroker) -> None:
-    """A topic that is being deleted meanwhile does not end the round."""
+    """A topic that is deleted during the round does not end it."""
     replicas = [await lone.replica(partition) for partition in range(3)]
     for replica in replicas:
         send(replica, 1)
@@ -151,7 +151,7 @@ async def test_broker_looks_for_idle_producers_by_itself(tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("expiration_ms", [0, -1, 2**31])
 def test_expiration_outside_its_range_is_refused(tmp_path: Path, expiration_ms: int) -> None:
-    """The setting says what is allowed."""
+    """The error names the allowed range."""
     good = standalone_settings(tmp_path, port=0)
     with pytest.raises(SettingsError, match="--producer-id-expiration-ms"):
         BrokerSettings(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Directories of partitions that have no replica here: renamed, deleted later; one that comes back takes a new one."""
+"""Directories of partitions without a replica here: they are renamed and deleted later; a partition that returns gets a new one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_removed_topic_is_renamed_and_deleted_later(lone: LoneBroker) -> N
 
 
 async def test_replica_that_comes_back_while_it_is_removed_begins_anew(lone: LoneBroker) -> None:
-    """Moved away and back faster than its directory is renamed, it must not open its log in that one: it would be deleted with it."""
+    """The partition leaves and returns before its directory is renamed. It must not use that directory, which will be deleted."""
     lone.create_topic()
     replica = await lone.replica()
     await acked(replica, append(replica, [b"a"]))
@@ -64,7 +64,7 @@ async def test_replica_that_comes_back_while_it_is_removed_begins_anew(lone: Lon
 
 
 def broker_that_finds(disk: SimDisk, *names: str) -> LoneBroker:
-    """A broker that is not started, of a registered broker, over a disk with some names among the partition directories."""
+    """Return a registered broker, not started, over a disk with these names among the partition directories."""
     for path in ("/data", ROOT, *(f"{ROOT}/{name}" for name in names)):
         disk.make_directory(path)
     made = LoneBroker(disk)
@@ -73,7 +73,7 @@ def broker_that_finds(disk: SimDisk, *names: str) -> LoneBroker:
 
 
 async def test_unknown_directories_are_kept_longer() -> None:
-    """What the metadata never knew may be a mistake: it is kept for days, other names are not touched at all."""
+    """Stray directories may be a mistake, so they are kept for days. Other names are not touched at all."""
     disk = SimDisk()
     lone = broker_that_finds(disk, f"{'0a' * 16}-1", "notes", f"{'0a' * 16}-2.x.unknown")
     await lone.manager.start()
@@ -89,7 +89,7 @@ async def test_unknown_directories_are_kept_longer() -> None:
 
 
 async def test_directory_of_a_topic_deleted_meanwhile_goes_like_any_deleted_one() -> None:
-    """A broker that was down when its topic was deleted does not keep the data for days: the metadata know that the topic is gone."""
+    """A broker that was down when its topic was deleted keeps the data for a short time only: the metadata knows about the deletion."""
     disk = SimDisk()
     name = f"{TOPIC_ID.hex()}-0"
     lone = broker_that_finds(disk, name)
@@ -104,7 +104,7 @@ async def test_directory_of_a_topic_deleted_meanwhile_goes_like_any_deleted_one(
 
 
 async def test_directory_of_a_replica_moved_away_meanwhile_goes_too() -> None:
-    """The partition has its replicas elsewhere; a partition number that the topic never had may be a mistake."""
+    """The partition has its replicas elsewhere. A partition number that the topic never had may be a mistake."""
     disk = SimDisk()
     moved, strange = f"{TOPIC_ID.hex()}-0", f"{TOPIC_ID.hex()}-9"
     lone = broker_that_finds(disk, moved, strange)
@@ -119,7 +119,7 @@ async def test_directory_of_a_replica_moved_away_meanwhile_goes_too() -> None:
 
 
 class HeldRename(SimDisk):
-    """A disk on which something happens on the event loop before the first rename."""
+    """A disk on which the test acts on the event loop before the first rename."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class HeldRename(SimDisk):
         self.loop = asyncio.get_running_loop()
 
     def rename(self, source: str, target: str) -> None:
-        """See `Disk.rename`."""
+        """Run the test's action, then rename."""
         before, self.before = self.before, None
         if before is not None:
             asyncio.run_coroutine_threadsafe(before(), self.loop).result(WAIT_S)
@@ -135,7 +135,7 @@ class HeldRename(SimDisk):
 
 
 async def test_partition_that_comes_while_unknown_directories_are_removed_keeps_its_own() -> None:
-    """A start that finds an old directory must not take the one of a replica that the metadata gives it meanwhile."""
+    """A start that finds an old directory must not take the directory of a replica that the metadata assigns during that start."""
     disk = HeldRename()
     name = f"{TOPIC_ID.hex()}-0"
     lone = broker_that_finds(disk, name)
@@ -157,7 +157,7 @@ async def test_partition_that_comes_while_unknown_directories_are_removed_keeps_
 
 
 async def test_unknown_directory_that_cannot_be_renamed_stays() -> None:
-    """It is found again at the next start; the broker starts, and its other partitions work."""
+    """The next start finds it again. The broker starts, and its other partitions work."""
     disk = SimDisk()
     name = f"{'0a' * 16}-1"
     lone = broker_that_finds(disk, name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damage of a three replica that others can repair: real core and log on a simulated disk, the other brokers are what a test says."""
+"""Damage to a log that other replicas can repair: real core and log on a simulated disk; the test plays the other brokers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DAMAGED = 3
 
 
 class Peers:
-    """The other brokers; remembers what they were asked."""
+    """The other brokers. Notes the requests to them."""
 
     def __init__(self) -> None:
         self.reports = DamageReports()
@@ -58,12 +58,12 @@ class Peers:
 
 
 def right(wanted: range) -> bytes:
-    """What the leader appended."""
+    """Return what the leader appended."""
     return stamped(wanted.start, 0, len(wanted))
 
 
 def damaged_batch(wanted: range) -> bytes:
-    """One bit is another."""
+    """Return the same with one flipped bit."""
     data = bytearray(right(wanted))
     data[-1] ^= 1
     return bytes(data)
@@ -83,7 +83,7 @@ async def three(peers: Peers) -> AsyncIterator[BrokerOfThree]:
 
 
 def hurt(three: BrokerOfThree, replica: Replica, offset: int = DAMAGED) -> None:
-    """Change a byte of a batch behind the broker's back, and let it look at it anew."""
+    """Change a byte of a batch behind the broker's back, and let the broker check it again."""
     path = f"{replica.log.directory}/{0:020d}.log"
     position = len(stamped(0, 0, offset + 1)) - 2
     three.disk.corrupt(path, position, bytes([three.disk.read_file(path)[position] ^ 0x20]))
@@ -115,7 +115,7 @@ def is_whole(replica: Replica) -> bool:
 
 
 async def test_follower_gets_back_what_was_damaged(three: BrokerOfThree, peers: Peers) -> None:
-    """From the first replica that has it; nobody's leadership moves, and the log goes on."""
+    """It comes from the first replica that has it. No leadership moves, and the log continues."""
     replica = await follower_with_damage(three)
     peers.answers = {2: right}
     repairs = DamageRepairs(three.manager.replicas, peers)
@@ -127,7 +127,7 @@ async def test_follower_gets_back_what_was_damaged(three: BrokerOfThree, peers: 
 
 
 async def test_other_replicas_are_tried(three: BrokerOfThree, peers: Peers) -> None:
-    """One that has nothing, or damaged batches, or others, does not end the repair."""
+    """A replica without the range, or with damaged or other batches, does not end the repair."""
     replica = await follower_with_damage(three)
     useless: list[Callable[[range], bytes]] = [
         damaged_batch,
@@ -147,7 +147,7 @@ async def test_other_replicas_are_tried(three: BrokerOfThree, peers: Peers) -> N
 async def test_range_that_nobody_has_stays_and_is_looked_at_later(
     three: BrokerOfThree, peers: Peers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Everything else is served; the others are not asked again before the time."""
+    """Everything else is served. The others are not asked again before the pause is over."""
     replica = await follower_with_damage(three)
     repairs = DamageRepairs(three.manager.replicas, peers)
     assert await repairs.run_round() == 0
@@ -177,7 +177,7 @@ async def test_segment_that_nobody_flushes_is_flushed_for_its_repair(three: Brok
 
 
 async def test_damage_that_is_not_committed_is_told_as_lost(three: BrokerOfThree, peers: Peers) -> None:
-    """Nobody else is asked: it may still be cut. Once it is committed and due again it is repaired."""
+    """No other replica is asked, because the range may still be truncated. Once it is committed and due again, it is repaired."""
     replica = await followed(three)
     send(three, stamped(0, 0, COUNT), base_offset=0, high_watermark=DAMAGED)
     replica.log.flush()
@@ -194,7 +194,7 @@ async def test_damage_that_is_not_committed_is_told_as_lost(three: BrokerOfThree
 
 
 async def leader_with_damage(three: BrokerOfThree) -> Replica:
-    """A replica that was a follower leads now."""
+    """Return a leader that was a follower."""
     replica = await follower_with_damage(three)
     three.lead(1)
     assert replica.is_leader
@@ -202,7 +202,7 @@ async def leader_with_damage(three: BrokerOfThree) -> Replica:
 
 
 async def test_leader_does_not_say_where_an_epoch_ends_that_damage_hides(three: BrokerOfThree, peers: Peers) -> None:
-    """The last batch before its own epoch is damaged: a follower that has records there waits until it came back."""
+    """The last batch before its own epoch is damaged. A follower with records there waits until it is repaired."""
     replica = await followed(three)
     send(three, stamped(0, 0, COUNT), base_offset=0, high_watermark=COUNT)
     replica.log.flush()
@@ -221,7 +221,7 @@ async def test_leader_does_not_say_where_an_epoch_ends_that_damage_hides(three: 
 
 
 async def test_epoch_whose_beginning_was_damaged_begins_there_again(three: BrokerOfThree, peers: Peers) -> None:
-    """Its checkpoint was lost too, so that the log had it begin behind the damage."""
+    """Its epoch checkpoint was lost too, so its epoch seemed to begin behind the damage."""
     replica = await followed(three)
     three.lead(2)
     follower(three).on_subscription_accepted(three.said.session, high_watermark=0, log_start_offset=0)
@@ -241,7 +241,7 @@ async def test_epoch_whose_beginning_was_damaged_begins_there_again(three: Broke
 
 
 async def test_leader_gives_up_the_leadership_before_it_repairs(three: BrokerOfThree, peers: Peers) -> None:
-    """But only when another one has shown that it has the range."""
+    """It resigns only when another replica has shown that it has the range."""
     replica = await leader_with_damage(three)
     assert await DamageRepairs(three.manager.replicas, peers).run_round() == 0
     assert three.said.given_up == []
@@ -256,7 +256,7 @@ async def test_leader_gives_up_the_leadership_before_it_repairs(three: BrokerOfT
 
 
 async def test_leader_that_nobody_can_follow_repairs_itself(three: BrokerOfThree, peers: Peers) -> None:
-    """The others have the range, and may not lead."""
+    """The others have the range but may not lead."""
     replica = await leader_with_damage(three)
     peers.answers = {2: right}
     assert await DamageRepairs(three.manager.replicas, peers).run_round() == 1
@@ -267,7 +267,7 @@ async def test_leader_that_nobody_can_follow_repairs_itself(three: BrokerOfThree
 async def test_read_that_meets_damage_brings_the_look_forward(
     three: BrokerOfThree, peers: Peers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody waits for the next look."""
+    """The repair does not wait for the next check."""
     monkeypatch.setattr("brokerd.replica.repairing.REPAIR_CHECK_MS", 3_600_000)
     replica = await followed(three)
     send(three, stamped(0, 0, COUNT), base_offset=0, high_watermark=COUNT)
@@ -286,7 +286,7 @@ async def test_read_that_meets_damage_brings_the_look_forward(
 async def test_end_in_the_middle_leaves_nothing(
     three: BrokerOfThree, peers: Peers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The step that a thread is in ends first; what it wrote is removed, and the damage stays known."""
+    """The step that runs in a thread ends first. What it wrote is removed, and the damage stays known."""
     replica = await follower_with_damage(three)
     peers.answers = {2: right}
     is_in, may_go_on = threading.Event(), threading.Event()
@@ -313,7 +313,7 @@ async def test_end_in_the_middle_leaves_nothing(
 async def test_fault_in_one_log_does_not_end_the_others(
     three: BrokerOfThree, peers: Peers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is reported with its trace."""
+    """It is logged with its traceback."""
     replica = await follower_with_damage(three)
 
     def fault(_wanted: range) -> bytes:
@@ -328,7 +328,7 @@ async def test_fault_in_one_log_does_not_end_the_others(
 
 @asynccontextmanager
 async def calls_with(three: BrokerOfThree) -> AsyncIterator[RepairCalls]:
-    """The calls of broker 1, with connections of its own."""
+    """Yield the calls of broker 1, with their own connections."""
     async with PeerClient("c", node_id=1) as client:
         yield RepairCalls(
             three.observer,
@@ -341,7 +341,7 @@ async def calls_with(three: BrokerOfThree) -> AsyncIterator[RepairCalls]:
 
 
 async def test_leader_is_asked_first(three: BrokerOfThree) -> None:
-    """Then who is in sync, then the others; never this broker, and nobody about what does not exist."""
+    """Then come the in-sync replicas, then the others. This broker is never asked, and nothing is asked about unknown partitions."""
     await followed(three)
     three.lead(3, isr=(1, 3))
     async with calls_with(three) as calls:
@@ -351,7 +351,7 @@ async def test_leader_is_asked_first(three: BrokerOfThree) -> None:
 
 
 async def test_brokers_that_do_not_answer_are_told_by_name(three: BrokerOfThree) -> None:
-    """One that is not registered, and one that cannot be reached."""
+    """An unregistered broker, and an unreachable one."""
     await followed(three)
     async with calls_with(three) as calls:
         with pytest.raises(RepairCallError, match="broker 9 is not registered"):
@@ -366,7 +366,7 @@ async def test_brokers_that_do_not_answer_are_told_by_name(three: BrokerOfThree)
 async def test_damaged_leader_lets_an_eligible_replica_do_only_without_loss(
     three: BrokerOfThree, peers: Peers, is_committed: bool
 ) -> None:
-    """What it alone acknowledged (acks=1) would be lost with the leadership: then only a replica in sync may lead."""
+    """Records that it alone acknowledged (acks=1) would be lost with the leadership, so only an in-sync replica may lead."""
     replica = await leader_with_damage(three)
     if not is_committed:
         acknowledged: list[object] = []
@@ -379,7 +379,7 @@ async def test_damaged_leader_lets_an_eligible_replica_do_only_without_loss(
 
 
 async def test_disk_that_does_not_answer_ends_the_repair(three: BrokerOfThree, peers: Peers) -> None:
-    """No room, or a file that cannot be read: the damage stays, and is looked at later."""
+    """There is no space, or a file cannot be read. The damage stays, and is checked later."""
     replica = await follower_with_damage(three)
     peers.answers = {2: right}
     for operation, path_part, refusal in (

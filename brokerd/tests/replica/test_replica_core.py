@@ -29,7 +29,7 @@ from storage.errors import DiskFailedError
 
 
 class Steps:
-    """Which events the cores of replicas have taken, in order."""
+    """The events that the cores of replicas have handled, in order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.taken: list[tuple[Replica, type[Event]]] = []
@@ -42,23 +42,23 @@ class Steps:
         monkeypatch.setattr(Replica, "_after_step", note)
 
     def of(self, replica: Replica) -> list[type[Event]]:
-        """The events of one replica."""
+        """Return the events of one replica."""
         return [event for each, event in self.taken if each is replica]
 
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
-    """Events of all replicas, from now on."""
+    """Collect the events of all replicas from now on."""
     return Steps(monkeypatch)
 
 
 def set_config(broker: BrokerOfThree | LoneBroker, name: str, value: str) -> None:
-    """Let the metadata have a config of the topic."""
+    """Set a config of the topic in the metadata."""
     broker.commit(ConfigRecord(resource=ConfigResource.TOPIC, resource_name=TOPIC_ID.hex(), name=name, value=value))
 
 
 async def truncating(three: BrokerOfThree, policy: str = "none") -> Replica:
-    """A follower of five records that its new leader, broker 3, lets begin to truncate to three."""
+    """Return a follower of five records that begins to truncate to three for its new leader, broker 3."""
     replica = await followed(three, policy)
     send(three, stamped(0, 0, 5), base_offset=0)
     three.lead(3)
@@ -67,7 +67,7 @@ async def truncating(three: BrokerOfThree, policy: str = "none") -> Replica:
 
 
 async def test_append_comes_behind_the_other_effects_of_its_event(three: BrokerOfThree, steps: Steps) -> None:
-    """So that what the append leads to is not overtaken by something older."""
+    """So nothing older overtakes the effects of the append."""
     replica = await followed(three)
     send(three, stamped(0, 0), base_offset=0)
     taken = steps.of(replica)
@@ -77,7 +77,7 @@ async def test_append_comes_behind_the_other_effects_of_its_event(three: BrokerO
 
 
 async def test_events_wait_while_the_log_is_truncated(three: BrokerOfThree, steps: Steps) -> None:
-    """Those that came meanwhile follow the truncation, in their order; one of them may lead to the next one."""
+    """Events that arrived during the truncation follow it in order. One of them may lead to the next truncation."""
     replica = await truncating(three)
     asked, taken = len(three.said.subscriptions), len(steps.of(replica))
     set_config(three, "flush.policy", "ack")
@@ -97,7 +97,7 @@ async def test_events_wait_while_the_log_is_truncated(three: BrokerOfThree, step
 
 
 async def test_flush_that_ends_before_a_truncation_is_not_told_behind_it(three: BrokerOfThree) -> None:
-    """It tells of records that are gone; the end of the truncation says what is flushed."""
+    """The flush concerns records that no longer exist. The end of the truncation says what is flushed."""
     replica = await truncating(three, policy="ack")
     await three.said.wait(lambda: three.said.subscriptions[-1].log_end_offset == 3)
     assert three.said.subscriptions[-1].flushed_offset == 3
@@ -105,14 +105,14 @@ async def test_flush_that_ends_before_a_truncation_is_not_told_behind_it(three: 
 
 
 async def test_failure_of_the_log_does_not_wait_for_a_truncation(three: BrokerOfThree) -> None:
-    """The end of a replica is told at once."""
+    """The end of a replica is reported at once."""
     replica = await truncating(three)
     three.manager.note_disk_failure(replica.directory, DiskFailedError("/data/x", "gone"))
     assert not replica.is_writable
 
 
 async def test_timer_is_set_to_the_earlier_time(three: BrokerOfThree) -> None:
-    """A leader that is to be woken for followers that lag has an earlier flush to make; none of them is proposed to leave then."""
+    """The leader's timer for lagging followers is set, but a flush is due earlier. No follower is proposed to leave at that time."""
     replica = await three.start(leader_id=1, policy="interval")
     set_config(three, "flush.interval.ms", "1")
     for node_id in (2, 3):
@@ -123,7 +123,7 @@ async def test_timer_is_set_to_the_earlier_time(three: BrokerOfThree) -> None:
 
 
 async def test_closed_replica_is_woken_no_more(lone: LoneBroker, steps: Steps) -> None:
-    """Its timer would have come before that of another one, which was set later."""
+    """Its timer would have come before that of another replica, which was set later."""
     lone.create_topic("interval", partition_count=2)
     set_config(lone, "flush.interval.ms", "1")
     closed, other = await lone.replica(0), await lone.replica(1)

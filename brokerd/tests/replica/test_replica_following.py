@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A three replica that follows: real core, real log on a simulated disk, and a recorder in the place of the stream."""
+"""A following replica of three: real core, real log on a simulated disk, and a recorder instead of the stream."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from storage.testing.sim_disk import Refusal
 
 
 async def test_follower_subscribes_when_its_log_is_open(three: BrokerOfThree) -> None:
-    """It asks the leader of the metadata, with where its log ends."""
+    """It subscribes at the leader that the metadata names, with its log end."""
     await three.start(leader_id=2)
     (asked,) = three.said.subscriptions
     assert (asked.leader_id, asked.leader_epoch, asked.log_end_offset, asked.last_epoch) == (2, 0, 0, None)
@@ -32,7 +32,7 @@ async def test_follower_subscribes_when_its_log_is_open(three: BrokerOfThree) ->
 
 
 async def test_batches_are_appended_byte_for_byte_and_acknowledged(three: BrokerOfThree) -> None:
-    """The log holds what came; what is appended is acknowledged at once under `none`, and is readable up to the mark."""
+    """The log has the received bytes. Appends are acknowledged at once under `none`, and are readable up to the mark."""
     replica = await followed(three)
     sent = stamped(0, 0, 3)
     send(three, sent, base_offset=0, high_watermark=2)
@@ -44,7 +44,7 @@ async def test_batches_are_appended_byte_for_byte_and_acknowledged(three: Broker
 
 
 async def test_flushed_batches_are_acknowledged_under_ack(three: BrokerOfThree) -> None:
-    """Nothing is said before the flush is done."""
+    """Nothing is acknowledged before the flush is done."""
     await followed(three, policy="ack")
     send(three, stamped(0, 0, 2), base_offset=0)
     assert three.said.acks == []
@@ -53,7 +53,7 @@ async def test_flushed_batches_are_acknowledged_under_ack(three: BrokerOfThree) 
 
 
 async def test_damaged_batches_end_the_subscription_and_leave_the_log_alone(three: BrokerOfThree) -> None:
-    """A wrong checksum is never stored; the leader is told to stop, and is asked again later."""
+    """A batch with a wrong checksum is never stored. The subscription ends, and the follower subscribes again later."""
     replica = await followed(three)
     send(three, stamped(0, 0), base_offset=0)
     damaged = bytearray(stamped(1, 0))
@@ -67,7 +67,7 @@ async def test_damaged_batches_end_the_subscription_and_leave_the_log_alone(thre
 
 
 async def test_full_disk_ends_the_subscription_until_there_is_room(three: BrokerOfThree) -> None:
-    """What found no room is asked for again; nothing is lost and nothing is skipped."""
+    """Batches that found no space are requested again. Nothing is lost and nothing is skipped."""
     replica = await followed(three)
     three.disk.refuse("append", ".log", Refusal.FULL)
     send(three, stamped(0, 0), base_offset=0)
@@ -80,7 +80,7 @@ async def test_full_disk_ends_the_subscription_until_there_is_room(three: Broker
 
 
 async def test_log_is_cut_where_the_leader_says_and_the_leader_is_asked_again(three: BrokerOfThree) -> None:
-    """The cut waits for the disk; then the next subscription tells the new end."""
+    """The truncation waits for the disk. Then the next subscription has the new log end."""
     replica = await followed(three)
     send(three, stamped(0, 0, 4), base_offset=0)
     three.lead(3)
@@ -94,7 +94,7 @@ async def test_log_is_cut_where_the_leader_says_and_the_leader_is_asked_again(th
 
 
 async def test_what_happens_during_a_cut_is_taken_up_behind_it(three: BrokerOfThree) -> None:
-    """A new leader that comes while the log is cut is followed with the log as it is after the cut."""
+    """A new leader that appears during a truncation is followed with the log after the truncation."""
     replica = await followed(three)
     send(three, stamped(0, 0, 4), base_offset=0)
     three.lead(3)
@@ -107,7 +107,7 @@ async def test_what_happens_during_a_cut_is_taken_up_behind_it(three: BrokerOfTh
 
 
 async def test_cut_that_finds_no_room_is_asked_for_again(three: BrokerOfThree, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log stays as it is, and the leader says again where to cut."""
+    """The log stays as it is, and the leader names the offset again."""
     monkeypatch.setattr("brokerd.replica.replica.TRUNCATE_RETRY_MS", 1)
     replica = await followed(three)
     send(three, stamped(0, 0, 4), base_offset=0)
@@ -121,7 +121,7 @@ async def test_cut_that_finds_no_room_is_asked_for_again(three: BrokerOfThree, m
 
 
 async def test_disk_that_fails_under_a_cut_ends_the_replica(three: BrokerOfThree) -> None:
-    """The log directory failed: the broker is told, and the leader is not asked any more."""
+    """The log directory failed. The broker is told, and the follower no longer subscribes."""
     await followed(three)
     send(three, stamped(0, 0, 4), base_offset=0)
     three.lead(3)
@@ -131,7 +131,7 @@ async def test_disk_that_fails_under_a_cut_ends_the_replica(three: BrokerOfThree
 
 
 async def test_log_that_ends_below_the_leaders_start_begins_anew(three: BrokerOfThree) -> None:
-    """The leader dropped what is missing here, so that the log goes on, empty, where the leader's begins."""
+    """The leader has dropped the missing records, so the log restarts, empty, at the leader's log start."""
     replica = await followed(three)
     send(three, stamped(0, 0, 2), base_offset=0)
     three.lead(3)
@@ -146,7 +146,7 @@ async def test_log_that_ends_below_the_leaders_start_begins_anew(three: BrokerOf
 
 
 async def test_log_start_of_the_leader_is_followed(three: BrokerOfThree) -> None:
-    """What the leader dropped goes here too, as far as it is committed."""
+    """What the leader has dropped is dropped here too, as far as it is committed."""
     replica = await followed(three)
     send(three, stamped(0, 0, 4), base_offset=0, high_watermark=3)
     follower(three).on_leader_marks(three.said.session, high_watermark=4, log_start_offset=2)
@@ -167,7 +167,7 @@ async def test_batches_that_come_while_the_log_is_locked_are_asked_for_again(thr
 
 
 async def test_leader_that_becomes_a_follower_forgets_its_empty_epoch(three: BrokerOfThree) -> None:
-    """It led without an append; records of an older epoch, which the next leader has, can be appended."""
+    """It led without an append. Records of an older epoch, which the next leader has, can be appended."""
     replica = await followed(three)
     send(three, stamped(0, 0), base_offset=0)
     three.lead(1)
@@ -180,7 +180,7 @@ async def test_leader_that_becomes_a_follower_forgets_its_empty_epoch(three: Bro
 
 
 async def test_replica_that_goes_ends_its_subscription(three: BrokerOfThree) -> None:
-    """The leader is told, and what it sends still is passed over."""
+    """The leader is told, and its later messages are ignored."""
     replica = await followed(three)
     session = three.said.session
     await replica.close("the topic was deleted")
@@ -190,7 +190,7 @@ async def test_replica_that_goes_ends_its_subscription(three: BrokerOfThree) -> 
 
 
 async def test_high_watermark_is_kept_over_a_restart(three: BrokerOfThree) -> None:
-    """After an orderly stop the replica knows what was committed before any leader tells it."""
+    """After a clean shutdown the replica knows what was committed before any leader tells it."""
     await followed(three)
     send(three, stamped(0, 0, 4), base_offset=0, high_watermark=3)
     await three.manager.stop()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A three replica that leads several: real core, real log on a simulated disk, and recorders in the place of streams."""
+"""A leading replica of three: real core, real log on a simulated disk, and recorders instead of streams."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_record_is_acknowledged_when_every_follower_holds_it(three: Broker
 
 
 async def test_flushed_is_said_when_all_have_flushed(three: BrokerOfThree) -> None:
-    """Under `ack` an appended offset counts for nothing."""
+    """Under `ack` an offset that is only appended does not count."""
     replica, second, third = await led(three, policy="ack")
     waits = asyncio.create_task(acked(replica, append(replica)))
     for route in (second, third):
@@ -100,7 +100,7 @@ async def test_followers_with_another_history_are_told_where_it_parts(three: Bro
 
 
 async def test_route_that_is_lost_hears_nothing_more(three: BrokerOfThree) -> None:
-    """Its acknowledgements are passed over too."""
+    """Its acknowledgements are ignored too."""
     replica, second, third = await led(three)
     replica.lose_follower(second)
     replica.lose_follower(second)
@@ -113,7 +113,7 @@ async def test_route_that_is_lost_hears_nothing_more(three: BrokerOfThree) -> No
 
 
 async def test_newer_subscription_ends_the_older_one(three: BrokerOfThree) -> None:
-    """The stream of the older one is told."""
+    """The stream of the older one hears of its end."""
     replica, second, _ = await led(three)
     again = Route(2, session=2)
     three.subscribe(replica, again)
@@ -139,7 +139,7 @@ async def test_leader_that_stops_to_lead_ends_every_route(three: BrokerOfThree) 
 
 
 async def test_lagging_follower_is_proposed_to_leave(three: BrokerOfThree) -> None:
-    """A follower that says nothing for the lag time is left out; what the controller accepts, moves the high watermark."""
+    """A follower without acknowledgements for the lag time leaves the ISR. When the controller accepts, the high watermark moves."""
     replica, second, _ = await led(three)
     append(replica)
     replica.ack_follower(second, appended_offset=1, flushed_offset=0)
@@ -154,7 +154,7 @@ async def test_lagging_follower_is_proposed_to_leave(three: BrokerOfThree) -> No
 
 
 async def test_traffic_of_a_follower_that_left_is_catch_up(three: BrokerOfThree) -> None:
-    """Its stream is told the class; when it has caught up it is proposed again, and counts at once."""
+    """Its stream gets the class. When it has caught up it is proposed again, and counts at once."""
     replica, _, third = await led(three)
     three.commit(PartitionChangeRecord(topic_id=TOPIC_ID, partition=0, isr=(1, 2)))
     assert [member.node_id for member in three.said.proposals[-1].members] == [1, 2, 3]
@@ -167,7 +167,7 @@ async def test_traffic_of_a_follower_that_left_is_catch_up(three: BrokerOfThree)
 
 
 async def test_too_few_in_sync_refuse_before_and_fail_after_the_append(three: BrokerOfThree) -> None:
-    """Below min.insync.replicas an append of level ALL is refused; what waits when it happens is told apart."""
+    """Below min.insync.replicas an append of level ALL is refused. Appends that already wait get another code."""
     replica, _, _ = await led(three, min_isr=2)
     waits = asyncio.create_task(acked(replica, append(replica)))
     await asyncio.sleep(0)
@@ -184,7 +184,7 @@ async def test_too_few_in_sync_refuse_before_and_fail_after_the_append(three: Br
 
 @pytest.mark.parametrize("can_resign", [True, False])
 async def test_leader_that_followers_do_not_reach_resigns(can_resign: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The controller is asked in time, by the timer, where there is a way to it; else the leader goes on."""
+    """It asks the controller in time, by the timer, if it can reach it. Otherwise it keeps leading."""
     monkeypatch.setattr(cut_off, "RESIGN_AFTER_MS", 1)
     three = BrokerOfThree(can_resign=can_resign)
     replica, *routes = await led(three, min_isr=2)
@@ -208,7 +208,7 @@ async def test_leader_that_followers_do_not_reach_resigns(can_resign: bool, monk
 
 
 async def test_new_registration_of_a_follower_voids_the_old_process(three: BrokerOfThree) -> None:
-    """Its route ends, and its acknowledgements do not count any more."""
+    """Its route ends, and its acknowledgements no longer count."""
     replica, second, third = await led(three)
     three.commit(three.registration(2, broker_epoch=77))
     await asyncio.gather(*(task for task in asyncio.all_tasks() if "_tell_brokers" in repr(task.get_coro())))
@@ -218,7 +218,7 @@ async def test_new_registration_of_a_follower_voids_the_old_process(three: Broke
 
 
 async def test_new_leader_does_not_know_the_end_at_once(three: BrokerOfThree) -> None:
-    """What an earlier leader had committed reaches up to where the epoch begins, at most; until then the end is unknown."""
+    """An earlier leader may have committed everything up to the start of the epoch. Until that is reached, the end is unknown."""
     replica, second, third = await led(three)
     append(replica)
     three.lead(1)
@@ -232,7 +232,7 @@ async def test_new_leader_does_not_know_the_end_at_once(three: BrokerOfThree) ->
 
 
 async def test_batches_of_unknown_epochs_go_one_by_one_with_the_epoch_of_their_header(tmp_path: Path) -> None:
-    """As after damage to a whole log, and its epoch checkpoint, that other replicas repaired."""
+    """The epochs are unknown after damage to a whole log and its epoch checkpoint, which other replicas repaired."""
     replica = LeadingReplica(tmp_path, epochs=(1, 1, 3))
     replica.log._epochs = LeaderEpochs()  # pyright: ignore[reportPrivateUsage]
     found = [replica.read_for_follower(offset, 10**6) for offset in range(3)]

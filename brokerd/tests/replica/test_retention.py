@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Old data goes from the open replicas of a broker, in the background and without harm to anybody else."""
+"""Retention removes old data from the open replicas of a broker in the background, without harm to other work."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def configure(lone: LoneBroker, **configs: str) -> None:
 
 @pytest.fixture
 async def lone() -> AsyncIterator[LoneBroker]:
-    """A broker over an empty disk, with its broker registered, whose clock is more than a week ahead of the appends."""
+    """A registered broker over an empty disk. Its clock is more than a week ahead of the appends."""
     disk = SimDisk()
     disk.make_directory("/data")
     disk.make_directory(ROOT)
@@ -73,7 +73,7 @@ def names(lone: LoneBroker, partition: int = 0) -> list[str]:
 
 
 async def test_old_data_of_an_idle_partition_goes(lone: LoneBroker) -> None:
-    """The segment rolls by the clock, is removed, and its files vanish after the delay; the partition goes on."""
+    """The clock rolls the segment, the segment is removed, and its files vanish after the delay. The partition keeps working."""
     lone.create_topic()
     replica = await filled(lone)
     assert await lone.manager.retention.run_round() == 1
@@ -98,7 +98,7 @@ async def test_old_data_of_an_idle_partition_goes(lone: LoneBroker) -> None:
     "configs", [{"retention_ms": "-1"}, {"cleanup_policy": "compact"}, {"retention_ms": str(2 * LATER_MS + wall_ms())}]
 )
 async def test_data_that_is_to_be_kept_stays(lone: LoneBroker, configs: dict[str, str]) -> None:
-    """Without a limit, without `delete` in the cleanup policy, or with a longer one."""
+    """Data stays without a limit, without `delete` in the cleanup policy, or with a longer limit."""
     lone.create_topic()
     replica = await filled(lone)
     configure(lone, **configs)
@@ -109,7 +109,7 @@ async def test_data_that_is_to_be_kept_stays(lone: LoneBroker, configs: dict[str
 
 
 async def test_every_partition_gets_its_turn(lone: LoneBroker) -> None:
-    """More partitions than are looked at in one turn of the event loop."""
+    """There are more partitions than are checked in one turn of the event loop."""
     lone.create_topic(partition_count=20)
     replicas = [await filled(lone, partition) for partition in range(20)]
     assert await lone.manager.retention.run_round() == 20
@@ -117,7 +117,7 @@ async def test_every_partition_gets_its_turn(lone: LoneBroker) -> None:
 
 
 async def test_a_full_disk_is_tried_again_and_hinders_no_other_partition(lone: LoneBroker) -> None:
-    """What cannot be removed now is removed in the next round."""
+    """A segment that cannot be removed now is removed in the next round."""
     lone.create_topic(partition_count=2)
     first, second = [await filled(lone, partition) for partition in range(2)]
     lone.disk.refuse("append", "-0/log-start", Refusal.FULL)
@@ -129,7 +129,7 @@ async def test_a_full_disk_is_tried_again_and_hinders_no_other_partition(lone: L
 
 
 async def test_a_failed_disk_ends_the_service(lone: LoneBroker) -> None:
-    """A log start whose sync fails is not claimed; the log directory failed for good, and is not asked again."""
+    """A log start whose sync fails is not claimed. The log directory has failed for good, and is not used again."""
     lone.create_topic()
     replica = await filled(lone)
     lone.disk.refuse("sync", "log-start", Refusal.IO_ERROR)
@@ -141,7 +141,7 @@ async def test_a_failed_disk_ends_the_service(lone: LoneBroker) -> None:
 
 
 async def test_what_is_removed_unflushed_counts_as_flushed(lone: LoneBroker) -> None:
-    """Under flush policy `none` nothing was flushed yet; the core follows the log, and the partition goes on."""
+    """Under flush policy `none` nothing was flushed yet. The core follows the log, and the partition keeps working."""
     lone.create_topic("none")
     replica = await lone.replica()
     append(replica, [b"a"])
@@ -152,7 +152,7 @@ async def test_what_is_removed_unflushed_counts_as_flushed(lone: LoneBroker) -> 
 
 
 async def test_a_log_is_not_closed_under_a_running_step(lone: LoneBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stop waits for the thread, takes the step's result back, and begins no other one."""
+    """A stop waits for the thread, applies the result of the step, and begins no other step."""
     entered, leave = threading.Event(), threading.Event()
     run = LogStartWork.run
 
@@ -179,7 +179,7 @@ async def test_a_log_is_not_closed_under_a_running_step(lone: LoneBroker, monkey
 
 
 async def test_rounds_come_by_themselves(lone: LoneBroker) -> None:
-    """The manager's own task makes them, at its interval."""
+    """The manager's own task runs the rounds at its interval."""
     moved = asyncio.Event()
     other = ReplicaManager(
         directories=LogDirectories([LogDirectory(lone.disk, "/data")]),
@@ -201,7 +201,7 @@ async def test_rounds_come_by_themselves(lone: LoneBroker) -> None:
 
 
 async def test_broker_looks_as_often_as_its_setting_says(tmp_path: Path) -> None:
-    """A running broker lets an old record go soon after its time when it is told to look often."""
+    """A running broker removes an old record soon after its time if the check interval is short."""
     settings = await asyncio.to_thread(standalone_settings, tmp_path, port=0)
     server = BrokerServer(replace(settings, retention_check_ms=10))
     await server.start()
@@ -223,7 +223,7 @@ async def test_broker_looks_as_often_as_its_setting_says(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("check_ms", [0, -1, 24 * 3_600_000 + 1])
 def test_interval_outside_its_range_is_refused(tmp_path: Path, check_ms: int) -> None:
-    """The setting says what is allowed."""
+    """The error names the allowed range."""
     good = standalone_settings(tmp_path, port=0)
     with pytest.raises(SettingsError, match="--retention-check-ms"):
         BrokerSettings(

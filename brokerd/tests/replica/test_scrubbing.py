@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sealed segments of a real broker are checked beside it: what rots is put out of service, all else is served."""
+"""A real broker checks its sealed segments in the background: damaged ranges are quarantined, everything else is served."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ async def client(server: BrokerServer) -> AsyncIterator[Client]:
 
 
 def make_scrubbing(server: BrokerServer) -> LogScrubbing:
-    """Checks of our own beside the resting ones of the broker."""
+    """Return a scrub of the test, beside the idle one of the broker."""
     manager = server.replica_manager
     assert manager is not None
     return LogScrubbing(manager.replicas, settings=FAST)
 
 
 def segments(path: Path) -> list[Path]:
-    """The log files of the one partition, ascending; the last one is appended to."""
+    """Return the log files of the one partition, ascending. The last one is active."""
     return sorted(path.glob("1/partitions/*/*.log"))
 
 
 async def test_good_segments_are_sealed_once(server: BrokerServer, client: Client, tmp_path: Path) -> None:
-    """Every sealed segment gets its seal; what was checked is not due again."""
+    """Every sealed segment gets its seal. A checked segment is not due again."""
     scrubbing = make_scrubbing(server)
     sealed = len(segments(tmp_path)) - 1
     assert sealed >= 2
@@ -62,7 +62,7 @@ async def test_good_segments_are_sealed_once(server: BrokerServer, client: Clien
 async def test_rotten_bytes_are_put_out_of_service_and_nothing_else(
     server: BrokerServer, client: Client, tmp_path: Path
 ) -> None:
-    """A flipped bit in a sealed segment, which nobody has read: readers are told exactly what is lost."""
+    """A flipped bit in a sealed segment that no client has read: readers are told exactly which offsets are lost."""
     path = segments(tmp_path)[1]
     base_offset = int(path.stem)
     content = bytearray(path.read_bytes())
@@ -76,7 +76,7 @@ async def test_rotten_bytes_are_put_out_of_service_and_nothing_else(
 
 
 async def test_the_thread_checks_by_itself_and_stops(server: BrokerServer, client: Client, tmp_path: Path) -> None:
-    """Started, it seals without being asked; stopped, its thread is gone, also when stopped twice."""
+    """Once started, it seals segments by itself. Once stopped, its thread is gone, even if it is stopped twice."""
     scrubbing = make_scrubbing(server)
     checked = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of the follower's side share: a fetcher of broker 2, and a replica that hears what it is told."""
+"""What the tests of the follower's side share: a fetcher of broker 2, and a replica that notes its events."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HEARTBEAT: Final = pb.ReplicateResponse(heartbeat=pb.LeaderHeartbeat()).Serializ
 
 
 class Follower:
-    """A replica that follows, as far as its stream knows it."""
+    """A following replica, as its stream sees it."""
 
     topic_id = TOPIC_ID
 
@@ -63,11 +63,11 @@ class Follower:
         raise AssertionError(f"session {session}: batches at {base_offset}")
 
     def on_leader_marks(self, session: int, *, high_watermark: int, log_start_offset: int) -> None:
-        """Not looked at."""
+        """Ignore it."""
 
 
 def wanted(session: int = 1) -> Subscribe:
-    """The subscription of an empty log."""
+    """Return the subscription of an empty log."""
     return Subscribe(
         leader_id=LEADER_ID,
         leader_epoch=LEADER_EPOCH,
@@ -79,7 +79,7 @@ def wanted(session: int = 1) -> Subscribe:
 
 
 class Dialled:
-    """A fetcher whose leader's address the test tells; counts how often it was asked for."""
+    """A fetcher whose leader's address comes from the test. It counts the requests for the address."""
 
     def __init__(self, address: Address, peers: Peers, cluster_id: str, limits: StreamLimits) -> None:
         self.address = address
@@ -107,7 +107,7 @@ class Dialled:
 async def dialled(
     address: Address, cluster_id: str = CLUSTER_ID, limits: StreamLimits = PATIENT
 ) -> AsyncIterator[Dialled]:
-    """A fetcher with connections of its own, closed at the end."""
+    """Yield a fetcher with its own connections, and close it at the end."""
     async with PeerClient(cluster_id, node_id=2) as client:
         made = Dialled(address, client.peers, cluster_id, limits)
         try:
@@ -117,13 +117,13 @@ async def dialled(
 
 
 def local(port: int) -> Address:
-    """The address of a port of this machine."""
+    """Return the address of a port on this machine."""
     return Address(host="127.0.0.1", port=port)
 
 
 @asynccontextmanager
 async def false_leader(*messages: bytes, ends: bool = True) -> AsyncIterator[Address]:
-    """A server of the cluster whose stream has these messages and then ends, or goes on without a word."""
+    """Run a server of the cluster whose stream has these messages, and then ends or stays silent."""
     carrier = Carrier(cluster_id=CLUSTER_ID, node_id=LEADER_ID)
 
     async def say(_opening: pb.ReplicateRequest, stream: Stream) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of the leader's side share: a carrier that serves followers, replicas that lead, and a follower's stream.
+"""What the tests of the leader's side share: a carrier that serves followers, leading replicas, and a follower's stream.
 
-The brokers 2 and 3 follow. Each has one connection to the leader, as in production. The follower's stream reads and writes with the
+Brokers 2 and 3 follow. Each has one connection to the leader, as in production. The follower's stream reads and writes with the
 generated code.
 """
 
@@ -41,7 +41,7 @@ from metaquorum.process.settings import Address
 from metaquorum.testing.peer_client import PeerClient
 
 PATIENT: Final = StreamLimits(silence_ms=1_000_000)
-"""No stream ends by the clock, however slow the machine is."""
+"""Limits with which no stream ends by the clock, however slow the machine is."""
 
 CLUSTER_ID: Final = "c"
 TOPIC_ID = b"t" * 16
@@ -49,19 +49,19 @@ INCARNATION_ID = b"i" * 16
 
 
 def let_silence_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the clock of the leader go on by the time after which a silent stream of `PATIENT` ends."""
+    """Advance the leader's clock by the time after which a silent stream of `PATIENT` ends."""
     monkeypatch.setattr(leader_stream, "monotonic_ms", lambda: monotonic_ms() + PATIENT.silence_ms)
 
 
 class LeaderWorld:
-    """A server of the carrier with the service alone.
+    """A server of the carrier with only the replication service.
 
     Attributes:
         carrier: its connections.
-        service: what it serves.
+        service: the service.
         replicas: the partitions by topic id and number.
         own_epoch: broker epoch of the leader; None: not registered.
-        address: where it listens.
+        address: its address.
     """
 
     def __init__(self, directory: Path, limits: StreamLimits) -> None:
@@ -102,7 +102,7 @@ class LeaderWorld:
         return replica
 
     def register(self, node_id: int, broker_epoch: int) -> None:
-        """Let the metadata have a registration; those of the brokers 2 and 3 with epochs 20 and 30 are there from the beginning."""
+        """Add a registration to the metadata. Brokers 2 and 3 have epochs 20 and 30 from the beginning."""
         registered = BrokerImage(
             broker_id=node_id,
             incarnation_id=INCARNATION_ID,
@@ -118,7 +118,7 @@ class LeaderWorld:
         self.observer.image.put_broker(registered)
 
     async def peers(self, node_id: int = 2) -> Peers:
-        """Connections of a broker that follows; they end with the world."""
+        """Return the connections of a following broker. They end with the world."""
         client = self._clients.get(node_id)
         if client is None:
             client = self._clients[node_id] = PeerClient(CLUSTER_ID, node_id=node_id)
@@ -126,7 +126,7 @@ class LeaderWorld:
         return client.peers
 
     async def dial(self, node_id: int = 2, *, window_bytes: int = REPLICATE_WINDOW_BYTES) -> FollowerSide:
-        """Begin a stream over the connection of a broker, whatever its opening will say."""
+        """Begin a stream over the connection of a broker, without an opening."""
         return FollowerSide(await self.peers(node_id), self.address, window_bytes)
 
     async def follow(
@@ -179,7 +179,7 @@ class FollowerSide:
         await self.say(pb.ReplicateRequest(**part).SerializeToString())
 
     async def say(self, message: bytes) -> None:
-        """Send bytes; the next read tells how a stream ended that takes none any more."""
+        """Send bytes. If the stream has ended, the next read tells how."""
         async with asyncio.timeout(WAIT_S):
             if self._stream is None:
                 self._stream = await self._peers.open(
@@ -197,7 +197,7 @@ class FollowerSide:
         """Return the next message; None: the leader has ended the stream.
 
         Raises:
-            RefusalError: it refuses.
+            RefusalError: the leader refuses.
         """
         assert self._stream is not None, "nothing was sent"
         async with asyncio.timeout(WAIT_S):
@@ -239,7 +239,7 @@ class FollowerSide:
     async def subscribe(
         self, route: int, *, partition: int = 0, end: int = 0, last_epoch: int | None = None, **fields: Any
     ) -> None:
-        """Ask for a partition from an offset on; sessions count up."""
+        """Subscribe to a partition from an offset on. Sessions count up."""
         self._count += 1
         fields = {
             "route": route,
@@ -255,14 +255,14 @@ class FollowerSide:
         await self.send(subscriptions=pb.ReplicaSubscriptions(subscriptions=[wanted]))
 
     async def ack(self, route: int, appended: int, flushed: int | None = None) -> None:
-        """Tell what is held."""
+        """Send an acknowledgement."""
         ack = pb.ReplicaAck(
             route=route, appended_offset=appended, flushed_offset=appended if flushed is None else flushed
         )
         await self.send(acks=pb.ReplicaAcks(acks=[ack]))
 
     async def receive(self) -> pb.ReplicateResponse:
-        """Return the next message that is no heartbeat."""
+        """Return the next message except heartbeats."""
         while True:
             data = await self.hear()
             assert data is not None, "the stream ended"
@@ -271,7 +271,7 @@ class FollowerSide:
                 return message
 
     async def part(self, name: str) -> pb.ReplicateResponse:
-        """Return the next message, which must be this one; marks before it are passed over, they come when they come."""
+        """Return the next message, which must have this part. Marks before it are skipped, because their time is random."""
         while True:
             message = await self.receive()
             kind = message.WhichOneof("part")
@@ -280,7 +280,7 @@ class FollowerSide:
             assert kind == "marks", message
 
     async def batches(self) -> Batches:
-        """Return the next message, which must be batches; marks before it are passed over."""
+        """Return the next message, which must be batches. Marks before it are skipped."""
         sent = (await self.part("batches")).batches
         return Batches(
             sent.route,
@@ -293,7 +293,7 @@ class FollowerSide:
         )
 
     async def gather(self, end: int) -> tuple[bytes, list[Batches]]:
-        """Return the bytes, and the messages, up to an offset; there is one route, and each message continues the last one."""
+        """Return the bytes and the messages up to an offset. There is one route, and each message continues the last one."""
         frames: list[Batches] = []
         place: int | None = None
         while place is None or place < end:
@@ -310,7 +310,7 @@ class FollowerSide:
         return ended
 
     async def failure(self) -> RefusalError:
-        """Read until the stream ends, and return how."""
+        """Read until the stream ends, and return the refusal."""
         try:
             while await self.hear() is not None:
                 pass
@@ -323,6 +323,6 @@ class FollowerSide:
         return (await self.failure()).code
 
     async def orderly_end(self) -> None:
-        """Read until the stream ends in good order."""
+        """Read until the stream ends cleanly."""
         while await self.hear() is not None:
             pass

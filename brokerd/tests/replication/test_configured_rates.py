@@ -17,7 +17,7 @@ HUGE = 1 << 40
 
 
 def config(name: str, value: str | None, *, node_id: int | None = None) -> ConfigRecord:
-    """Return what sets a config of a broker, or of the cluster."""
+    """Return the record that sets a config of a broker or of the cluster."""
     resource = ConfigResource.CLUSTER if node_id is None else ConfigResource.BROKER
     return ConfigRecord(
         resource=resource, resource_name="" if node_id is None else str(node_id), name=name, value=value
@@ -25,17 +25,17 @@ def config(name: str, value: str | None, *, node_id: int | None = None) -> Confi
 
 
 def registration() -> BrokerRecord:
-    """Return what registers broker 1."""
+    """Return the record that registers broker 1."""
     return BrokerRecord(broker_id=1, incarnation_id=bytes(16), broker_epoch=0, host="h", port=1, rack=None, fenced=True)
 
 
 def limits(rates: ReplicationRates) -> tuple[int, int]:
-    """Return what one message of catch-up, and of a move, may have at most."""
+    """Return the maximum size of one message of catch-up and of a move."""
     return rates.message_bytes(Traffic.CATCH_UP, HUGE), rates.message_bytes(Traffic.MOVING, HUGE)
 
 
 def commit(observer: MetadataLoader, *records: ConfigRecord) -> None:
-    """Let a batch be committed."""
+    """Commit a batch of records."""
     offset = observer.metadata_offset
     observer.on_commit(
         CommittedBatch(
@@ -50,7 +50,7 @@ def commit(observer: MetadataLoader, *records: ConfigRecord) -> None:
 
 
 def test_limits_follow_committed_configs() -> None:
-    """Those that are there at first count, then each change; a broker's own value wins, and one of another broker is none of it."""
+    """The first configs count, then each change. A broker's own value wins, and values of other brokers do not matter."""
     observer = MetadataLoader()
     commit(observer, config(CATCH_UP_RATE, "5000"))
     rates = configured_rates(observer, 1)

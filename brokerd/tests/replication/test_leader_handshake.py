@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replicate over the carrier at the leader: who is let in, what bad input does, heartbeats and silence."""
+"""Replicate over the carrier at the leader: which followers are admitted, bad input, heartbeats and silence."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from brokerd.tests.support import WAIT_S
 
 
 async def test_the_opening_is_answered_with_the_times(world: LeaderWorld) -> None:
-    """The follower learns the leader's registration, and how often to speak."""
+    """The follower learns the leader's registration and the intervals."""
     stream = await world.dial()
     await stream.open(formats=[2, 16])
     opened = (await stream.part("opened")).opened
@@ -64,7 +64,7 @@ async def test_the_opening_is_answered_with_the_times(world: LeaderWorld) -> Non
     ids=str,
 )
 async def test_who_is_not_meant_is_refused(world: LeaderWorld, fields: dict[str, Any], code: ErrorCode) -> None:
-    """Each reason has its code, and a stream that is open already hears nothing of it."""
+    """Each reason has its code, and an open stream does not notice."""
     good = await world.follow()
     stream = await world.dial()
     await stream.open(**{"follower_id": 3, "broker_epoch": 30, **fields})
@@ -77,7 +77,7 @@ async def test_who_is_not_meant_is_refused(world: LeaderWorld, fields: dict[str,
 
 
 async def test_a_registration_ahead_of_the_metadata_is_let_in_once_that_has_it(world: LeaderWorld) -> None:
-    """The leader's metadata may be behind the follower's registration: it says that time helps, and how much."""
+    """The leader's metadata may be behind the follower's registration. The refusal says that waiting helps, and how long."""
     early = await world.dial()
     await early.open(broker_epoch=21)
     failure = await early.failure()
@@ -89,7 +89,7 @@ async def test_a_registration_ahead_of_the_metadata_is_let_in_once_that_has_it(w
 
 
 async def test_an_unregistered_follower_is_sent_nothing_more(world: LeaderWorld) -> None:
-    """Its stream was opened in time; what it asks for from now on is refused, until the metadata has it again."""
+    """Its stream was opened in time. Later subscriptions are refused until the metadata has its registration again."""
     world.lead(0)
     world.lead(1)
     stream = await world.follow()
@@ -105,7 +105,7 @@ async def test_an_unregistered_follower_is_sent_nothing_more(world: LeaderWorld)
 
 
 async def test_a_leader_without_a_registration_asks_to_wait(world: LeaderWorld) -> None:
-    """It cannot say yet which process it is."""
+    """It cannot name its own process yet."""
     world.own_epoch = None
     stream = await world.dial()
     await stream.open()
@@ -115,7 +115,7 @@ async def test_a_leader_without_a_registration_asks_to_wait(world: LeaderWorld) 
 
 
 async def test_streams_have_a_most(world: LeaderWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One more than the limit is refused with OVERLOADED."""
+    """One stream above the limit is refused with OVERLOADED."""
     monkeypatch.setattr(world.streams, "_max_streams", 1)
     first = await world.follow(2)
     second = await world.dial()
@@ -127,7 +127,7 @@ async def test_streams_have_a_most(world: LeaderWorld, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("epoch", [20, 21])
 async def test_a_second_stream_of_a_follower_ends_the_first(world: LeaderWorld, epoch: int) -> None:
-    """Of the same process or a newer one; what the first had bound is lost there and may be bound by the second."""
+    """It belongs to the same process or a newer one. The routes of the first are lost there, and the second may bind them."""
     replica = world.lead()
     first = await world.follow()
     await first.subscribe(1)
@@ -139,7 +139,7 @@ async def test_a_second_stream_of_a_follower_ends_the_first(world: LeaderWorld, 
     assert await first.refusal() is ErrorCode.STALE_BROKER_EPOCH
     await second.subscribe(1, session=2)
     await second.part("accepted")
-    if epoch == 20:  # else the news of the registration were first
+    if epoch == 20:  # otherwise the change of the registration would come first
         await replica.until(lambda: replica.lost == [1])
     replica.append(b"a")
     assert (await second.batches()).route == 1
@@ -147,7 +147,7 @@ async def test_a_second_stream_of_a_follower_ends_the_first(world: LeaderWorld, 
 
 
 async def test_a_forged_session_locks_no_follower_out(world: LeaderWorld) -> None:
-    """Whoever knows the registration may subscribe in the follower's name, with the last session there is: until that comes back."""
+    """A process that knows the registration may subscribe in the follower's name, with any session, until the follower returns."""
     replica = world.lead()
     forger = await world.follow()
     await forger.subscribe(1, session=2**63 - 1)
@@ -163,7 +163,7 @@ async def test_a_forged_session_locks_no_follower_out(world: LeaderWorld) -> Non
 
 
 async def test_an_older_process_does_not_end_the_stream_of_a_newer(world: LeaderWorld) -> None:
-    """It is refused; other followers are nobody's business."""
+    """It is refused, and other followers do not notice."""
     first = await world.follow(broker_epoch=20)
     other = await world.follow(3)
     second = await world.dial()
@@ -207,7 +207,7 @@ SUBSCRIPTION = pb.ReplicaSubscription(route=1, topic_id=TOPIC_ID, session=1, lea
     ],
 )
 async def test_bad_messages_end_their_stream_alone(world: LeaderWorld, messages: list[Any]) -> None:
-    """The follower is told INVALID_REQUEST, its routes are lost; the stream of another follower goes on."""
+    """The follower gets INVALID_REQUEST, and its routes are lost. The stream of another follower continues."""
     replica = world.lead(isr=(1, 2, 3))
     bad, good = await world.follow(2), await world.follow(3)
     for stream in (bad, good):
@@ -243,7 +243,7 @@ async def test_nothing_comes_before_the_opening(world: LeaderWorld, part: dict[s
 
 
 async def test_an_idle_stream_hears_heartbeats(tmp_path: Path) -> None:
-    """The leader speaks when it has nothing to say, again and again."""
+    """The leader sends heartbeats repeatedly while it has nothing else to send."""
     async with leader_world(tmp_path, replace(PATIENT, idle_ms=5)) as world:
         stream = await world.follow()
         for _ in range(3):
@@ -265,7 +265,7 @@ async def test_a_silent_follower_is_let_go(world: LeaderWorld, monkeypatch: pyte
 
 
 class Stuck:
-    """A stream on which the follower's second message comes, and two answers go; the next write never ends."""
+    """A stream that delivers the follower's second message and sends two answers. The next write never ends."""
 
     def __init__(self, request: pb.ReplicateRequest) -> None:
         self.requests = [request.SerializeToString()]
@@ -288,7 +288,7 @@ class Stuck:
 async def test_a_write_that_never_ends_does_not_hold_up_the_end(
     world: LeaderWorld, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    """A follower that neither reads nor speaks is let go, though the leader is in the middle of a message to it."""
+    """A follower that neither reads nor sends is given up, even in the middle of a message to it."""
     replica = world.lead()
     replica.append(b"a")
     credit = pb.ReplicaCredit(in_sync_bytes=1_000)

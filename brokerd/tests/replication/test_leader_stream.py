@@ -36,7 +36,7 @@ async def test_everything_in_the_log_is_sent_and_then_what_is_appended(world: Le
 
 
 async def test_acknowledgements_commit_and_the_watermark_comes_back(world: LeaderWorld) -> None:
-    """A record that the in-sync follower flushed is committed; the follower is told by a mark, or by the next batches."""
+    """A record that the in-sync follower has flushed is committed. The follower hears of it by a mark or by the next batches."""
     replica = world.lead()
     stream = await world.follow()
     await stream.subscribe(1)
@@ -53,7 +53,7 @@ async def test_acknowledgements_commit_and_the_watermark_comes_back(world: Leade
 
 
 async def test_a_restarted_follower_goes_on_where_it_was(world: LeaderWorld) -> None:
-    """What it holds counts with the subscription; only the rest is sent."""
+    """What it holds counts from the subscription on, and only the rest is sent."""
     replica = world.lead()
     for value in (b"a", b"b", b"c"):
         replica.append(value)
@@ -78,7 +78,7 @@ async def test_older_epochs_come_in_messages_of_their_own(world: LeaderWorld) ->
 
 
 async def test_logs_that_part_are_told_where(world: LeaderWorld) -> None:
-    """The answer has the leader's epoch and its end; the route is over, and another one may be bound at once."""
+    """The answer has the leader's epoch and its end. The route has ended, and another one may be bound at once."""
     world.lead(epochs=(2, 4))
     stream = await world.follow()
     await stream.subscribe(1, end=3, last_epoch=3)
@@ -93,7 +93,7 @@ async def test_logs_that_part_are_told_where(world: LeaderWorld) -> None:
 
 
 async def test_subscriptions_are_refused_one_by_one(world: LeaderWorld) -> None:
-    """Each reason of the core and of the stream has its name; a good one in between is served."""
+    """Each reason of the core and of the stream has its name. A valid subscription in between is served."""
     world.lead()
     stream = await world.follow()
     await stream.subscribe(1, topic_id=b"x" * 16)
@@ -127,7 +127,7 @@ async def test_a_follower_that_is_no_replica_is_refused(world: LeaderWorld) -> N
 
 
 async def test_a_follower_below_the_log_start_is_told_the_start(world: LeaderWorld) -> None:
-    """Both at the subscription, and when retention overtakes a slow follower later."""
+    """This happens at the subscription, or later when retention overtakes a slow follower."""
     replica = world.lead()
     for _ in range(3):
         replica.append(b"x")
@@ -150,7 +150,7 @@ async def test_a_follower_below_the_log_start_is_told_the_start(world: LeaderWor
 async def test_a_log_that_cannot_be_read_ends_the_route_alone(
     world: LeaderWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The follower is told, the replica loses it, other routes go on."""
+    """The follower is told, the replica loses it, and other routes continue."""
     broken, good = world.lead(0), world.lead(1)
 
     def fail(offset: int, max_bytes: int) -> FollowerRead:
@@ -171,7 +171,7 @@ async def test_a_log_that_cannot_be_read_ends_the_route_alone(
 
 
 async def test_a_log_that_gives_nothing_ends_the_route(world: LeaderWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Something is there as the log end says; who reads nothing does not try forever."""
+    """According to the log end there are bytes. A read without result is not repeated forever."""
     replica = world.lead()
     nothing = FollowerRead(data=b"", base_offset=0, next_offset=0, leader_epoch=5)
     monkeypatch.setattr(replica, "read_for_follower", lambda offset, max_bytes: nothing)
@@ -193,7 +193,7 @@ async def test_credit_bounds_what_is_under_way(world: LeaderWorld) -> None:
     await stream.part("accepted")
     first = await stream.batches()
     await stream.send(credit=pb.ReplicaCredit(in_sync_bytes=len(first.body) - 1, catch_up_bytes=10**9))
-    # The debt is paid and not a byte more: an answer that is asked for now comes before any batch.
+    # The debt is paid and not a byte more: the answer to this subscription comes before any batch.
     await stream.subscribe(2, partition=1)
     await stream.ended(2, pb.ROUTE_ERROR_NOT_LEADER)
     await stream.send(credit=pb.ReplicaCredit(in_sync_bytes=1))
@@ -201,7 +201,7 @@ async def test_credit_bounds_what_is_under_way(world: LeaderWorld) -> None:
 
 
 async def test_a_message_holds_a_chunk_of_whole_batches(world: LeaderWorld) -> None:
-    """Many batches that are there go out together, up to 1 MiB; a larger one goes alone."""
+    """Many waiting batches are sent together, up to 1 MiB. A larger batch is sent alone."""
     replica = world.lead()
     for size_bytes in (*[100_000] * 25, 2_000_000, 10):
         replica.append(bytes(size_bytes))
@@ -214,7 +214,7 @@ async def test_a_message_holds_a_chunk_of_whole_batches(world: LeaderWorld) -> N
 
 
 async def test_the_class_of_a_route_follows_the_in_sync_replicas(world: LeaderWorld) -> None:
-    """A follower below the high watermark spends the other credit; from the proposal that takes it in on, it is in sync."""
+    """A follower below the high watermark spends the other credit. From the proposal that adds it on, it is in sync."""
     replica = world.lead(isr=(1,), min_isr=1)
     replica.append(b"a")
     stream = await world.follow(2, in_sync_bytes=0)
@@ -224,7 +224,7 @@ async def test_the_class_of_a_route_follows_the_in_sync_replicas(world: LeaderWo
     await stream.ack(1, 1)
     await replica.until(lambda: len(replica.proposals) == 1)
     replica.append(b"b")
-    # There is catch-up credit, and none of the class that the route has now: the next message is an answer.
+    # There is catch-up credit but none of the route's present class, so the next message is an answer.
     await stream.subscribe(2, partition=1)
     await stream.ended(2, pb.ROUTE_ERROR_NOT_LEADER)
     replica.step(ProposalRefused(proposal=replica.proposals[0].proposal, code=ErrorCode.FENCED_EPOCH))
@@ -257,9 +257,9 @@ async def test_routes_of_both_classes_share_a_stream(world: LeaderWorld) -> None
 async def test_a_false_acknowledgement_ends_the_stream(
     world: LeaderWorld, caplog: pytest.LogCaptureFixture, appended: int, flushed: int
 ) -> None:
-    """Beyond what was sent, against itself, below zero or what was said before: nothing counts.
+    """Acknowledgements beyond what was sent, inconsistent ones, or ones below zero or below an earlier one: none counts.
 
-    One line of the log says whose it was, and the next stream of the follower is served.
+    One line of the log names the follower, and the follower's next stream is served.
     """
     replica = world.lead()
     replica.append(b"x")
@@ -267,7 +267,7 @@ async def test_a_false_acknowledgement_ends_the_stream(
     await stream.subscribe(1)
     await stream.part("accepted")
     assert (await stream.batches()).route == 1
-    await stream.ack(999, 5)  # of routes that are over, or were never bound
+    await stream.ack(999, 5)  # of routes that have ended, or were never bound
     await stream.ack(-7, 5)
     await stream.ack(1, 1, 1)
     await replica.until(lambda: replica.high_watermark == 1)

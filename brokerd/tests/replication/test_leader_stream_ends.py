@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replicate over the carrier at the leader: how routes and streams end, and that many of them leave the loop its turns."""
+"""Replicate over the carrier at the leader: how routes and streams end, and that many of them do not block the event loop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from metaquorum.net.service import decode_refusal
 
 
 async def test_an_unsubscribed_route_is_silent(world: LeaderWorld) -> None:
-    """The replica loses the follower; its number is used up, its partition may be asked for again."""
+    """The replica loses the follower. The number is used up, and the partition may be subscribed again."""
     replica = world.lead()
     stream = await world.follow()
     await stream.subscribe(1)
@@ -36,7 +36,7 @@ async def test_an_unsubscribed_route_is_silent(world: LeaderWorld) -> None:
 
 
 async def test_a_newer_subscription_takes_the_place_of_the_older(world: LeaderWorld) -> None:
-    """The older route ends without a word, and its acknowledgements count no more."""
+    """The older route ends silently, and its acknowledgements no longer count."""
     replica = world.lead()
     stream = await world.follow()
     await stream.subscribe(1)
@@ -53,7 +53,7 @@ async def test_a_newer_subscription_takes_the_place_of_the_older(world: LeaderWo
 
 
 async def test_two_subscriptions_of_a_partition_in_one_message(world: LeaderWorld) -> None:
-    """Only the later one is answered, whether the replica would have had the earlier one or not."""
+    """Only the later one is answered, whether the replica would have accepted the earlier one or not."""
     replica = world.lead()
     stream = await world.follow()
     for first, leader_epoch in ((1, 5), (3, 4)):
@@ -67,7 +67,7 @@ async def test_two_subscriptions_of_a_partition_in_one_message(world: LeaderWorl
 
 
 async def test_answers_that_nobody_reads_pile_up_to_a_bound(world: LeaderWorld) -> None:
-    """The leader stops to read while too many wait, goes on when they are taken, and leaves none out."""
+    """The leader stops reading while too many answers wait, continues when they are taken, and drops none."""
     stream = await world.follow(window_bytes=1_000)
     rounds = 5
     for number in range(rounds):
@@ -79,7 +79,7 @@ async def test_answers_that_nobody_reads_pile_up_to_a_bound(world: LeaderWorld) 
 
 
 async def test_the_end_of_a_leadership_ends_the_route(world: LeaderWorld) -> None:
-    """The follower hears it from the leader too; the replica needs no word."""
+    """The leader tells the follower too. The replica needs no message."""
     replica = world.lead()
     stream = await world.follow()
     await stream.subscribe(1)
@@ -91,7 +91,7 @@ async def test_the_end_of_a_leadership_ends_the_route(world: LeaderWorld) -> Non
 
 @pytest.mark.parametrize("is_cut", [False, True], ids=["given up", "connection lost"])
 async def test_a_broken_stream_loses_every_follower(world: LeaderWorld, *, is_cut: bool) -> None:
-    """Each replica hears it once, and goes on; a new stream begins with route 0 again."""
+    """Each replica hears it once, and continues. A new stream begins with route 0 again."""
     replicas = [world.lead(partition) for partition in range(3)]
     stream = await world.follow()
     for partition in range(3):
@@ -113,7 +113,7 @@ async def test_a_broken_stream_loses_every_follower(world: LeaderWorld, *, is_cu
 
 
 async def test_a_half_closed_stream_ends_in_good_order(world: LeaderWorld) -> None:
-    """The leader has nothing more to say to a follower that has nothing more to say."""
+    """When the follower closes its side, the leader closes the other side cleanly."""
     replica = world.lead()
     stream = await world.follow()
     await stream.subscribe(1)
@@ -124,7 +124,7 @@ async def test_a_half_closed_stream_ends_in_good_order(world: LeaderWorld) -> No
 
 
 async def test_an_orderly_stop_ends_when_nothing_is_led(world: LeaderWorld) -> None:
-    """GoAway first, then service until the last partition is led elsewhere, then the end; nobody new is let in."""
+    """GoAway comes first, then service until the last partition has another leader, then the end. New streams are refused."""
     replica = world.lead()
     stream = await world.follow()
     await stream.subscribe(1)
@@ -154,7 +154,7 @@ async def test_an_orderly_stop_ends_when_the_follower_lets_go(world: LeaderWorld
 
 
 async def test_an_orderly_stop_has_its_time(world: LeaderWorld) -> None:
-    """A partition that nobody else takes holds the stop up no longer than was said."""
+    """A partition that no other broker takes delays the stop only for the announced time."""
     replica = world.lead()
     stream = await world.follow()
     await stream.subscribe(1)
@@ -166,7 +166,7 @@ async def test_an_orderly_stop_has_its_time(world: LeaderWorld) -> None:
 
 
 async def test_a_broker_that_starts_or_stops_asks_to_wait(world: LeaderWorld) -> None:
-    """With its leader's side its streams end, and each replica has heard; who comes then is told that time helps, and how much."""
+    """Its streams end with the leader's side, and each replica hears of it. New streams are told that waiting helps, and how long."""
     replica = world.lead()
     stream = await world.follow()
     await stream.subscribe(1)
@@ -189,7 +189,7 @@ async def test_a_broker_that_starts_or_stops_asks_to_wait(world: LeaderWorld) ->
 
 
 class Note:
-    """A replica that accepts everybody, and notes in which turn of the loop it lost them."""
+    """A replica that accepts every follower, and notes in which turn of the event loop it lost them."""
 
     def __init__(self) -> None:
         self.turn = 0
@@ -228,7 +228,7 @@ class Rude(Note):
 
 
 async def test_an_acknowledgement_behind_the_end_of_its_route_is_passed_over(world: LeaderWorld) -> None:
-    """The first one of a message may end the route; the second one finds nobody to tell."""
+    """The first acknowledgement of a message may end the route. The second one is then ignored."""
     rude = world.replicas[TOPIC_ID, 0] = Rude()
     stream = await world.follow()
     await stream.subscribe(1)
@@ -241,7 +241,7 @@ async def test_an_acknowledgement_behind_the_end_of_its_route_is_passed_over(wor
 
 
 async def test_many_partitions_leave_the_loop_its_turns(world: LeaderWorld) -> None:
-    """2,000 subscriptions in one message, and the end of as many, are handled at most 200 in one turn of the loop."""
+    """2,000 subscriptions in one message, and as many ends, are handled in slices of at most 200 per turn of the event loop."""
     note = Note()
     for partition in range(PATIENT.subscribes_per_message):
         world.replicas[TOPIC_ID, partition] = note
@@ -263,7 +263,7 @@ async def test_many_partitions_leave_the_loop_its_turns(world: LeaderWorld) -> N
 
 
 class Cutting(Note):
-    """A replica with whose first loss the task that tells it is cancelled, as a server does that stops."""
+    """A replica at whose first loss the telling task is cancelled, as in a server that stops."""
 
     def lose_follower(self, route: FollowerRoute) -> None:
         super().lose_follower(route)
@@ -273,7 +273,7 @@ class Cutting(Note):
 
 
 async def test_every_replica_hears_of_a_stream_that_is_cut_twice(world: LeaderWorld) -> None:
-    """A stop in the middle of the end leaves no replica with a follower that is gone."""
+    """A stop in the middle of the end still tells every replica that its follower is gone."""
     cutting = Cutting()
     count = 2 * REPLICA_SLICE
     for partition in range(count):

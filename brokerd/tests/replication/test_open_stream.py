@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opening a stream to a leader, and asking it for a range: what is refused, what ends an attempt, what harms no other stream."""
+"""Opening a stream to a leader, and requesting a range: refusals, failed attempts, and no harm to other streams."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def opened(
     cluster_id: str = CLUSTER_ID,
     leader_id: int = LEADER_ID,
 ) -> None:
-    """Open a stream as broker 2, at an address or that of the leader."""
+    """Open a stream as broker 2, at an address or at that of the leader."""
     opening = Open(
         cluster_id=cluster_id,
         follower_id=2,
@@ -57,7 +57,7 @@ async def opened(
 
 @asynccontextmanager
 async def other_program(said: bytes | None) -> AsyncIterator[Address]:
-    """A port where somebody says something else, closes at once (nothing), or takes the connection and is silent (None)."""
+    """Run a port that sends something else, closes at once (nothing), or accepts the connection and stays silent (None)."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if said is not None:
@@ -75,7 +75,7 @@ async def other_program(said: bytes | None) -> AsyncIterator[Address]:
 
 @pytest.mark.parametrize("said", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", None], ids=["another", "closes", "silent"])
 async def test_port_that_does_not_answer_is_given_up_soon(world: LeaderWorld, said: bytes | None) -> None:
-    """Another program has it, or nobody speaks: the attempt ends, and the next one finds the leader where it is."""
+    """Another program has the port, or nothing answers. The attempt ends, and the next one finds the leader at its new address."""
     limits = replace(PATIENT, connect_ms=200 if said is None else int(WAIT_S * 1_000))
     async with other_program(said) as address:
         with pytest.raises(
@@ -88,7 +88,7 @@ async def test_port_that_does_not_answer_is_given_up_soon(world: LeaderWorld, sa
 
 
 async def test_refusal_says_why(world: LeaderWorld) -> None:
-    """The reason is how the stream ends; the connection is there for the next one."""
+    """The stream ends with the reason, and the connection stays usable for the next one."""
     with pytest.raises(PeerError, match="this is cluster 'c', not 'other'") as refusal:
         await opened(world, cluster_id="other")
     assert refusal.value.code is ErrorCode.WRONG_CLUSTER
@@ -96,7 +96,7 @@ async def test_refusal_says_why(world: LeaderWorld) -> None:
 
 
 async def test_server_of_another_cluster_is_a_refusal_for_good(world: LeaderWorld) -> None:
-    """Before anything is asked of it."""
+    """It is refused before any request."""
     async with PeerClient("other", node_id=2) as client:
         with pytest.raises(PeerError, match="cluster") as refusal:
             await opened(world, peers=client.peers, cluster_id="other")
@@ -105,7 +105,7 @@ async def test_server_of_another_cluster_is_a_refusal_for_good(world: LeaderWorl
 
 @pytest.mark.parametrize("is_connected", [False, True])
 async def test_broker_that_is_not_the_leader_is_not_asked(world: LeaderWorld, *, is_connected: bool) -> None:
-    """The address is of another time; whether there is a connection or not."""
+    """The address is outdated, whether there is a connection or not."""
     if is_connected:
         await opened(world)
     with pytest.raises(PeerError, match=f"node {LEADER_ID} answers where node 7 is wanted") as refusal:
@@ -115,7 +115,7 @@ async def test_broker_that_is_not_the_leader_is_not_asked(world: LeaderWorld, *,
 
 
 def range_request() -> pb.FetchRangeRequest:
-    """Ask the leader for a partition that it has not."""
+    """Return a request for a partition that the leader does not have."""
     return pb.FetchRangeRequest(
         cluster_id=CLUSTER_ID,
         broker_id=LEADER_ID,
@@ -128,7 +128,7 @@ def range_request() -> pb.FetchRangeRequest:
 
 
 async def test_range_is_asked_for_beside_a_stream(world: LeaderWorld) -> None:
-    """What the leader has not is refused with its code; the stream over the same connection goes on."""
+    """What the leader does not have is refused with its code. The stream over the same connection continues."""
     stream = await world.follow()
     with pytest.raises(PeerError) as refusal:
         await fetch_range(await world.peers(), world.address, range_request())
@@ -153,7 +153,7 @@ async def test_what_no_leader_says_first_ends_the_attempt(
 
 
 async def test_leader_that_does_not_answer_the_opening_is_given_up(world: LeaderWorld) -> None:
-    """It takes the stream and says nothing; the connection stays, for others use it."""
+    """It accepts the stream and stays silent. The connection stays, because others use it."""
     async with false_leader(ends=False) as address:
         with pytest.raises(PeerError, match="was not answered within 50 ms"):
             await opened(world, address=address, limits=replace(PATIENT, open_ms=50))
@@ -163,7 +163,7 @@ async def test_leader_that_does_not_answer_the_opening_is_given_up(world: Leader
 
 
 async def test_hostile_connections_harm_nobody(world: LeaderWorld, caplog: pytest.LogCaptureFixture) -> None:
-    """Whoever says nonsense is disconnected; a follower goes on."""
+    """A peer that sends nonsense is disconnected; a follower continues."""
     replica = world.lead()
     stream = await world.follow()
     await stream.subscribe(0)

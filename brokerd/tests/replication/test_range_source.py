@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FetchRange: what a replica gives to another one, and what it refuses."""
+"""FetchRange: what a replica sends to another one, and what it refuses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from storage.testing.sim_disk import Refusal
 COUNT = 8
 COMMITTED = 6
 INCARNATION_ID = bytes(15) + b"\x01"
-"""Of the processes that the metadata has."""
+"""Incarnation id of the registered processes."""
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ async def replica_of(three: BrokerOfThree) -> Replica:
 
 
 async def fetched(three: BrokerOfThree, **fields: Any) -> bytes:
-    """Ask for a range."""
+    """Request a range."""
     calls = RangeSource(cluster_id="c", node_id=1, observer=three.observer, find=three.manager.find)
     asked = {"cluster_id": "c", "broker_id": 1, "topic_id": TOPIC_ID, "base_offset": 2, "end_offset": 5}
     asked |= {"replica_id": 2, "broker_epoch": 1, "incarnation_id": INCARNATION_ID} | fields
@@ -49,7 +49,7 @@ async def fetched(three: BrokerOfThree, **fields: Any) -> bytes:
 
 
 async def test_committed_batches_are_given_byte_for_byte(three: BrokerOfThree) -> None:
-    """By a follower too; exactly the range, up to the high watermark."""
+    """A follower answers too: exactly the range, up to the high watermark."""
     await replica_of(three)
     assert await fetched(three) == stamped(2, 0, 3)
     assert await fetched(three, base_offset=0, end_offset=COMMITTED) == stamped(0, 0, COMMITTED)
@@ -85,7 +85,7 @@ async def test_long_range_comes_in_pieces(three: BrokerOfThree, monkeypatch: pyt
     ],
 )
 async def test_refused_requests(three: BrokerOfThree, fields: dict[str, Any], code: ErrorCode) -> None:
-    """A typed reason for each; nothing is given of what is not known to be committed, nor to who has no replica."""
+    """Each refusal is typed. Data that is not known to be committed is not sent, nor data for a broker without a replica."""
     await replica_of(three)
     three.commit(three.registration(4, broker_epoch=1))
     with pytest.raises(RefusedError) as caught:
@@ -94,7 +94,7 @@ async def test_refused_requests(three: BrokerOfThree, fields: dict[str, Any], co
 
 
 async def test_range_must_begin_and_end_with_batches(three: BrokerOfThree) -> None:
-    """Parts of a batch are no use to anybody."""
+    """Parts of a batch are of no use."""
     replica = await followed(three)
     first = bytearray(stamped(0, 0))
     send(three, bytes(first), base_offset=0, high_watermark=0)
@@ -109,14 +109,14 @@ async def test_range_must_begin_and_end_with_batches(three: BrokerOfThree) -> No
 
 
 def stamped_of_three(base_offset: int) -> bytes:
-    """One batch of three records, as a leader has it in its log."""
+    """Return one batch of three records, as a leader has it in its log."""
     data = encode_batch([b"a", b"b", b"c"], timestamps_ms=5)
     stamp(data, base_offset=base_offset, leader_epoch=0)
     return bytes(data)
 
 
 async def test_compacted_range_is_not_given(three: BrokerOfThree, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its batches are this replica's own; from where nothing was compacted on, all is given."""
+    """Compacted batches are specific to this replica. From the first uncompacted offset on, everything is sent."""
     await replica_of(three)
     monkeypatch.setattr(PartitionLog, "dirty_offset", property(lambda _: 3))
     with pytest.raises(RefusedError) as caught:

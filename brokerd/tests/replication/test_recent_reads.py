@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the streams of a partition's followers share of its reads."""
+"""Reads that the streams of a partition's followers share."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Counting(LeadingReplica):
 
 
 async def test_the_same_place_is_read_once(tmp_path: Path) -> None:
-    """The second follower gets what the first one got; another offset, and another replica, are read."""
+    """The second follower gets the read of the first one. Another offset or another replica causes a new read."""
     first, second = Counting(tmp_path / "1"), Counting(tmp_path / "2")
     for replica in (first, second):
         replica.append(b"a")
@@ -56,7 +56,7 @@ async def test_the_same_place_is_read_once(tmp_path: Path) -> None:
 
 
 async def test_a_failed_read_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error goes to who asked, and the next one asks the log again."""
+    """The caller gets the error, and the next caller reads the log again."""
     replica = Counting(tmp_path)
     replica.append(b"a")
     reads = RecentReads()
@@ -75,7 +75,7 @@ async def test_a_failed_read_leaves_nothing(tmp_path: Path, monkeypatch: pytest.
 
 
 async def test_what_is_kept_is_bounded(tmp_path: Path) -> None:
-    """The oldest reads go first; what is forgotten makes room."""
+    """The oldest reads are dropped first, and a forgotten read frees its space."""
     size_bytes = RECENT_READS_BYTES // 2
     replicas = [Counting(tmp_path / str(number), size_bytes=size_bytes) for number in range(3)]
     reads = RecentReads()
@@ -95,7 +95,7 @@ async def test_what_is_kept_is_bounded(tmp_path: Path) -> None:
 
 
 async def test_followers_in_sync_share_the_reads(tmp_path: Path) -> None:
-    """Each append is read once for both followers; nothing is kept behind the end of the leadership."""
+    """Each append is read once for both followers. Nothing is kept after the end of the leadership."""
     async with leader_world(tmp_path) as world:
         replica = Counting(tmp_path / "log")
         world.replicas[b"t" * 16, 0] = replica
@@ -119,7 +119,7 @@ async def test_followers_in_sync_share_the_reads(tmp_path: Path) -> None:
 
 
 async def test_nothing_is_kept_for_followers_that_left(tmp_path: Path) -> None:
-    """Neither behind an unsubscription nor behind the end of a stream."""
+    """Nothing is kept after an unsubscription or after the end of a stream."""
     async with leader_world(tmp_path) as world:
         replica = world.lead()
         stream = await world.follow(2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A follower's stream to one leader over the carrier: when it is tried, what ends an attempt, and what comes after its end."""
+"""A follower's stream to one leader over the carrier: when it is tried, how an attempt ends, and what follows its end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NEVER_MS = 1_000_000
 
 @asynccontextmanager
 async def closed_port() -> AsyncIterator[Address]:
-    """An address where nobody listens."""
+    """Yield an address at which no process listens."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield Address(host="127.0.0.1", port=bound.getsockname()[1])
@@ -34,7 +34,7 @@ async def closed_port() -> AsyncIterator[Address]:
 
 @asynccontextmanager
 async def silent_port() -> AsyncIterator[Address]:
-    """An address that takes no connection: its queue is full, so that what is sent there is lost."""
+    """Yield an address that accepts no connection: its queue is full, so packets to it are lost."""
     with socket.socket() as listening, socket.socket() as first, socket.socket() as second:
         listening.bind(("127.0.0.1", 0))
         listening.listen(0)
@@ -47,7 +47,7 @@ async def silent_port() -> AsyncIterator[Address]:
 async def test_news_of_a_leader_end_the_pause_of_its_stream(
     world: LeaderWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It was down, and is back: a partition that wants to follow it now does not wait for the pause of those before."""
+    """The leader was down and is back. A partition that wants to follow it now does not wait for the pause of earlier ones."""
     caplog.set_level(logging.INFO)
     limits = replace(PATIENT, retry_min_ms=NEVER_MS, retry_max_ms=NEVER_MS, pause_max_ms=NEVER_MS)
     async with closed_port() as nowhere, dialled(nowhere, limits=limits) as dial:
@@ -64,7 +64,7 @@ async def test_news_of_a_leader_end_the_pause_of_its_stream(
 
 
 async def test_connection_whose_packets_are_lost_is_given_up_soon(world: LeaderWorld) -> None:
-    """The kernel would try it for minutes; meanwhile the leader is reachable again, perhaps elsewhere."""
+    """The kernel would try it for minutes, while the leader is reachable again, perhaps at another address."""
     limits = replace(PATIENT, open_ms=NEVER_MS)
     async with silent_port() as silent, dialled(silent, limits=limits) as dial:
         world.lead(0)
@@ -80,7 +80,7 @@ async def test_connection_whose_packets_are_lost_is_given_up_soon(world: LeaderW
 async def test_leader_that_refuses_for_good_is_an_error_for_the_operator(
     world: LeaderWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Another cluster answers there: that is not the ordinary end of a stream."""
+    """Another cluster answers there, which is not the ordinary end of a stream."""
     caplog.set_level(logging.INFO)
     async with dialled(world.address, "other") as dial:
         dial.fetcher.subscribe(Follower(0), wanted())
@@ -109,7 +109,7 @@ async def test_fetcher_survives_the_end_of_its_stream(world: LeaderWorld, caplog
 
 
 async def ends_of(address: Address, caplog: pytest.LogCaptureFixture, limits: StreamLimits = PATIENT) -> str:
-    """Follow the leader at an address until a stream to it has ended; return why it did."""
+    """Follow the leader at an address until a stream to it has ended. Return the reason of the end."""
     caplog.set_level(logging.INFO)
     async with dialled(address, limits=limits) as dial:
         dial.fetcher.subscribe(Follower(0), wanted())
@@ -119,13 +119,13 @@ async def ends_of(address: Address, caplog: pytest.LogCaptureFixture, limits: St
 
 
 async def test_stream_that_the_leader_ends_is_over(caplog: pytest.LogCaptureFixture) -> None:
-    """In good order, after what it had to say."""
+    """It ends cleanly, after the leader's last message."""
     async with false_leader(OPENED, HEARTBEAT) as address:
         assert await ends_of(address, caplog) == "the leader ended it"
 
 
 async def test_stream_over_which_nothing_comes_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
-    """The leader takes what is said, and says nothing any more."""
+    """The leader reads what is sent, and stays silent."""
     async with false_leader(OPENED, ends=False) as address:
         assert "gave the stream up" in await ends_of(address, caplog, replace(PATIENT, silence_ms=50))
     assert "the leader says nothing any more" in caplog.text
@@ -137,13 +137,13 @@ async def test_stream_over_which_nothing_comes_is_given_up(caplog: pytest.LogCap
     ids=["no message", "opened"],
 )
 async def test_what_no_leader_says_ends_the_stream(caplog: pytest.LogCaptureFixture, said: bytes, why: str) -> None:
-    """A leader that does not follow the protocol is tried again, as one that is gone."""
+    """A leader that violates the protocol is tried again, like one that is gone."""
     async with false_leader(OPENED, said, ends=False) as address:
         assert why in await ends_of(address, caplog)
 
 
 async def test_connection_that_breaks_ends_the_stream(world: LeaderWorld, caplog: pytest.LogCaptureFixture) -> None:
-    """The leader's process is gone: reader and writer hear of it, and the replica subscribes again to whoever comes."""
+    """The leader's process is gone. Reader and writer notice, and the replica subscribes again at the next leader."""
     caplog.set_level(logging.INFO)
     world.lead(0)
     async with dialled(world.address) as dial, asyncio.timeout(WAIT_S):

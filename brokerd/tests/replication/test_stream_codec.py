@@ -50,12 +50,12 @@ edits = st.lists(st.tuples(st.integers(0, 400), st.integers(0, 4), st.binary(max
 
 
 def contents(message: LeaderMessage | Batches | None) -> object:
-    """Give what was decoded in a form that compares."""
+    """Return a decoded message in a form that can be compared."""
     return (*message[:-1], bytes(message.body)) if isinstance(message, Batches) else message
 
 
 def expected_contents(data: bytes) -> object:
-    """Give the same as the generated parser has it; what is no batches is read by the same code."""
+    """Return the same from the generated parser. For messages other than batches the code is the same."""
     response = pb.ReplicateResponse.FromString(data)
     if response.WhichOneof("part") != "batches":
         return decode_response(response.SerializeToString())
@@ -65,7 +65,7 @@ def expected_contents(data: bytes) -> object:
 
 
 def assert_agrees(data: bytes) -> None:
-    """Assert that the hand-written decoder gives what the generated one gives, errors included."""
+    """Assert that the hand-written decoder and the generated one give the same result, errors included."""
     try:
         expected = expected_contents(data)
     except DecodeError:
@@ -151,7 +151,7 @@ def test_the_batches_are_sliced_not_copied() -> None:
     ids=lambda message: type(message).__name__,
 )
 def test_what_a_follower_says_comes_back(message: FollowerMessage) -> None:
-    """The leader reads what the follower meant."""
+    """The leader decodes what the follower encoded."""
     assert decode_request(encode_request(message)) == message
 
 
@@ -170,7 +170,7 @@ def test_what_a_follower_says_comes_back(message: FollowerMessage) -> None:
     ids=lambda message: type(message).__name__,
 )
 def test_what_a_leader_says_comes_back(message: LeaderMessage) -> None:
-    """The follower reads what the leader meant."""
+    """The follower decodes what the leader encoded."""
     assert decode_response(encode_response(message)) == message
 
 
@@ -180,14 +180,14 @@ def test_what_a_leader_says_comes_back(message: LeaderMessage) -> None:
     ids=["no message", "nothing", "not used any more"],
 )
 def test_what_no_follower_says_is_refused(request_: bytes) -> None:
-    """The follower is told, by a code."""
+    """The follower gets an error code."""
     with pytest.raises(RefusedError) as refusal:
         decode_request(request_)
     assert refusal.value.failure.code is ErrorCode.INVALID_REQUEST
 
 
 def test_what_a_newer_leader_says_is_passed_over() -> None:
-    """A message without a part that is known is none; an end for a reason that is not known is one to wait after."""
+    """A message without a known part is none. An end with an unknown reason makes the follower wait."""
     assert decode_response(b"") is None
     assert decode_response(pb.ReplicateResponse(range=pb.FetchRangeResponse()).SerializeToString()) is None
     unknown = pb.RouteEnded(route=1, error=pb.RouteError.ValueType(99), message="new")
@@ -196,7 +196,7 @@ def test_what_a_newer_leader_says_is_passed_over() -> None:
 
 
 def test_every_reason_of_a_leader_has_its_name() -> None:
-    """The names on the wire are those of the core; the two of followers alone are missing."""
+    """The names on the wire are those of the core. Only the two reasons that occur in followers are missing."""
     missing = set(SubscriptionError) - set(ROUTE_ERRORS)
     assert missing == {SubscriptionError.BAD_BATCHES, SubscriptionError.STREAM_LOST}
     names = {error: pb.RouteError.Name(number) for error, number in ROUTE_ERRORS.items()}
@@ -209,7 +209,7 @@ def test_every_reason_of_a_leader_has_its_name() -> None:
 def test_mutated_frames_agree(
     route: int, base: int, epoch: int, is_in_sync: bool, body: bytes, changes: list[tuple[int, int, bytes]]
 ) -> None:
-    """For every mutation of a frame, both decoders say the same."""
+    """For every mutation of a frame, both decoders give the same result."""
     front = [(position % 40, length, replacement) for position, length, replacement in changes]
     data = encode_batches(Batches(route, base, epoch, base, 0, is_in_sync, body))
     for where in (changes, front):
@@ -244,7 +244,7 @@ PARTS = st.one_of(
     st.lists(PARTS, max_size=7), st.integers(0, 5), st.sampled_from([b"", b"\x7a\0", b"\x0a\0", b"\x32\0", b"\x08\1"])
 )
 def test_built_layouts_agree(parts: list[bytes], padding: int, tail: bytes) -> None:
-    """For fields in any order, number and encoding, both decoders say the same."""
+    """For fields in any order, number and encoding, both decoders give the same result."""
     inner = b"".join(parts)
     message = b"\x7a" + varint(len(inner), padding) + inner
     assert_agrees(message + tail)
@@ -253,7 +253,7 @@ def test_built_layouts_agree(parts: list[bytes], padding: int, tail: bytes) -> N
 
 @pytest.mark.parametrize("traffic", [0, 1, 2, 3])
 def test_any_class_but_in_sync_counts_as_catching_up(traffic: int) -> None:
-    """A class that this version does not know spends the credit of the others, in either decoder."""
+    """A class that this version does not know spends catch-up credit, in either decoder."""
     inner = b"\x08\x01" + (b"\x30" + varint(traffic) if traffic else b"") + b"\x7a\x01x"
     for data in (b"\x7a" + varint(len(inner)) + inner, b"\x7a" + varint(len(inner), 4) + inner):
         frame = decode_response(data)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A TCP proxy that can forget its connections, as a NAT does, or a machine that is lost.
+"""A TCP proxy that can forget its connections, as a NAT or a lost machine does.
 
-Owns the ways between those who connect and one server, in a thread of its own. What is forgotten stays open and is read on both
-sides, and nothing of it goes on: not a byte, not an end. New connections are taken and carried all the time. So TCP itself tells
-neither end anything; with a real lost machine the kernel of the sender would at least miss its acknowledgements.
+Owns the connections between clients and one server, in its own thread. A forgotten connection stays open and is read on both sides, but
+the proxy passes neither bytes nor an end on. It accepts and carries new connections at all times. So TCP itself tells neither end
+anything. (With a real lost machine, the kernel of the sender would at least miss its acknowledgements.)
 
-Use: start it before what is behind it, have the server advertise `proxy.address` (`--advertise`), and set `proxy.target`.
+Use: start it before the server, let the server advertise `proxy.address` (`--advertise`), and set `proxy.target`.
 All methods may be called from any thread.
 """
 
@@ -23,9 +23,9 @@ T = TypeVar("T")
 
 HOST: Final = "127.0.0.1"
 CALL_TIMEOUT_S: Final = 30.0
-"""Seconds that the thread gets to start, to carry out an order, or to end."""
+"""Seconds that the thread has to start, to carry out an order, or to end."""
 BUFFER_BYTES: Final = 256 * 1024
-"""Bytes of a connection that the proxy holds in each direction before it stops to read."""
+"""Bytes of a connection that the proxy holds in each direction before it stops reading."""
 
 
 class Way(Flag):
@@ -37,7 +37,7 @@ class Way(Flag):
 
 
 class _Side(asyncio.Protocol):
-    """One end of a connection that is carried."""
+    """One end of a connection through the proxy."""
 
     def __init__(self, link: _Link, way: Way) -> None:
         self._link = link
@@ -45,7 +45,7 @@ class _Side(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Carry what comes from here on."""
+        """Carry what this end sends from now on."""
         assert isinstance(transport, asyncio.Transport)
         transport.set_write_buffer_limits(high=BUFFER_BYTES)
         self.transport = transport
@@ -53,24 +53,24 @@ class _Side(asyncio.Protocol):
             self._link.flush_early()
 
     def data_received(self, data: bytes) -> None:
-        """Pass it on, unless that is forgotten."""
+        """Pass the bytes on, unless this direction is forgotten."""
         self._link.carry(self._way, data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Pass the end on, unless that is forgotten."""
+        """Pass the end on, unless this direction is forgotten."""
         self._link.end(self._way)
 
     def pause_writing(self) -> None:
-        """This end takes no more: read no more from the other one."""
+        """Stop reading from the other end, because this one takes no more."""
         self._link.set_reading(self, False)
 
     def resume_writing(self) -> None:
-        """This end takes more again."""
+        """Read from the other end again, because this one takes more."""
         self._link.set_reading(self, True)
 
 
 class _Link:
-    """A connection: its two ends, and which ways are forgotten."""
+    """A connection: its two ends, and its forgotten directions."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_end: Callable[[_Link], None]) -> None:
         self._loop = loop
@@ -79,14 +79,14 @@ class _Link:
         self.server = _Side(self, Way.TO_CLIENT)
         self.forgotten = Way(0)
         self.heard_s = loop.time()
-        # What the client sent before the server was reached; a dial on loopback takes no longer than some messages.
+        # What the client sent before the connection to the server was open. On loopback these are only a few messages.
         self._early: list[bytes] | None = []
 
     def _other(self, side: _Side) -> asyncio.Transport | None:
         return (self.server if side is self.client else self.client).transport
 
     def carry(self, way: Way, data: bytes) -> None:
-        """Pass bytes on, or lose them."""
+        """Pass bytes on, or lose them if the direction is forgotten."""
         if way in self.forgotten:
             return
         self.heard_s = self._loop.time()
@@ -98,13 +98,13 @@ class _Link:
             onward.write(data)
 
     def flush_early(self) -> None:
-        """The server is reached."""
+        """Send the early bytes, because the connection to the server is open."""
         early, self._early = self._early, None
         for data in early or ():
             self.carry(Way.TO_SERVER, data)
 
     def end(self, way: Way) -> None:
-        """One end is gone; tell the other one, unless that is forgotten."""
+        """Tell the other end that one end is gone, unless this direction is forgotten."""
         side = self.client if way is Way.TO_SERVER else self.server
         onward = self._other(side)
         side.transport = None
@@ -114,7 +114,7 @@ class _Link:
             onward.close()
 
     def set_reading(self, writer: _Side, is_on: bool) -> None:
-        """Read from the end opposite to `writer`, or not; what is lost anyhow is always read."""
+        """Start or stop reading from the end opposite to `writer`. Bytes that are lost anyway are always read."""
         source = self._other(writer)
         if source is not None and not source.is_closing():
             (source.resume_reading if is_on else source.pause_reading)()
@@ -127,17 +127,17 @@ class _Link:
                 transport.resume_reading()
 
     def abort(self) -> None:
-        """End both ends."""
+        """Abort both ends."""
         for transport in (self.client.transport, self.server.transport):
             if transport is not None:
                 transport.abort()
 
 
 class ForgetfulProxy:
-    """A proxy before one server; a context manager.
+    """A proxy for one server; a context manager.
 
     Args:
-        target: `host:port` of the server; may be set later, before anybody connects.
+        target: `host:port` of the server. It may be set later, before the first connection.
         silent_limit_s: seconds without a byte in either direction after which a connection is forgotten; None: never.
         port: port to listen on; 0: any.
 
@@ -164,32 +164,32 @@ class ForgetfulProxy:
 
     @property
     def accepted_count(self) -> int:
-        """Connections taken so far."""
+        """Number of connections accepted so far."""
         return self._accepted_count
 
     @property
     def forgotten_count(self) -> int:
-        """Connections forgotten so far, by order or by silence."""
+        """Number of connections forgotten so far, by order or after silence."""
         return self._forgotten_count
 
     def start(self) -> Self:
-        """Listen."""
+        """Listen, and return the proxy."""
         self._thread.start()
         self._started.result(CALL_TIMEOUT_S)
         return self
 
     def stop(self) -> None:
-        """End every connection, and the thread."""
+        """End every connection and the thread."""
         if self._loop is not None and self._stopping is not None and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stopping.set)
             self._thread.join(CALL_TIMEOUT_S)
 
     def forget(self, way: Way = Way.BOTH) -> int:
-        """Carry nothing more on the connections that there are; returns how many these were."""
+        """Carry nothing more on the open connections, and return their number."""
         return self._order(lambda: self._forget_all(way))
 
     def sever(self) -> int:
-        """End the connections that there are, with a word to both ends; returns how many these were."""
+        """End the open connections visibly for both ends, and return their number."""
         return self._order(self._sever_all)
 
     def __enter__(self) -> Self:
@@ -254,7 +254,7 @@ class ForgetfulProxy:
             link.abort()
             return
         if link.client.transport is None:
-            # It has gone away meanwhile.
+            # The client has gone in the meantime.
             link.abort()
 
     async def _forget_silent_ones(self) -> None:

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network of namespaces: one for each server, joined by a bridge, and links that can be cut one way without a sound.
+"""A network of namespaces: one for each server, joined by a bridge. Each direction of a link can be cut silently.
 
-Owns namespaces, addresses and cuts. Everything is made inside namespaces of the calling process (network, mounts and
-process ids), so the kernel removes all of it when that process ends, however it ends, and nothing else on the machine is
-touched. `run_inside` starts a module inside; that needs root, or user namespaces for all users.
+Owns namespaces, addresses and cuts. Everything is created inside namespaces of the calling process (network, mounts, process ids). So
+the kernel removes all of it when that process ends, for whatever reason, and nothing else on the machine changes. `run_inside` starts a
+module inside; that needs root, or user namespaces for all users.
 
-A cut is a neighbour entry with a hardware address that no machine has: what A sends to B leaves A and arrives nowhere, and
-neither is told. It needs neither netfilter nor a traffic classifier. All entries are fixed from the start, so that no
-address resolution fails either.
+A cut is a neighbour entry with a hardware address that no machine has. What A sends to B leaves A and arrives nowhere, and neither side
+is told. This needs neither netfilter nor a traffic classifier. All entries are fixed from the start, so that no address resolution
+fails either.
 
-A connection that is forgotten is a routing rule for its addresses and ports, in the namespace of the sender, that leads nowhere:
-its packets are lost without a word, and those of new connections, which have other ports, are carried.
+A forgotten connection is a routing rule in the namespace of the sender that drops packets with the connection's addresses and ports.
+The packets are lost silently. New connections have other ports and work.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import NamedTuple
 BRIDGE = "lograft0"
 NETWORK = "10.77.0"
 OUTSIDE = 254
-"""Last byte of the address of the bridge: of the clients, which nothing cuts off."""
+"""Last byte of the bridge's address. Clients use it, and no cut affects them."""
 PORT = 9641
 ADMIN_PORT = 9640
 NOBODY = "02:00:00:00:ff:ff"
@@ -37,7 +37,7 @@ AS_USER = ("--map-root-user",)
 
 
 def unshare_command() -> tuple[str, ...] | str:
-    """Return the command that runs another one in namespaces of its own, or the reason why there is none here."""
+    """Return the command that runs another command in its own namespaces, or the reason why none works here."""
     for program in ("unshare", "ip", "ss"):
         if shutil.which(program) is None:
             return f"there is no program `{program}`"
@@ -55,17 +55,17 @@ def unshare_command() -> tuple[str, ...] | str:
 
 
 def is_inside() -> bool:
-    """Whether this process was started by `run_inside`."""
+    """Return True if `run_inside` started this process."""
     return os.environ.get(INSIDE) == "1"
 
 
 def run_inside(command: Sequence[str], module: str, *arguments: str) -> int:
-    """Run `python -m module arguments` in namespaces of its own, to its end; return the exit status.
+    """Run `python -m module arguments` in its own namespaces to its end, and return the exit status.
 
     Args:
-        command: what `unshare_command` gave.
-        module: module with an entry of its own.
-        arguments: of the module.
+        command: the result of `unshare_command`.
+        module: module that can be run with `-m`.
+        arguments: arguments of the module.
     """
     environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
     own = [*command, sys.executable, "-m", module, *arguments]
@@ -73,34 +73,34 @@ def run_inside(command: Sequence[str], module: str, *arguments: str) -> int:
 
 
 def run(*arguments: str) -> None:
-    """Run a command; raises RuntimeError with what it said when it fails."""
+    """Run a command. If it fails, raise RuntimeError with its error output."""
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(arguments)}: {done.stderr.strip()}")
 
 
 class Flow(NamedTuple):
-    """One direction of a TCP connection: `address:port` of who sends and of who receives."""
+    """One direction of a TCP connection: `address:port` of its sender and of its receiver."""
 
     sender: str
     receiver: str
 
     @property
     def reverse(self) -> Flow:
-        """The other direction."""
+        """Return the other direction."""
         return Flow(self.receiver, self.sender)
 
     def rule(self) -> list[str]:
-        """Words of the routing rule that loses its packets."""
+        """Return the words of the routing rule that loses its packets."""
         (host, _, port), (to_host, _, to_port) = self.sender.rpartition(":"), self.receiver.rpartition(":")
         where = ["from", host, "to", to_host, "ipproto", "tcp", "sport", port, "dport", to_port]
         return ["pref", RULE_PREFERENCE, *where, "blackhole"]
 
 
 class Namespaces:
-    """A namespace for each name, all reachable from each other and from outside. Only inside (`is_inside`).
+    """A namespace for each name. All of them, and the clients outside, reach each other. Only for a process inside (`is_inside`).
 
-    It is the place of a cluster: `integration_tests.harness.cluster.Place`.
+    It is the `integration_tests.harness.cluster.Place` of a cluster.
     """
 
     arguments: Sequence[str] = ("--insecure-plaintext",)
@@ -144,30 +144,30 @@ class Namespaces:
         )
 
     def address(self, name: str) -> str:
-        """Address to listen on."""
+        """Return the address at which a process listens."""
         return f"{NETWORK}.{self._numbers[name]}:{PORT}"
 
     def admin_address(self, name: str) -> str:
-        """Address of a voter's AdminService."""
+        """Return the address of a voter's AdminService."""
         return f"{NETWORK}.{self._numbers[name]}:{ADMIN_PORT}"
 
     def prefix(self, name: str) -> Sequence[str]:
-        """Command that runs another one in the namespace."""
+        """Return the command that runs another command in the namespace."""
         return ("ip", "netns", "exec", name)
 
     def cut(self, senders: Iterable[str], receivers: Iterable[str]) -> None:
-        """Lose everything that one of `senders` sends to one of `receivers`; the way back stays."""
+        """Lose everything that `senders` send to `receivers`. The opposite direction works."""
         self._each(senders, receivers, lambda number: NOBODY)
 
     def heal(self) -> None:
-        """Let everything through again."""
+        """Heal all cuts."""
         self._each(self._numbers, self._numbers, _hardware)
 
     def forget(self, name: str, *, to: bool, from_: bool) -> int:
-        """Lose from now on what is sent to one of the names, or from it, over its connections that there are; new ones are carried.
+        """Forget the open connections of a server: lose what is sent to it, or from it, over them. New connections work.
 
         Returns:
-            How many connections these are, without those that are forgotten already.
+            The number of connections, without those that are forgotten already.
         """
         self._drop_old_rules()
         flows = [
@@ -180,7 +180,7 @@ class Namespaces:
         return len(flows)
 
     def _drop_old_rules(self) -> None:
-        """Remove the rules of senders that have no such connection any more: another one may get its ports."""
+        """Remove the rules of connections that no longer exist: another connection may get their ports."""
         if not self._forgotten:
             return
         there = {flow for name in (*self._numbers, None) for flow in self._flows(name, "all")}
@@ -189,21 +189,21 @@ class Namespaces:
             self._forgotten.discard(flow)
 
     def _flows(self, name: str | None, state: str) -> list[Flow]:
-        """What a namespace sends over its connections with others; None: the clients' one."""
+        """Return what a namespace sends over its connections with others; None: the namespace of the clients."""
         prefix = () if name is None else self.prefix(name)
         command = [*prefix, "ss", "--tcp", "--numeric", "--no-header", "state", state]
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=True)
         found: list[Flow] = []
         for line in done.stdout.splitlines():
-            # Where all states are asked for, the state stands first.
-            # gRPC has sockets of IPv6 for connections of IPv4: [::ffff:address]:port.
+            # If all states are requested, the state is the first column.
+            # gRPC has IPv6 sockets for IPv4 connections: [::ffff:address]:port.
             sender, receiver = (each.replace("[::ffff:", "").replace("]", "") for each in line.split()[-2:])
             if receiver.startswith(f"{NETWORK}.") and sender.startswith(f"{NETWORK}."):
                 found.append(Flow(sender, receiver))
         return found
 
     def _where(self, flow: Flow) -> Sequence[str]:
-        """Options of `ip` for the namespace of a sender."""
+        """Return the options of `ip` for the namespace of a sender."""
         number = int(flow.sender.rpartition(":")[0].rpartition(".")[2])
         name = next((name for name, each in self._numbers.items() if each == number), None)
         return () if name is None else ("-n", name)

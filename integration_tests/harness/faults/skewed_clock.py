@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a server whose wall clock is wrong: `python -m integration_tests.harness.faults.skewed_clock FILE brokerd run ...`.
 
-FILE holds milliseconds, read a few times a second, that are added to `time.time()` and `time.time_ns()`, where all code of the
-servers takes the time of day from. Monotonic clocks stay right, as with a machine whose time of day is set. What C libraries read
-for themselves is not shifted; no decision of the servers rests on it.
+FILE holds milliseconds and is read a few times a second. They are added to `time.time()` and `time.time_ns()`, from which all code of
+the servers takes the time of day. Monotonic clocks stay right, as on a machine whose time of day is set. Times that C libraries read
+are not shifted; no decision of the servers depends on them.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ READ_INTERVAL_S = 0.2
 
 
 def skew_path(directory: Path, name: str) -> Path:
-    """File with the skew of the clock of a server of a cluster."""
+    """Return the path of the file with the clock skew of a server of a cluster."""
     return directory / f"{name}.skew"
 
 
 def skewable(directory: Path) -> Callable[[str], Sequence[str]]:
-    """Launcher of a `Cluster` whose servers run with clocks that can be set wrong."""
+    """Return the launcher of a `Cluster` whose servers have clocks that can be set wrong."""
     return lambda name: ("integration_tests.harness.faults.skewed_clock", str(skew_path(directory, name)))
 
 
 def install(path: Path) -> None:
-    """Shift the wall clock of this process from now on by what the file says; no file, or no number: by nothing."""
+    """Shift the wall clock of this process from now on by the milliseconds in the file. Without a valid number it is not shifted."""
     real_ns = time.time_ns
     skew_ns = 0
 
@@ -51,7 +51,7 @@ def install(path: Path) -> None:
 
 
 def read_skew_ms(path: Path) -> int:
-    """Milliseconds in the file; 0 when there are none."""
+    """Return the milliseconds in the file; 0 if it has none."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):
@@ -59,7 +59,7 @@ def read_skew_ms(path: Path) -> int:
 
 
 def main() -> None:
-    """Install and run the module."""
+    """Install the skewed clock and run the module."""
     path, module = Path(sys.argv[1]), sys.argv[2]
     install(path)
     sys.argv = sys.argv[2:]

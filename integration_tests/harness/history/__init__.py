@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What clients asked and what they were told, and the checkers that judge it."""
+"""The requests and answers of clients, and the checkers that judge them."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check a history again: `python -m integration_tests.harness.history.check HISTORY`.
+"""Checks a history again: `python -m integration_tests.harness.history.check HISTORY`.
 
-Exit status: 0 no anomaly, 1 anomalies, 2 no anomaly, but something was not read at the end.
+Exit status: 0 no anomaly; 1 anomalies; 2 no anomaly, but some data was not read at the end.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from integration_tests.harness.history.events import read_history
 
 
 def main() -> int:
-    """Judge the file and print."""
+    """Judge the file and print the verdict."""
     parser = argparse.ArgumentParser(description="judge a history of producers and consumers")
     parser.add_argument("history", type=Path, help="file of JSON lines")
     parser.add_argument("--stale-end-s", type=float, default=STALE_END_S_MAX, help="seconds that an end may be old")

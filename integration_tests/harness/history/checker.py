@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The judge of histories: finds what no history of Lograft may show. Near-linear in the number of events.
+"""The judge of histories: finds anomalies, which no history of Lograft may show. Near-linear in the number of events.
 
-Owns the definitions (docs/workload.md has them as a table; most come from Jepsen's workload for Kafka). An unknown outcome stays
-unknown: the value may be there or not, once. Must not know files or clusters.
+Owns the definitions of the anomalies. docs/workload.md has them as a table; most come from Jepsen's workload for Kafka. An unknown
+outcome stays unknown: the value may be there or not, but at most once. Does not know files or clusters.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from integration_tests.harness.history.events import Event, Type
 from integration_tests.harness.history.evidence import Anomaly, Evidence, PartitionEvidence, Write
 
 STALE_END_S_MAX = 6.0
-"""Seconds for which a leader that is cut off may still tell an old end: no linearizable reads of ends are promised."""
+"""Seconds for which an isolated leader may still report an old end. Linearizable reads of ends are not promised."""
 EXIT_STATUS = {"PASSED": 0, "FAILED": 1, "UNDETERMINED": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the checker found.
+    """The result of the check.
 
     Attributes:
-        anomalies: everything that must not be.
-        unread: partitions without a final read: what was lost there is not known.
-        late_unknown_count: values with an unknown outcome behind later ones of their producer: allowed, worth knowing.
+        anomalies: all anomalies.
+        unread: partitions without a final read. What they lost is not known.
+        late_unknown_count: values with an unknown outcome behind later values of their producer. They are allowed but notable.
         counts: operations by kind and type.
-        value_counts: values sent by outcome, and how many of the unknown ones are there.
+        value_counts: values sent, by outcome, and how many of the unknown ones are in the log.
     """
 
     anomalies: list[Anomaly]
@@ -48,7 +48,7 @@ class Verdict:
         return "UNDETERMINED" if self.unread or not self.value_counts["acknowledged"] else "PASSED"
 
     def lines(self, *, anomalies_max: int = 20) -> list[str]:
-        """A summary for people."""
+        """Return a summary for people."""
         kinds = Counter(anomaly.name for anomaly in self.anomalies)
         values = ", ".join(f"{count} {what}" for what, count in sorted(self.value_counts.items()))
         operations = ", ".join(f"{count} {what}" for what, count in sorted(self.counts.items()))
@@ -65,8 +65,8 @@ def check(events: Iterable[Event], *, stale_end_s_max: float = STALE_END_S_MAX) 
     """Judge a history.
 
     Args:
-        events: in the order in which they happened.
-        stale_end_s_max: seconds for which an answer about the end of a partition may be behind what was acknowledged.
+        events: the events in the order in which they happened.
+        stale_end_s_max: maximum seconds by which an answer about a partition's end may be behind the acknowledgements.
     """
     evidence = Evidence(events)
     anomalies = evidence.anomalies
@@ -93,9 +93,9 @@ def check(events: Iterable[Event], *, stale_end_s_max: float = STALE_END_S_MAX) 
 
 
 def losses(partition: str, found: PartitionEvidence) -> Iterator[Anomaly]:
-    """Find values that must be there, as they were acknowledged or read, and are not.
+    """Find values that were acknowledged or read and are missing.
 
-    With a final read that is what it lacks. Without one it is what no reader got although one read beyond it.
+    With a final read, these are the values that it lacks. Without one, they are values that no reader got although one read further.
     """
     final = found.final
     end = found.final_end
@@ -119,7 +119,7 @@ def losses(partition: str, found: PartitionEvidence) -> Iterator[Anomaly]:
 
 
 def aborted_reads(partition: str, found: PartitionEvidence) -> Iterator[Anomaly]:
-    """Find values that were read though their sends definitely failed."""
+    """Find values that were read although their sends definitely failed."""
     for value, write in found.writes.items():
         if write.type is Type.FAIL and value in found.read:
             text = f"{value} of op {write.op} failed, and is at {found.places[value]}"
@@ -127,7 +127,7 @@ def aborted_reads(partition: str, found: PartitionEvidence) -> Iterator[Anomaly]
 
 
 def holes(partition: str, found: PartitionEvidence) -> Iterator[Anomaly]:
-    """Find offsets without a record in the final read: without transactions there are none."""
+    """Find offsets without a record in the final read. Without transactions there must be none."""
     if found.final is None:
         return
     expected = found.final_start
@@ -138,7 +138,7 @@ def holes(partition: str, found: PartitionEvidence) -> Iterator[Anomaly]:
 
 
 def skips(partition: str, found: PartitionEvidence) -> Iterator[Anomaly]:
-    """Find steps of consumers over offsets that hold a record."""
+    """Find places where a consumer skipped offsets that hold a record."""
     offsets = sorted(found.log) if found.steps else []
     for step in found.steps:
         number = bisect_right(offsets, step.after)
@@ -150,10 +150,10 @@ def skips(partition: str, found: PartitionEvidence) -> Iterator[Anomaly]:
 
 
 def orders(partition: str, found: PartitionEvidence) -> tuple[list[Anomaly], int]:
-    """Find acknowledged values of a producer that lie in another order than it sent them.
+    """Find acknowledged values of a producer that are in another order than it sent them.
 
     Returns:
-        Them, and how many values with an unknown outcome lie behind later ones of their producer.
+        The anomalies, and the number of values with an unknown outcome behind later values of their producer.
     """
     anomalies: list[Anomaly] = []
     late = 0
@@ -180,7 +180,7 @@ def orders(partition: str, found: PartitionEvidence) -> tuple[list[Anomaly], int
 
 
 def stale_ends(partition: str, found: PartitionEvidence, stale_ns_max: int) -> Iterator[Anomaly]:
-    """Find answers about the end that lack what had been acknowledged well before they were asked for."""
+    """Find answers about a partition's end that lack values acknowledged long enough before the question."""
     times = [time_ns for time_ns, _ in found.acknowledged]
     ends = list(accumulate((offset + 1 for _, offset in found.acknowledged), max))
     for answer in found.ends:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A history: what clients asked and what they were told, one JSON object a line, in the order in which it happened.
+"""A history: the requests and answers of clients, one JSON object per line, in the order in which they happened.
 
-Owns the form of a line (docs/workload.md), the writer and the reader. Must not know clusters, clients or what is right.
+Owns the form of a line (docs/workload.md), the writer and the reader. Does not know clusters or clients, and does not judge.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from types import TracebackType
 from typing import Any, Self
 
 HISTORY_FILE = "history.jsonl"
-"""Name of the file in the directory of a run."""
+"""Name of the history file in the directory of a run."""
 FLUSH_S = 1.0
-"""Seconds after which a written line is in the file, whatever becomes of this process."""
+"""Seconds after which a written line is in the file even if this process is killed."""
 
 
 class Type(Enum):
-    """What an event says of its operation."""
+    """The stage or the outcome of an operation."""
 
     INVOKE = "invoke"
     OK = "ok"
     FAIL = "fail"
-    """It did not take effect, and never will."""
+    """It did not take effect and never will."""
     INFO = "info"
-    """The outcome is unknown, or it never ends."""
+    """The outcome is unknown, or the operation never ends."""
 
 
 class Kind(Enum):
-    """What an operation does."""
+    """The kind of an operation."""
 
     SEND = "send"
     ASSIGN = "assign"
-    """A consumer starts again, at `offsets_by_partition`."""
+    """A consumer starts again at `offsets_by_partition`."""
     POLL = "poll"
     END = "end"
     """Asks for the ends of partitions."""
     READ = "read"
-    """Reads a partition from its start to its end after all faults."""
+    """Reads a partition from start to end after all faults."""
     FAULT = "fault"
-    """Something was hurt or healed; not judged."""
+    """A fault or its healing; not judged."""
 
 
 TYPES = {each.value: each for each in Type}
@@ -55,19 +55,19 @@ Records = Mapping[str, Sequence[Sequence[Any]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One line. Invocation and completion of an operation have the same `op`; what a kind does not need is left out.
+    """One line. Invocation and completion of an operation have the same `op`. Fields that a kind does not need are left out.
 
     Attributes:
         op: number of the operation.
-        process: who does it. One process has one operation of a kind that reads under way at a time; sends overlap.
-        type: invocation, or how it ended.
-        kind: what it does.
-        time_ns: nanoseconds of the monotonic clock of the machine.
-        partition: of a send or a read, as "topic-number".
-        values: of the invocation of a send, in order; a value is sent once in a history.
-        offsets: of the completion of a send, one for each value; None: not known.
-        records: of a poll or a read: for each partition (offset, value), as they came.
-        offsets_by_partition: of an assign: first offsets wanted; of an end or a read: ends, exclusive.
+        process: the client. A process has at most one reading operation of each kind under way; sends overlap.
+        type: invocation, or how the operation ended.
+        kind: kind of the operation.
+        time_ns: nanoseconds of the machine's monotonic clock.
+        partition: of a send or a read: the partition as "topic-number".
+        values: of the invocation of a send: the values in order. A value is sent once in a history.
+        offsets: of the completion of a send: one offset for each value; None: not known.
+        records: of a poll or a read: (offset, value) pairs of each partition, in the order of arrival.
+        offsets_by_partition: of an assign: the first offsets wanted. Of an end or a read: the ends, exclusive.
         text: error, or fault.
     """
 
@@ -84,7 +84,7 @@ class Event:
     text: str = ""
 
     def to_line(self) -> str:
-        """JSON without a line end."""
+        """Return the event as JSON without a line end."""
         line: dict[str, object] = {
             "op": self.op,
             "process": self.process,
@@ -100,7 +100,7 @@ class Event:
 
 
 def parse_line(line: str) -> Event:
-    """Turn a line into an event.
+    """Return the event of a line.
 
     Raises:
         ValueError: it is no line of a history.
@@ -114,7 +114,7 @@ def parse_line(line: str) -> Event:
 
 
 def read_history(path: Path) -> Iterator[Event]:
-    """Give the events of a file; a last line without its end, which a kill leaves, is left out."""
+    """Yield the events of a file. An incomplete last line, which a kill leaves, is skipped."""
     with path.open() as lines:
         for line in lines:
             if line.endswith("\n"):
@@ -122,9 +122,9 @@ def read_history(path: Path) -> Iterator[Event]:
 
 
 class HistoryFile:
-    """Writes a history as it happens; any number of threads. The time of an event is taken as it is written.
+    """Writes a history as it happens, from any number of threads. It takes the time of an event when it writes it.
 
-    So times rise from line to line, an invocation is older than what it asks for, a completion younger than its answer.
+    So times rise from line to line. An invocation is earlier than its request, and a completion is later than its answer.
     """
 
     def __init__(self, path: Path) -> None:
@@ -135,7 +135,7 @@ class HistoryFile:
         self._flushed_s = time.monotonic()
 
     def begin(self, process: str, kind: Kind, **fields: Any) -> int:
-        """Write an invocation; returns the number of the operation."""
+        """Write an invocation and return the number of the operation."""
         with self._lock:
             op = self._op_count
             self._op_count += 1
@@ -143,23 +143,23 @@ class HistoryFile:
         return op
 
     def end(self, op: int, process: str, type: Type, kind: Kind, **fields: Any) -> int:
-        """Write a completion; returns its time in nanoseconds."""
+        """Write a completion and return its time in nanoseconds."""
         with self._lock:
             return self._write(op, process, type, kind, fields)
 
     def note_fault(self, text: str) -> None:
-        """Write what was hurt or healed."""
+        """Write a fault or its healing."""
         with self._lock:
             self._write(self._op_count, "nemesis", Type.INFO, Kind.FAULT, {"text": text})
             self._op_count += 1
 
     def flush(self) -> None:
-        """Have everything so far in the file."""
+        """Write everything so far to the file."""
         with self._lock:
             self._file.flush()
 
     def close(self) -> None:
-        """Have everything in the file. Further events are errors."""
+        """Write everything to the file and close it. Further events are errors."""
         with self._lock:
             self._file.close()
 

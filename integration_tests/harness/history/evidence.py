@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a history says of each partition: who wrote which value, what lies at which offset, who read what when.
+"""The evidence of a history for each partition: who wrote which value, what is at which offset, who read what and when.
 
-Owns one pass over the events. Judges only what needs no knowledge of the whole history: two values at one offset, one value at
-two offsets, a consumer that goes back. Must not know files or clusters.
+Owns one pass over the events. It judges only what needs no knowledge of the whole history: two values at one offset, one value at two
+offsets, a consumer that goes back. Does not know files or clusters.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from integration_tests.harness.history.events import Event, Kind, Type
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anomaly:
-    """Something that must not be in a history."""
+    """Something that no correct history can show."""
 
     name: str
     partition: str
@@ -29,7 +29,7 @@ class Anomaly:
 
 @dataclass(slots=True)
 class Write:
-    """One value of a send. `offset` is that of its receipt; `type` stays INVOKE without a completion: unknown."""
+    """One value of a send. `offset` comes from its receipt. `type` stays INVOKE, which means unknown, without a completion."""
 
     op: int
     process: str
@@ -39,13 +39,13 @@ class Write:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether it may be in the log or not."""
+        """Return True if the value may or may not be in the log."""
         return self.type in (Type.INVOKE, Type.INFO)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Two offsets that a consumer read one after the other with others between them: a skip if somebody knows of one there."""
+    """Two offsets that a consumer read one after the other, with others between them. It is a skip if any of those holds a record."""
 
     name: str
     process: str
@@ -56,7 +56,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndAnswer:
-    """What a process was told of the end of a partition."""
+    """An answer that a process got about the end of a partition."""
 
     process: str
     op: int
@@ -66,16 +66,16 @@ class EndAnswer:
 
 @dataclass(slots=True)
 class PartitionEvidence:
-    """What is known of one partition.
+    """The evidence of one partition.
 
     Attributes:
-        writes: by value, in the order of invocation.
-        log: value at each offset, of receipts and of everything read; the first one that was told.
-        places: offset of each value; the first one that was told.
-        read: values that somebody read.
+        writes: writes by value, in the order of invocation.
+        log: value at each offset, from receipts and reads; the first one reported.
+        places: offset of each value; the first one reported.
+        read: values that any process read.
         final: values of the last whole read, with their offsets; None: there was none.
         final_start: first offset of that read.
-        final_end: its end, exclusive.
+        final_end: end of that read, exclusive.
         acknowledged: (time, offset) of receipts, by time.
         ends: answers about the end.
         steps: steps of consumers over offsets.
@@ -98,7 +98,7 @@ class Evidence:
 
     Attributes:
         partitions: evidence by partition.
-        anomalies: what was found on the way.
+        anomalies: the anomalies found during the pass.
         counts: operations by kind and type.
     """
 
@@ -113,7 +113,7 @@ class Evidence:
             self._take(event)
 
     def of(self, partition: str) -> PartitionEvidence:
-        """Evidence of a partition."""
+        """Return the evidence of a partition."""
         found = self.partitions.get(partition)
         if found is None:
             found = self.partitions[partition] = PartitionEvidence()
@@ -159,7 +159,7 @@ class Evidence:
             write.type, write.offset = event.type, offset
             if offset is None:
                 continue
-            # Of an unknown send some values may be acknowledged.
+            # Some values of an unknown send may have been acknowledged.
             write.type = Type.OK
             found.acknowledged.append((event.time_ns, offset))
             self._place(sent.partition, found, offset, value, f"the receipt of op {event.op}")
@@ -179,7 +179,7 @@ class Evidence:
                 self._positions[event.process, partition] = offset - 1
 
     def _poll(self, event: Event) -> None:
-        """Take what a poll gave, whatever became of it."""
+        """Note the records of a poll, whatever its outcome."""
         for partition, records in event.records.items():
             found = self.of(partition)
             self._see(partition, found, records, event)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What clients were told about their changes, and whether a state of the cluster agrees with it.
 
-Owns the bookkeeping of registers and topics. Must not know processes, clients or time.
+Owns the bookkeeping of registers and topics. Does not know processes, clients or time.
 
-A *register* is the config `description` of a topic; its values are the numbers of its writes, 1, 2, ... One write is under
-way at a time, so acknowledged numbers only rise. A write with an unknown outcome may take effect later: its register is
-retired, until its owner knows that no request can still be under way. So at the end a register shows its last acknowledged
-write, or an unknown one that came after it, and nothing else: an older number is a lost change or one carried out twice.
+A *register* is the config `description` of a topic. Its values are the numbers of its writes: 1, 2, ... One write is under way at a
+time, so acknowledged numbers only rise. A write with an unknown outcome may take effect later. Its register is retired until its owner
+knows that no request can be under way. So at the end a register shows its last acknowledged write, or an unknown write after it. An
+older number means that a change was lost or carried out twice.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 PROBLEMS_MAX = 100
-"""Problems that are kept as text; more are only counted."""
+"""Number of problems that are kept as text; further ones are only counted."""
 
 
 @dataclass(slots=True)
 class Register:
-    """One register: numbers of writes, 0 is the state before the first."""
+    """One register. Values are numbers of writes; 0 is the state before the first."""
 
     topic: str
     sent: int = 0
@@ -30,16 +30,16 @@ class Register:
     is_retired: bool = False
 
     def allowed(self) -> set[int]:
-        """Numbers that it may show when nothing is under way but what has an unknown outcome."""
+        """Return the values that it may show while no write is under way except those with an unknown outcome."""
         return {self.acknowledged} | self.unknown
 
     def acknowledge(self) -> None:
-        """The last write was acknowledged: it came after all others."""
+        """Note that the last write was acknowledged: it came after all others."""
         self.acknowledged = self.sent
         self.unknown.clear()
 
     def retire(self) -> None:
-        """The outcome of the last write is unknown."""
+        """Note that the outcome of the last write is unknown."""
         self.unknown.add(self.sent)
         self.is_retired = True
 
@@ -58,24 +58,24 @@ class Ledger:
     _free: deque[Register] = field(default_factory=deque[Register])
 
     def topic_acknowledged(self, topic: str, topic_id: bytes) -> None:
-        """A creation was acknowledged; the topic is a register from now on."""
+        """Note that a creation was acknowledged. The topic is a register from now on."""
         self.acknowledged_count += 1
         self.topics[topic] = topic_id
         self.registers[topic] = register = Register(topic)
         self._free.append(register)
 
     def topic_unknown(self, topic: str) -> None:
-        """It is unknown whether the topic was created."""
+        """Note that it is unknown whether the topic was created."""
         self.unknown_count += 1
         self.unknown_topics.add(topic)
 
     def topic_repeated(self, topic: str) -> None:
-        """A name that was sent once was refused as being there already: somebody carried the creation out twice."""
+        """Note that a creation was sent once and refused because the topic exists: it was carried out twice."""
         self.note(f"{topic}: created by a request that was sent once, and refused as being there already")
         self.unknown_topics.add(topic)
 
     def take_register(self) -> Register | None:
-        """Return the register that waits longest for a write, with the number of that write in `sent`; None: all busy."""
+        """Return the register that has waited longest for a write, with the number of that write in `sent`; None: all are busy."""
         if not self._free:
             return None
         register = self._free.popleft()
@@ -83,23 +83,23 @@ class Ledger:
         return register
 
     def write_acknowledged(self, register: Register) -> None:
-        """The write under way was acknowledged."""
+        """Note that the write under way was acknowledged."""
         self.acknowledged_count += 1
         register.acknowledge()
         self._free.append(register)
 
     def write_unknown(self, register: Register) -> None:
-        """It is unknown whether the write under way took effect, or when."""
+        """Note that it is unknown whether the write under way took effect, or when."""
         self.unknown_count += 1
         register.retire()
 
     def release(self, register: Register) -> None:
-        """No request to a retired register can be under way any more: whatever it shows is settled, and it is free again."""
+        """Free a retired register: no request to it can be under way, so its value is final."""
         register.is_retired = False
         self._free.append(register)
 
     def write_refused(self, register: Register) -> None:
-        """The write under way was refused: it did not and will not take effect, and its number is used again."""
+        """Note that the write under way was refused. It never takes effect, and its number is used again."""
         self.refused_count += 1
         register.sent -= 1
         self._free.append(register)
@@ -110,7 +110,7 @@ class Ledger:
             self.problems.append(problem)
 
     def compare(self, topics: Mapping[str, bytes], values: Mapping[str, int]) -> list[str]:
-        """Return what a state of the cluster lacks or has too much.
+        """Return the differences between a state of the cluster and this ledger.
 
         Args:
             topics: id of each topic by name.

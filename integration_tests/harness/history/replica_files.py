@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares the files of the replicas of partitions, batch by batch, after all brokers have stopped.
 
-Clients see the leader alone: a follower that differs would be seen when it leads, perhaps never. Replicas hold the same
-bytes, batch for batch, whatever their segments are.
+Clients see only the leader. A follower that differs would show only when it leads, perhaps never. Replicas hold the same bytes, batch
+for batch, although their segments may differ.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Batches = list[tuple[int, int, bytes]]
 
 
 def compare_replicas(directories: Sequence[Path], *, replicas: int, partitions: int) -> list[str]:
-    """Return what differs between the replicas of each partition.
+    """Return the differences between the replicas of each partition.
 
     Args:
-        directories: data directories of all brokers, none of which runs.
-        replicas: how many of them have each partition, at least.
-        partitions: how many partitions have so many replicas, at least.
+        directories: data directories of all brokers. None of the brokers runs.
+        replicas: minimum number of replicas of a partition.
+        partitions: minimum number of partitions that have so many replicas.
     """
     found: dict[str, dict[str, Batches]] = {}
     for directory in directories:
@@ -40,7 +40,7 @@ def compare_replicas(directories: Sequence[Path], *, replicas: int, partitions: 
 
 
 def read_batches(directory: Path) -> Iterator[tuple[int, int, bytes]]:
-    """Read the batches of a partition directory, segment by segment."""
+    """Yield the batches of a partition directory, segment by segment."""
     paths = sorted(directory.glob(f"*{LOG_SUFFIX}"))
     for path in paths:
         assert parse_offset_file_name(path.name) is not None, f"{path} is no segment"

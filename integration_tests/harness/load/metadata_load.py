@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A paced load of metadata changes: so many a second whatever the answers do, by several clients, in a thread of its own.
+"""A paced load of metadata changes: a fixed rate whatever the answers are, by several clients, in its own thread.
 
-Owns the pace, the clients and the times of acknowledgements. What was acknowledged stands in a `Ledger`; only the load's
-thread writes it while the load runs. An operation that is due while too many are under way is not sent and counted as held
-back: the rate that was reached is stated, never assumed.
+Owns the pace, the clients and the times of acknowledgements. A `Ledger` holds the acknowledged changes. Only the load's thread writes
+it while the load runs. If too many operations are under way, a due operation is not sent but counted as held back. So the rate that was
+reached is always measured, never assumed.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from integration_tests.harness.wait import wait_for
 CONFIG = "description"
 CLIENTS = 8
 IN_FLIGHT_MAX = 2_000
-"""Operations under way at once."""
+"""Maximum operations under way at once."""
 CREATION_EVERY = 50
-"""One operation in so many creates a topic: the broker opens every topic, and is mostly not the subject."""
+"""One of this many operations creates a topic. The broker opens every topic, which is usually not the subject of a proof."""
 REGISTER_SECONDS = 4
-"""Registers for so many seconds of the rate, so that an outage and its unknown outcomes do not stop the writes."""
+"""There are registers for this many seconds of the rate, so that an outage and its unknown outcomes do not stop the writes."""
 RETIREMENT_S = 45.0
-"""Longer than any request lives, on its way or in a server: 30 s."""
+"""Seconds after which a register with an unknown write is free again. No request lives longer than 30 s, on its way or in a server."""
 START_TIMEOUT_S = 120.0
 DRAIN_TIMEOUT_S = 60.0
 GROUP = 10
-"""Creations sent at once while the registers are made."""
+"""Creations that are sent at once while the registers are created."""
 
 
 CREATION_CALLS = 2
-"""Creating a topic is two calls of the client, with a time limit each: one makes it, one waits until it is shown."""
+"""Calls of the client for one creation, each with a time limit: one creates the topic, one waits until it is shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An operation that has ended, however it did: when, on the monotonic clock, and of how many calls with a time limit each."""
+    """An ended operation, whatever its outcome. Times are monotonic; each of its calls has a time limit."""
 
     began_s: float
     ended_s: float
@@ -58,18 +58,18 @@ class Operation:
 
     @property
     def took_s(self) -> float:
-        """Seconds from the beginning to the end."""
+        """Seconds from its beginning to its end."""
         return self.ended_s - self.began_s
 
 
 class MetadataLoad:
-    """The load on the brokers at `bootstrap`; a context manager: it runs from the first register to the end.
+    """The load on the brokers at `bootstrap`; a context manager. It runs from the first register to the end of the context.
 
     Args:
         bootstrap: addresses of the brokers.
         rate_per_s: operations a second.
-        request_timeout_ms: of each call.
-        creation_every: one operation in so many creates a topic, once there are registers enough; the others change configs.
+        request_timeout_ms: time limit of each call.
+        creation_every: one of this many operations creates a topic once there are enough registers; the others change configs.
     """
 
     def __init__(
@@ -118,39 +118,39 @@ class MetadataLoad:
         self.stop()
 
     def stop(self) -> None:
-        """Send nothing more, wait for what is under way, and let the clients go. Idempotent."""
+        """Send nothing more, wait for the operations under way, and close the clients. Idempotent."""
         with suppress(RuntimeError):
-            # `check` says so.
+            # `check` raises the error.
             self._thread.join()
 
     def check(self) -> None:
-        """Raise what ended the load, if something did."""
+        """Raise the error that ended the load, if any."""
         self._thread.check()
 
     def acknowledged_since(self, when_s: float) -> bool:
-        """Whether an operation was acknowledged after a time of the monotonic clock."""
+        """Return True if an operation was acknowledged after a time of the monotonic clock."""
         self.check()
         return bool(self.acknowledged_s) and self.acknowledged_s[-1] > when_s
 
     def longest_gap_s(self, start_s: float, end_s: float) -> float:
-        """Longest time without an acknowledgement that touches the given span of the monotonic clock."""
+        """Return the longest time without an acknowledgement that touches the given span of the monotonic clock."""
         return max(gaps_s(self.acknowledged_s, start_s, end_s))
 
     @property
     def standstills(self) -> list[Span]:
-        """Spans in which this process did not get to run."""
+        """Spans in which this process did not run."""
         return self._pace.standstills
 
     def stood_still(self, start_s: float, end_s: float) -> bool:
-        """Whether a standstill touches the given span of the monotonic clock."""
+        """Return True if a process pause touches the given span of the monotonic clock."""
         return touches(self.standstills, start_s, end_s)
 
     def standstill_s(self) -> float:
-        """Seconds of all standstills together."""
+        """Return the seconds of all process pauses together."""
         return sum(ended_s - began_s for began_s, ended_s in self.standstills)
 
     def reached_per_s(self) -> float:
-        """Acknowledged operations a second since the registers were there: outages included, standstills not."""
+        """Return the acknowledged operations per second since the registers exist, outages included, process pauses excluded."""
         counted = sum(when_s > self.running_since_s for when_s in self.acknowledged_s)
         if not counted:
             return 0.0
@@ -213,7 +213,7 @@ class MetadataLoad:
         except TopicAlreadyExistsError:
             self.ledger.topic_repeated(topic)
         except LograftError as error:
-            # The creation may have been acknowledged, and the description that follows it failed.
+            # The creation may have been acknowledged before the description that follows it failed.
             self.failures[f"create: {type(error).__name__}: {error.code.name}"] += 1
             self.ledger.topic_unknown(topic)
         else:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An open load at a steady rate: how much is due, whatever the answers do, and when this process did not get to run. Pure.
+"""An open load at a steady rate: how much is due whatever the answers are, and when this process did not run. Pure.
 
-A *standstill* is a span in which this process did not run at all, as when the machine was suspended. What was due then is left out,
-and nothing can be measured there.
+A *standstill* is a process pause: a span in which this process did not run at all, for example because the machine was suspended. What
+was due in it is left out, and nothing is measured in it.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from collections.abc import Iterable
 from integration_tests.harness.load.times import Span
 
 TICK_S = 0.01
-"""Seconds from one look at what is due to the next."""
+"""Seconds between two checks of what is due."""
 STANDSTILL_S_MIN = 1.0
-"""A look that comes so late shows a standstill."""
+"""A check that comes this many seconds late shows a process pause."""
 
 
 class Pace:
-    """Times are seconds of one clock.
+    """Decides how many operations are due. All times are seconds of one clock.
 
     Args:
         rate_per_s: operations a second.
 
     Attributes:
-        next_s: when to look again.
+        next_s: time of the next check.
         standstills: spans in which this process did not run.
     """
 
@@ -36,11 +36,11 @@ class Pace:
         self._given = 0
 
     def start(self, now_s: float) -> None:
-        """Begin: nothing is due yet. To be called once, before anything else."""
+        """Begin with nothing due. Call it once, before anything else."""
         self.next_s = self._started_s = now_s
 
     def due(self, now_s: float) -> int:
-        """Return how many operations have become due since the last look."""
+        """Return how many operations have become due since the last check."""
         late_s = now_s - self.next_s
         if late_s >= STANDSTILL_S_MIN:
             self.standstills.append((self.next_s, now_s))
@@ -49,10 +49,10 @@ class Pace:
         return self._given - before
 
     def rest(self, now_s: float) -> None:
-        """Note that the operations of this look are sent; the next look is a tick away."""
+        """Note that the operations of this check are sent. The next check is one tick later."""
         self.next_s = now_s + TICK_S
 
 
 def touches(spans: Iterable[Span], start_s: float, end_s: float) -> bool:
-    """Whether one of some spans touches the given one."""
+    """Return True if any of the spans touches the given one."""
     return any(began_s < end_s and ended_s > start_s for began_s, ended_s in spans)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Consumers of a load: some read along, one asks for ends, and one reads everything when it is over.
+"""Consumers of a load: some read along, one asks for ends, and at the end everything is read once more.
 
-Owns their threads and what they write into the history. An error is an operation with an unknown outcome, and a new consumer at the
-place where the old one stood: what it reads must go on from there without a gap.
+Owns their threads and what they write into the history. After an error the operation has an unknown outcome, and a new consumer starts
+at the position of the old one. It must continue from there without a gap.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from integration_tests.harness.load.values import decode_value
 POLL_TIMEOUT_MS = 200
 POLL_RECORDS = 500
 POLL_INTERVAL_S = 0.05
-"""Between polls: without it every record would be a poll of its own."""
+"""Seconds between two polls. Without the pause every record would be a poll of its own."""
 END_INTERVAL_S = 0.5
 REQUEST_TIMEOUT_MS = 5_000
 AFTER_ERROR_S = 0.2
 REOPEN_S = (10.0, 30.0)
-"""A consumer lives for so many seconds, at random between the two."""
+"""Shortest and longest life of a consumer in seconds; it is random between the two."""
 REREAD_MAX = 50
-"""A new consumer begins up to so many offsets before the place of the old one."""
+"""Maximum number of offsets by which a new consumer begins before the position of the old one."""
 JOIN_TIMEOUT_S = 60.0
 FINAL_POLL_RECORDS = 10_000
 FINAL_TIMEOUT_S = 200.0
-"""For one partition, after all faults."""
+"""Seconds for one partition, after all faults."""
 
 
 class Poller(Background):
-    """Reads all given partitions along.
+    """Reads all given partitions as records arrive.
 
     Attributes:
-        reached: the end of what was ever read of each partition, exclusive.
+        reached: end (exclusive) of everything ever read from each partition.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Poller(Background):
         return True
 
     def _poll_for_a_while(self, consumer: Consumer) -> bool:
-        """Poll until an error or the end of this consumer; returns whether there was no error."""
+        """Poll until an error or the end of this consumer's life. Return True if there was no error."""
         until_s = math.inf if self._reopen_s is None else time.monotonic() + self._rng.uniform(*self._reopen_s)
         while time.monotonic() < until_s and not self.stopping.wait(POLL_INTERVAL_S):
             op = self._history.begin(self.name, Kind.POLL)
@@ -107,7 +107,7 @@ class EndReader(Background):
     """Asks for the ends of all given partitions at intervals.
 
     Attributes:
-        asked_s: when the last question was asked that was answered, on the monotonic clock.
+        asked_s: monotonic time of the last question that got an answer.
     """
 
     def __init__(self, bootstrap: str, name: str, tps: list[TopicPartition], *, history: HistoryFile) -> None:
@@ -135,15 +135,15 @@ class EndReader(Background):
 def read_to_end(
     consumer: Consumer, tps: Sequence[TopicPartition], deadline_s: float
 ) -> tuple[list[ConsumerRecord], dict[TopicPartition, int]]:
-    """Read partitions from their starts to the ends that they have now.
+    """Read partitions from their starts to their present ends.
 
     Args:
-        consumer: whose assignment is replaced.
+        consumer: a consumer; its assignment is replaced.
         tps: partitions.
-        deadline_s: of the monotonic clock.
+        deadline_s: time of the monotonic clock.
 
     Returns:
-        All records below the ends, as they came, and the ends, exclusive.
+        All records below the ends, in the order of arrival, and the ends, exclusive.
 
     Raises:
         TimeoutError: it took too long.
@@ -155,20 +155,20 @@ def read_to_end(
         if time.monotonic() > deadline_s:
             raise TimeoutError(f"read up to {[consumer.position(tp) for tp in tps]} of {ends}")
         records += consumer.poll(FINAL_POLL_RECORDS, POLL_TIMEOUT_MS)
-    # What others write meanwhile lies beyond the ends that were asked for.
+    # Records that others append during the read are beyond these ends.
     return [each for each in records if each.offset < ends[TopicPartition(each.topic, each.partition)]], ends
 
 
 def read_partitions(
     bootstrap: str, tps: Sequence[TopicPartition], *, timeout_s: float = FINAL_TIMEOUT_S
 ) -> list[ConsumerRecord]:
-    """Read all records that partitions have now; raises TimeoutError when that takes too long."""
+    """Read all records that partitions have now. Raises TimeoutError if that takes too long."""
     with Consumer(bootstrap) as consumer:
         return read_to_end(consumer, tps, time.monotonic() + timeout_s)[0]
 
 
 def read_everything(bootstrap: str, tps: list[TopicPartition], history: HistoryFile) -> list[str]:
-    """Read each partition from its start to its end, into the history; returns what could not be read."""
+    """Read each partition from start to end into the history, and return the problems."""
     return [problem for tp in tps if (problem := _read_partition(bootstrap, tp, history))]
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Producers and consumers on one topic of a cluster, and the judgement of what they saw.
 
-Owns how many of them there are, and what is asked of them together: the pace, gaps between acknowledgements, standstills.
+Owns their number and the questions about all of them: pace, gaps between acknowledgements, process pauses.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ WAIT_TIMEOUT_S = 240.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordLoadSettings:
-    """How much is sent and read.
+    """How much the load sends and reads.
 
     Attributes:
         topic: topic, which exists.
-        partition_count: its partitions.
-        senders: producers; each sends to all partitions.
-        pollers: consumers; each reads all partitions, and is replaced by a new one now and then.
-        lasting_pollers: consumers that are replaced after an error alone.
-        rate_per_s: values a second, of all senders together.
-        delivery_timeout_ms: of the producers.
-        value_bytes: size of each value; 0: as short as can be.
+        partition_count: number of its partitions.
+        senders: number of producers; each sends to all partitions.
+        pollers: number of consumers; each reads all partitions and is replaced by a new one now and then.
+        lasting_pollers: number of further consumers that are replaced only after an error.
+        rate_per_s: values per second of all senders together.
+        delivery_timeout_ms: delivery timeout of the producers.
+        value_bytes: size of each value; 0: as short as possible.
     """
 
     topic: str
@@ -53,7 +53,7 @@ class RecordLoadSettings:
 
 
 class RecordLoad:
-    """A context manager: it runs from the first acknowledgement in every partition until `stop`."""
+    """A load of records; a context manager. It runs from the first acknowledgement in every partition until `stop`."""
 
     def __init__(self, bootstrap: str, directory: Path, settings: RecordLoadSettings, *, seed: int = 0) -> None:
         self.settings = settings
@@ -112,12 +112,12 @@ class RecordLoad:
         self.history.close()
 
     def check_alive(self) -> None:
-        """Raise what broke a client of the load, if something did."""
+        """Raise the error that ended a client of the load, if any."""
         for each in (*self.senders, *self._readers):
             each.check()
 
     def stop(self) -> None:
-        """End all clients, senders first, and wait for the fates of what is under way. Idempotent."""
+        """Stop all clients, senders first, and wait for the results of everything under way. Idempotent."""
         if self._is_stopped:
             return
         self._is_stopped = True
@@ -128,7 +128,7 @@ class RecordLoad:
             each.join()
 
     def add_guest(self, bootstrap: str, name: str, partitions: list[int], *, delivery_timeout_ms: int) -> Sender:
-        """Start one more sender, which asks other brokers first; its receipts count for the history alone."""
+        """Start one more sender, which asks other brokers first. Its receipts appear only in the history."""
         guest = Sender(
             bootstrap,
             name,
@@ -145,7 +145,7 @@ class RecordLoad:
     def wait_acknowledged(
         self, partitions: Iterable[int], after_s: float, *, timeout_s: float = WAIT_TIMEOUT_S
     ) -> None:
-        """Wait until something that was acknowledged after a time is in each of the partitions."""
+        """Wait until each of the partitions has an acknowledgement after a given time."""
         waiting = set(partitions)
 
         def are_all_newer() -> bool:
@@ -159,7 +159,7 @@ class RecordLoad:
             raise TimeoutError(f"{error} in partitions {sorted(waiting)}") from None
 
     def hold(self, until_s: float) -> None:
-        """Let the load go on until a time of the monotonic clock."""
+        """Let the load run until a time of the monotonic clock."""
 
         def is_over() -> bool:
             self.check_alive()
@@ -168,29 +168,29 @@ class RecordLoad:
         wait_for(is_over, timeout_s=until_s - time.monotonic() + WAIT_TIMEOUT_S, what="the end of a fault")
 
     def longest_gaps_s(self, partitions: Iterable[int], start_s: float, end_s: float) -> list[float]:
-        """Longest time without an acknowledgement that touches the span, for each of the partitions."""
+        """Return, for each of the partitions, the longest time without an acknowledgement that touches the span."""
         return [self.acknowledgements.longest_gap_s(each, start_s, end_s) for each in partitions]
 
     def stood_still(self, start_s: float, end_s: float) -> bool:
-        """Whether a standstill of this process touches the span."""
+        """Return True if a pause of this process touches the span."""
         return any(touches(sender.standstills, start_s, end_s) for sender in self.senders)
 
     def failures(self) -> Counter[str]:
-        """Values that were not acknowledged, by error."""
+        """Return the number of values without an acknowledgement, by error."""
         return sum((sender.failures for sender in self.senders), Counter[str]())
 
     @property
     def acknowledged_count(self) -> int:
-        """Values acknowledged so far."""
+        """Number of values acknowledged so far."""
         return sum(sender.acknowledged_count for sender in self.senders)
 
     @property
     def duplicate_batches(self) -> int:
-        """Batches that brokers recognised as sent before."""
+        """Number of batches that brokers recognised as duplicates."""
         return sum(sender.duplicate_batches for sender in self.senders)
 
     def figures(self) -> dict[str, str | int | float | dict[str, int] | list[int]]:
-        """What the load did, for a summary."""
+        """Return the figures of the load for a summary."""
         took_s = time.monotonic() - self.started_s
         acknowledged = self.acknowledged_count
         return {
@@ -202,7 +202,7 @@ class RecordLoad:
         }
 
     def judge(self, *, stale_end_s_max: float = STALE_END_S_MAX) -> tuple[Verdict, list[str]]:
-        """Stop, read everything and check the history; returns the verdict and what could not be read."""
+        """Stop, read everything and check the history. Return the verdict and the problems of the read."""
         self.stop()
         problems = read_everything(self._bootstrap, self.tps, self.history)
         self.history.close()

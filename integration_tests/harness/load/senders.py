@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Producers at a steady pace: every value is sent once, and its fate goes into the history as it becomes known.
+"""Producers at a steady pace: each value is sent once, and its result goes into the history when it is known.
 
-Owns one thread and one idempotent `lograft.Producer` (acks=all) for each sender, the times of acknowledgements of each
-partition, and the noticing of standstills. What is due while a partition has too much under way is held back and counted.
+Owns one thread and one idempotent `lograft.Producer` (acks=all) for each sender, the times of acknowledgements of each partition, and
+the detection of process pauses. While a partition has too much under way, due values are held back and counted.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ DEFINITE = frozenset(
         ErrorCode.WRONG_CLUSTER,
     }
 )
-"""Refusals before anything was appended."""
+"""Errors that certainly came before any append."""
 WAITING_MAX = 1_000
-"""Values of one sender and partition without a known fate; more are held back."""
+"""Maximum values of one sender and partition without a known result; further ones are held back."""
 LINGER_MS = 2
 CLOSE_TIMEOUT_MS = 60_000
 JOIN_TIMEOUT_S = 90.0
 
 
 def outcome_of(receipt: BatchReceipt) -> Type:
-    """What the fate of a batch says of each of its values. When in doubt: unknown."""
+    """Return what the result of a batch means for each of its values. In doubt it is unknown."""
     if receipt.error is None:
         return Type.OK
     return Type.FAIL if receipt.error.code in DEFINITE else Type.INFO
 
 
 class Acknowledgements:
-    """Times of acknowledgements by partition, of the monotonic clock; appended to by receipts, read by anybody.
+    """Monotonic times of acknowledgements by partition. Receipts append to it; any thread may read it.
 
     Attributes:
         times_s: when each batch was acknowledged, by partition.
@@ -64,25 +64,25 @@ class Acknowledgements:
 
     @property
     def count(self) -> int:
-        """Receipts so far."""
+        """Return the number of receipts so far."""
         return sum(map(len, self.times_s))
 
     def is_newer(self, partition: int, after_s: float) -> bool:
-        """Whether something was acknowledged in a partition after a time."""
+        """Return True if a partition has an acknowledgement after a given time."""
         times = self.times_s[partition]
         return bool(times) and times[-1] > after_s
 
     def longest_gap_s(self, partition: int, start_s: float, end_s: float) -> float:
-        """Longest time without an acknowledgement in a partition that touches the given span."""
+        """Return the longest time without an acknowledgement in a partition that touches the given span."""
         return max(self.gaps_s(partition, start_s, end_s))
 
     def gaps_s(self, partition: int, start_s: float, end_s: float) -> list[float]:
-        """Times between acknowledgements that touch the given span, the last one before it and its end included."""
+        """Return the times between acknowledgements that touch the span, from the last one before it to its end."""
         return gaps_s(self.times_s[partition], start_s, end_s)
 
 
 class Acknowledged(NamedTuple):
-    """The last value of a partition that was acknowledged: when it was given to `send()`, on the monotonic clock, and its offset."""
+    """The last acknowledged value of a partition: the monotonic time of its `send()`, and its offset."""
 
     sent_s: float
     offset: int
@@ -93,18 +93,18 @@ class Sender(Background):
 
     Args:
         bootstrap: addresses of brokers.
-        name: process of the history; values are `name:number`.
+        name: process in the history; values are `name:number`.
         topic: topic to send to.
-        partitions: its partitions to send to.
-        rate_per_s: values a second, all partitions together.
-        delivery_timeout_ms: of the producer.
+        partitions: partitions of the topic to send to.
+        rate_per_s: values per second, all partitions together.
+        delivery_timeout_ms: delivery timeout of the producer.
         history: gets every send.
         acknowledgements: gets every receipt.
-        value_bytes: size of each value; 0: as short as can be.
-        first: index of the partition to begin with: senders in step would reach a partition together, and leave it alone together.
+        value_bytes: size of each value; 0: as short as possible.
+        first: index of the first partition. Senders in step would all send to the same partition at the same time.
 
     Attributes:
-        latest: by partition; written by the thread of the SDK.
+        latest: last acknowledged value by partition; written by the SDK's thread.
     """
 
     def __init__(
@@ -135,19 +135,19 @@ class Sender(Background):
         self._history = history
         self._acknowledgements = acknowledgements
         self._value_bytes = value_bytes
-        # Operation and time of `send()` of each value without a known fate, in the order of sending.
+        # Operation and time of `send()` of each value without a known result, in the order of sending.
         self._waiting: dict[int, deque[tuple[int, float]]] = {partition: deque() for partition in partitions}
         self._number = 0
 
     @property
     def standstills(self) -> list[Span]:
-        """Spans in which this process did not get to run."""
+        """Spans in which this process did not run."""
         return self._pace.standstills
 
     # -- in the thread of the sender
 
     def _produce(self) -> None:
-        """Send until asked to stop, and wait for the fates of what is under way."""
+        """Send until asked to stop, and wait for the results of everything under way."""
         producer = Producer(
             self._bootstrap,
             acks="all",
@@ -181,20 +181,20 @@ class Sender(Background):
         try:
             producer.send(self._topic, encode_value(value, self._value_bytes), partition=partition)
         except LograftError as error:
-            # The producer did not take it.
+            # The producer did not accept the value.
             waiting.pop()
             self.failures[f"{type(error).__name__}: {error.code.name}"] += 1
             self._history.end(op, self.name, Type.FAIL, Kind.SEND, text=str(error))
 
     def _close(self, producer: Producer) -> None:
-        # Each failed batch was told to `_on_batch`.
+        # `_on_batch` has already been told about each failed batch.
         with contextlib.suppress(DeliveryError):
             producer.close(CLOSE_TIMEOUT_MS)
 
     # -- in the thread of the SDK
 
     def _on_batch(self, receipt: BatchReceipt) -> None:
-        """Give the oldest values of the partition without a fate theirs: fates come in the order of sending."""
+        """Assign a result to the oldest waiting values of the partition: results come in the order of sending."""
         try:
             self._take(receipt)
         except BaseException as error:

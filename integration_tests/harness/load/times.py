@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Waits of values from `send()` to their receipt, and gaps between acknowledgements, in spans of time. Pure.
 
-A wait belongs to a span when it touches it: a value that was sent before a fault and acknowledged in it waited in it, and so did
-one that was sent in it and acknowledged after it. Unlike gaps between acknowledgements, waits do not grow with the pace of the load.
+A wait belongs to every span that it touches. So a value that was sent before a fault and acknowledged during it counts for the fault.
+So does one that was sent during it and acknowledged after it. Unlike gaps between acknowledgements, waits do not depend on the pace of
+the load.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ Span = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """One value: its partition, when it was given to `send()`, and when its receipt came, in seconds of the monotonic clock."""
+    """The wait of one value: its partition, the time of its `send()` and the time of its receipt, in monotonic seconds."""
 
     partition: int
     sent_s: float
@@ -26,13 +27,13 @@ class Wait:
 
     @property
     def seconds(self) -> float:
-        """How long it waited."""
+        """Length of the wait in seconds."""
         return self.received_s - self.sent_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitFigures:
-    """Waits in short, in seconds; no values: all zero."""
+    """Figures of waits, in seconds. Without values all are zero."""
 
     count: int
     p50_s: float
@@ -40,19 +41,19 @@ class WaitFigures:
     max_s: float
 
     def __str__(self) -> str:
-        """The figures for people."""
+        """Return the figures as text for people."""
         times = f"p50 {self.p50_s * 1e3:.0f}, p99 {self.p99_s * 1e3:.0f}, max {self.max_s * 1e3:.0f} ms"
         return f"{self.count} values waited {times}"
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Return the smallest value that at least `share` (above 0, up to 1) of the ordered values do not exceed; 0 without values."""
+    """Return the smallest value that at least a `share` (above 0, at most 1) of the ordered values do not exceed; 0 without values."""
     assert 0 < share <= 1, f"share {share}"
     return ordered[math.ceil(share * len(ordered)) - 1] if ordered else 0.0
 
 
 def summarize(waits_s: Iterable[float]) -> WaitFigures:
-    """Put waits into figures."""
+    """Return the figures of waits."""
     ordered = sorted(waits_s)
     return WaitFigures(
         count=len(ordered), p50_s=quantile(ordered, 0.5), p99_s=quantile(ordered, 0.99), max_s=quantile(ordered, 1.0)
@@ -60,19 +61,19 @@ def summarize(waits_s: Iterable[float]) -> WaitFigures:
 
 
 def touching(waits: Iterable[Wait], spans: Sequence[Span]) -> Iterator[Wait]:
-    """Give the waits that touch at least one of some spans, each once."""
+    """Yield the waits that touch at least one of the spans, each once."""
     return (
         wait for wait in waits if any(wait.sent_s < end_s and wait.received_s > start_s for start_s, end_s in spans)
     )
 
 
 def gaps_s(times_s: Sequence[float], start_s: float, end_s: float) -> list[float]:
-    """Times between events that touch a span, the last event before it and its end included.
+    """Return the times between events that touch a span, from the last event before it to its end.
 
     Args:
-        times_s: when the events happened, in order.
-        start_s: the beginning of the span.
-        end_s: its end.
+        times_s: times of the events, in order.
+        start_s: beginning of the span.
+        end_s: end of the span.
     """
     before, inside = start_s, list[float]()
     for when_s in reversed(times_s):
@@ -86,5 +87,5 @@ def gaps_s(times_s: Sequence[float], start_s: float, end_s: float) -> list[float
 
 
 def longest(waits: Iterable[Wait], count: int) -> list[Wait]:
-    """Give the longest waits, the longest first."""
+    """Return the longest waits, the longest first."""
     return sorted(waits, key=lambda wait: wait.seconds, reverse=True)[:count]

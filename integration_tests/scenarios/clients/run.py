@@ -32,7 +32,7 @@ from integration_tests.scenarios.clients.toolchains import CLIENTS, BuildError, 
 CLIENT_TIMEOUT_S = 90.0
 AGAIN_PATTERN = re.compile(r"dead connection: read again after (\d+\.\d) s")
 GO_ON_S_MAX = 25.0
-"""Most seconds that a client needs after its connection died: 19 s of its channel's options, and some for a busy machine."""
+"""Maximum seconds until a client works again after its connection died: 19 s by its channel options, the rest for a busy machine."""
 WATCH_INTERVAL_S = 0.02
 ZSTD_TOPIC = "clients-zstd"
 ZSTD_RECORD_COUNT = 500
@@ -41,7 +41,7 @@ PASSED, FAILED, NOT_RUN = "PASS", "FAIL", "NOT RUN"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How one client fared."""
+    """The result of one client."""
 
     client: str
     result: str
@@ -50,9 +50,10 @@ class Outcome:
 
 
 def write_zstd_topic(address: str) -> None:
-    """Write one topic of zstd batches, which the clients inflate."""
+    """Write one topic of zstd batches, which the clients must inflate."""
     with Admin(address) as admin:
-        # The timestamps of the clients' records are long past, and a client that waits for its connection gives retention the time.
+        # The timestamps of the clients' records are old, and a client that waits for its connection gives retention time to remove
+        # them.
         admin.alter_configs({ConfigResource.cluster(): {"retention.ms": "-1"}})
         admin.create_topic(ZSTD_TOPIC, partition_count=1)
     with Producer(address, codec="zstd") as producer:
@@ -66,7 +67,7 @@ def write_zstd_topic(address: str) -> None:
 
 @contextmanager
 def forgetting(proxy: ForgetfulProxy, path: Path) -> Generator[None]:
-    """Let connections die, both ways, whenever somebody makes a file; it is removed when they are dead."""
+    """Kill connections in both directions whenever a client creates the file. The file is removed when they are dead."""
     is_over = threading.Event()
 
     def watch() -> None:
@@ -85,7 +86,7 @@ def forgetting(proxy: ForgetfulProxy, path: Path) -> Generator[None]:
 
 
 def run_client(client: Client, proxy: ForgetfulProxy, directory: Path) -> Outcome:
-    """Build one client and run it; its output goes to the standard output."""
+    """Build one client and run it. Its output goes to standard output."""
     started = time.monotonic()
     try:
         built = client.build()
@@ -122,7 +123,7 @@ def run_client(client: Client, proxy: ForgetfulProxy, directory: Path) -> Outcom
 
 
 def run_all(clients: tuple[Client, ...] = CLIENTS) -> list[Outcome]:
-    """Run every client whose toolchain is there; the server is started only when there is one."""
+    """Run every client whose toolchain is installed. The server is started only if there is one."""
     missing = {client.name: client.missing() for client in clients}
     outcomes = [
         Outcome(client=client.name, result=NOT_RUN, note="; ".join(missing[client.name]))

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client programs: what each needs, how it is built, how it is run.
+"""The client programs: what each one needs, how it is built, how it is run.
 
-A build is kept in the program's own git-ignored folder and made again only when its sources, the protocol or the
-toolchain change. Nothing here starts a server. Downloads happen only inside the builds, through each language's own
-package tool.
+A build is kept in the program's own git-ignored folder. It is repeated only if its sources, the protocol or the toolchain change.
+Nothing here starts a server. Downloads happen only inside the builds, through each language's own package tool.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ OUTPUT_TAIL_CHARACTERS = 4_000
 
 
 class BuildError(Exception):
-    """A client program could not be built; the message ends with the build's own output."""
+    """A client program could not be built. The message ends with the output of the build."""
 
 
 def run_bounded(
     command: Sequence[str], *, directory: Path, environment: dict[str, str], timeout_s: float
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command with both its outputs in one text; it and its children are killed when the time is over.
+    """Run a command with both outputs in one text. After `timeout_s` it is killed together with its children.
 
     Raises:
         TimeoutError: the command took longer than `timeout_s`; the message has the end of its output.
@@ -61,7 +60,7 @@ def run_bounded(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A program that must be on the PATH, and the least major version of it that will do."""
+    """A program that must be on the PATH, and its minimum major version."""
 
     command: tuple[str, ...]
     version_pattern: str
@@ -98,14 +97,14 @@ class Client:
         return CLIENTS_ROOT / self.name
 
     def missing(self) -> list[str]:
-        """Return what the toolchain lacks; empty when all is there."""
+        """Return the problems of the toolchain; empty if it is complete."""
         return [problem for tool in self.tools if (problem := tool.problem()) is not None]
 
     def build(self) -> bool:
-        """Build the program unless the last build is still good.
+        """Build the program unless the last build is still valid.
 
         Returns:
-            True when something was built.
+            True if a build ran.
 
         Raises:
             BuildError: the build failed or took longer than BUILD_TIMEOUT_S.

@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The main job: ingest with PySpark, replay, and proof that what came out is what went in."""
+"""The main use case: ingest with PySpark, replay, and proof that the output equals the input."""
 
 from __future__ import annotations

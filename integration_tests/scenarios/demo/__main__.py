@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m integration_tests.scenarios.demo [--input FILE]`: the main job of Lograft, with its proof.
+"""`python -m integration_tests.scenarios.demo [--input FILE]`: the main use case of Lograft, with its proof.
 
-Exit status: 0 the replays equal the source, 1 they do not or something failed, 2 the input or the call is wrong.
+Exit status: 0 the replays equal the source; 1 they differ, or something failed; 2 the input or the command line is wrong.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from integration_tests.scenarios.demo.sources import (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the demo; returns the exit status."""
+    """Run the demo and return the exit status."""
     chosen = _parser().parse_args(arguments)
     console = Console(highlight=False)
     # Imported here so that --help and a wrong path do not wait for Spark's and the brokers' modules.

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must be in the log, and what was found there, as counts and order-independent checksums.
+"""What the log must have and what it has, as counts and checksums that do not depend on order.
 
-Owns the hash of a record, the tallies, and their comparison. Must not import Lograft: the proof may not rest on the
-code that it judges. The partition of a key is computed here again, from the rule in the documentation
-(CRC-32C modulo the partition count).
+Owns the hash of a record, the tallies, and their comparison. Must not import Lograft, because the proof must not rest on the code
+that it judges. So the partition of a key is computed here again, by the rule in the documentation (CRC-32C modulo the partition
+count).
 
-A checksum is the sum modulo 2**64 of a 64-bit BLAKE2b hash of (key, value, timestamp) of each record. It does not
-depend on order, and a record that is lost, doubled, changed or moved to another partition changes it.
+A checksum is the sum modulo 2**64 of a 64-bit BLAKE2b hash of (key, value, timestamp) of each record. A record that is lost,
+duplicated, changed or moved to another partition changes it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HASH = struct.Struct(">Q")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceRecord:
-    """A record to ingest. `key` None: the record has none. The timestamp is in milliseconds since 1970-01-01 UTC."""
+    """A record to ingest. `key` None: the record has no key. The timestamp is in milliseconds since 1970-01-01 UTC."""
 
     key: bytes | None
     value: bytes
@@ -50,7 +50,7 @@ Tallies = Mapping[int, Tally]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One partition of the source beside the same one of the log."""
+    """One partition of the source, with the same partition of the log."""
 
     partition: int
     wanted: Tally
@@ -58,25 +58,25 @@ class Comparison:
 
     @property
     def is_equal(self) -> bool:
-        """True when nothing is lost, doubled, changed or misplaced."""
+        """True if no record is lost, duplicated, changed or misplaced."""
         return self.wanted == self.found
 
 
 def hash_record(key: bytes | None, value: bytes | None, timestamp_ms: int) -> int:
-    """Hash one record; lengths go in, so that bytes cannot move between key and value unseen."""
+    """Hash one record. The lengths are part of the hash, so bytes cannot move between key and value unnoticed."""
     lengths = _LENGTHS.pack(-1 if key is None else len(key), -1 if value is None else len(value), timestamp_ms)
     return _HASH.unpack(blake2b(b"".join((lengths, key or b"", value or b"")), digest_size=8).digest())[0]
 
 
 def partition_of(key: bytes, partition_count: int) -> int:
-    """Partition that a key belongs to."""
+    """Return the partition of a key."""
     return crc32c(key) % partition_count
 
 
 class SourceFacts:
-    """Hash, place and time of every source record, so that a range can be chosen and tallied afterwards.
+    """Hash, partition and time of every source record, so that a time range can be chosen and tallied afterwards.
 
-    17 bytes each.
+    It takes 17 bytes for each record.
     """
 
     def __init__(self, partition_count: int) -> None:
@@ -91,10 +91,10 @@ class SourceFacts:
         return len(self._hashes)
 
     def add(self, record: SourceRecord) -> int:
-        """Take a record down.
+        """Note a record.
 
         Returns:
-            Its partition; records without a key, which have none of their own, are given one after the other.
+            Its partition. Records without a key get the partitions in turn.
         """
         if record.key is None:
             partition = self.keyless_count % self.partition_count
@@ -120,7 +120,7 @@ class SourceFacts:
         }
 
     def middle_range(self) -> tuple[int, int]:
-        """Give a time range with about the middle third of the records.
+        """Return a time range with about the middle third of the records.
 
         Returns:
             Start (inclusive) and end (exclusive) in milliseconds since 1970-01-01 UTC.
@@ -131,8 +131,8 @@ class SourceFacts:
 
 
 def compare(wanted: Tallies, found: Tallies, partition_count: int) -> list[Comparison]:
-    """Put both sides together, one line for each partition, ascending."""
-    # Records in a partition that the topic should not have must not be overlooked.
+    """Return both sides together, one line for each partition, ascending."""
+    # Records in a partition that the topic should not have must show too.
     partitions = sorted({*range(partition_count), *wanted, *found})
     return [
         Comparison(partition=each, wanted=wanted.get(each, Tally()), found=found.get(each, Tally()))

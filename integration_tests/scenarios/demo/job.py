@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The two halves of the job in PySpark: ingest, and replay to tallies.
 
-Owns the Spark side of the demo. The rows of a replay are tallied in Python workers with the hash of `facts`, from what
-Spark hands out, so everything between the source file and a user's DataFrame is under test.
+Owns the Spark side of the demo. Python workers tally the rows of a replay with the hash of `facts`, from the rows that Spark returns.
+So everything between the source file and a user's DataFrame is under test.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ TALLY_COLUMNS = "partition int, records bigint, checksum string"
 def ingest(spark: SparkSession, staged: Path, *, bootstrap: str, topic: str, has_keyless: bool) -> None:
     """Write the staged records to a topic, in time order within each partition.
 
-    Only then does a time range of the log hold exactly the records of that time: a log is read from the first record at
-    or after the starting timestamp to the first one at or after the ending timestamp, wherever others stand.
+    Only then does a time range of the log hold exactly the records of that time. A range is read from the first record at or after its
+    start to the first record at or after its end, wherever other records are.
     """
     rows = spark.read.parquet(str(staged)).repartition("place").sortWithinPartitions("timestamp")
-    # Lograft finds the partition of a key by itself, and the comparison shows whether it is the right one. Without a key
-    # it would choose one of the moment, and not keep the time order between records with a key and those without.
+    # Lograft finds the partition of a key by itself, and the comparison shows whether it is right. Without keys Lograft would choose
+    # partitions freely, and would not keep the time order between records with and without a key.
     placed = rows.withColumnRenamed("place", "partition") if has_keyless else rows.drop("place")
     writer = placed.write.format("lograft").mode("append")
     writer.option("kafka.bootstrap.servers", bootstrap).option("topic", topic).save()
 
 
 def replay(spark: SparkSession, *, bootstrap: str, topic: str, options: Mapping[str, str] | None = None) -> DataFrame:
-    """Read a topic back, all of it or what `options` say."""
+    """Read a topic back: all of it, or what `options` select."""
     reader = spark.read.format("lograft").option("kafka.bootstrap.servers", bootstrap).option("subscribe", topic)
     return reader.options(**(options or {})).load()
 
 
 def time_range(start_ms: int, end_ms: int) -> dict[str, str]:
-    """Options that replay from `start_ms` (inclusive) to `end_ms` (exclusive)."""
+    """Return the options of a replay from `start_ms` (inclusive) to `end_ms` (exclusive)."""
     return {
         "startingTimestamp": str(start_ms),
         "endingTimestamp": str(end_ms),
-        # A partition may have nothing that late.
+        # A partition may have no record that late.
         "startingOffsetsByTimestampStrategy": "latest",
     }
 

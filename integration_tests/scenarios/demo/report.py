@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the demo shows: a table for each comparison, and one line that says how it went.
+"""The output of the demo: a table for each comparison, and one line with the result.
 
-Owns the look. Must not decide: whether sides are equal is said by `facts`.
+Owns the form. Does not decide whether the sides are equal: `facts` does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from integration_tests.scenarios.demo.facts import Comparison, Tally
 
 
 def comparison_table(title: str, lines: Sequence[Comparison]) -> Table:
-    """One row for each partition, and the sum."""
+    """Return a table with one row for each partition, and the sum."""
     table = Table(title=title, title_justify="left", show_footer=True, box=box.SIMPLE_HEAVY, pad_edge=False)
     wanted = sum((line.wanted for line in lines), Tally())
     found = sum((line.found for line in lines), Tally())
@@ -40,15 +40,15 @@ def comparison_table(title: str, lines: Sequence[Comparison]) -> Table:
 
 
 def moment(timestamp_ms: int) -> str:
-    """A timestamp in milliseconds as text, UTC."""
+    """Return a timestamp in milliseconds as text, UTC."""
     return datetime.fromtimestamp(timestamp_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def print_verdict(console: Console, comparisons: Sequence[Comparison], *, record_count: int, seconds: float) -> bool:
-    """Say whether everything is equal.
+    """Print whether everything is equal.
 
     Returns:
-        True when it is.
+        True if it is.
     """
     different = [line for line in comparisons if not line.is_equal]
     if different:

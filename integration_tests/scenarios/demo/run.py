@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The demo from start to end: Spark, cluster, ingest, replay, comparison.
 
-Owns the order of things and what is shown while they run. Spark starts before the cluster: it forks, and gRPC does not
-like to be forked.
+Owns the order of the steps and the output during them. Spark starts before the cluster, because it forks, and gRPC does not support
+forks well.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ POLL_INTERVAL_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demo:
-    """What to ingest, under which name, and where to show progress.
+    """What to ingest, its name, and where to show progress.
 
     Attributes:
         records: the source.
-        expected_count: number of records that the source is known to have; None: it is not known.
-        title: what the source is, for people.
-        topic: topic to make.
+        expected_count: known number of records in the source; None: not known.
+        title: name of the source for people.
+        topic: topic to create.
         console: where everything is printed.
     """
 
@@ -56,7 +56,7 @@ def run(demo: Demo) -> bool:
     """Run the whole job in a fresh temporary directory.
 
     Returns:
-        True when the replays equal the source.
+        True if the replays equal the source.
     """
     started_s = time.monotonic()
     with ExitStack() as stack:
@@ -69,7 +69,7 @@ def run(demo: Demo) -> bool:
             cluster = stack.enter_context(EmbeddedCluster(directory / "cluster"))
         bootstrap = cluster.bootstrap
         with Admin(bootstrap) as admin:
-            # Records have times of their own, which may be years ago: retention would take them once it looks.
+            # Records have their own times, which may be years old. Retention would remove them.
             admin.create_topic(demo.topic, partition_count=PARTITION_COUNT, configs={"retention.ms": "-1"})
         _ingest(demo, spark, directory / "source.parquet", bootstrap, facts, progress)
         everything, some = verify(demo, spark, bootstrap, facts, progress)
@@ -137,9 +137,9 @@ def _ingest(
 
 @contextmanager
 def _now_and_then(look: Callable[[], None]) -> Iterator[None]:
-    """Call `look` from a thread of its own while the block runs, and once after it.
+    """Call `look` repeatedly from its own thread while the block runs, and once after it.
 
-    The block stays in the calling thread: Spark finds Python data sources through the session of the thread.
+    The block stays in the calling thread, because Spark finds Python data sources through the session of the thread.
     """
     ended = threading.Event()
 
@@ -159,7 +159,7 @@ def _now_and_then(look: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def _phase(progress: Progress, what: str) -> Iterator[None]:
-    """A line with a spinner that turns into a full bar when the block ends well."""
+    """Show a line with a spinner, which becomes a full bar if the block ends well."""
     task = progress.add_task(what, total=None)
     yield
     progress.update(task, total=1, completed=1)
@@ -177,5 +177,5 @@ def _progress(console: Console) -> Progress:
 
 
 def _say(console: Console, text: str) -> None:
-    # A line stays one line, whatever the width of the terminal.
+    # A line stays one line, whatever the width of the terminal is.
     console.print(text, soft_wrap=True, markup=False)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records to ingest: the entries of the jars inside the PySpark wheel, or a user's file.
+"""Records to ingest: the entries of the jars in the PySpark wheel, or a user's file.
 
-Owns reading; one record at a time, bounded memory. Must not import Lograft or start Spark.
+Owns the reading, one record at a time, in bounded memory. Must not import Lograft or start Spark.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from integration_tests.scenarios.demo.facts import SourceRecord
 
 ROWS_AT_A_TIME = 10_000
 JAR_ENTRY_COUNTS = {"4.3.0": 157_297}
-"""Entries in the jars of a PySpark version: another number is an error."""
+"""Number of entries in the jars of a PySpark version. Another number is an error."""
 MAX_TIMESTAMP_MS = 253_402_300_799_999
-"""The last millisecond of the year 9999; the first one that is taken is 0."""
+"""The largest valid timestamp: the last millisecond of the year 9999. The smallest is 0."""
 
 
 class SourceError(Exception):
@@ -33,10 +33,10 @@ class SourceError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileColumns:
-    """Which columns of a user's file are key and timestamp.
+    """The columns of a user's file for key and timestamp.
 
     Attributes:
-        key: None: the column `key`, or else the first one.
+        key: None: the column `key`, or else the first column.
         timestamp: None: the column `timestamp`, if there is one.
         now_ms: timestamp of records in files without such a column, in milliseconds since 1970-01-01 UTC.
     """
@@ -47,7 +47,7 @@ class FileColumns:
 
 
 def jar_paths() -> list[Path]:
-    """The jars inside the installed PySpark, ascending by name."""
+    """Return the jars in the installed PySpark, ascending by name."""
     spec = find_spec("pyspark")
     if spec is None or spec.origin is None:
         raise SourceError("PySpark is not installed: pip install 'lograft[spark]'")
@@ -58,7 +58,7 @@ def jar_paths() -> list[Path]:
 
 
 def jar_entries() -> Iterator[SourceRecord]:
-    """Every entry of every jar: key = jar name, value = what the archive says of it, timestamp = its time, as UTC."""
+    """Yield every entry of every jar: key = jar name, value = the archive's information about it, timestamp = its time, as UTC."""
     for jar in jar_paths():
         key = jar.name.encode()
         with zipfile.ZipFile(jar) as archive:
@@ -75,12 +75,12 @@ def jar_entries() -> Iterator[SourceRecord]:
 
 
 def file_records(path: Path, columns: FileColumns) -> Iterator[SourceRecord]:
-    """Records of a JSON lines, CSV or Parquet file.
+    """Yield the records of a JSON lines, CSV or Parquet file.
 
     The value is the line itself (JSON lines) or the row as a JSON object.
 
     Raises:
-        SourceError: the file is missing, of another kind, or a row does not fit.
+        SourceError: the file is missing, has another format, or has a row that does not fit.
     """
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
@@ -92,7 +92,7 @@ def file_records(path: Path, columns: FileColumns) -> Iterator[SourceRecord]:
             value = json.dumps(row, default=str, separators=(",", ":")).encode() if line is None else line
             yield SourceRecord(key=_key(row, columns), value=value, timestamp_ms=_timestamp_ms(row, columns))
     except (OSError, ValueError, csv.Error) as error:
-        # pyarrow's errors and JSON's are ValueErrors, a missing file is an OSError.
+        # Errors of pyarrow and of JSON are ValueErrors; a missing file is an OSError.
         raise SourceError(f"{path}, after row {number}: {error}") from error
 
 

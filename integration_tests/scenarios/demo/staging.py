@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Source records to a Parquet file that Spark reads, while their facts are taken down.
+"""Writes source records to a Parquet file that Spark reads, and notes their facts.
 
-Owns the staged file. Records are written in bounded groups; the facts are computed from the source record itself,
-before any other code has touched it.
+Owns the staged file. Records are written in bounded groups. The facts are computed from the source record itself, before any other code
+has touched it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SCHEMA = pa.schema(
         pa.field("key", pa.binary()),
         pa.field("value", pa.binary()),
         pa.field("timestamp", pa.timestamp("us", tz="UTC")),
-        # Where the record will go: rows of one place are sent by one task, in time order.
+        # The partition of the record: one task sends the rows of one partition, in time order.
         pa.field("place", pa.int32()),
     ]
 )
@@ -30,7 +30,7 @@ SCHEMA = pa.schema(
 def stage(
     records: Iterable[SourceRecord], path: Path, *, partition_count: int, on_progress: Callable[[int], None]
 ) -> SourceFacts:
-    """Write the records to `path` and give their facts.
+    """Write the records to `path` and return their facts.
 
     Args:
         records: the source.

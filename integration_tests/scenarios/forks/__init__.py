@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that fork while clients are at work, by real programs: how their children end, and whether they can work (`make forks`)."""
+"""Real programs that fork while their clients work: how the children end, and whether they can work (`make forks`)."""

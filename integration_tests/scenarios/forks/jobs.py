@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An application of Celery whose clients are made in the worker's main process; its prefork pool takes a new child for each task.
+"""A Celery application whose clients are created in the worker's main process. Its prefork pool uses a new child for each task.
 
 The environment is that of `work.environment_of`.
 """
@@ -40,7 +40,7 @@ _clients: Clients | None = None
 
 @worker_init.connect
 def on_start(**_others: Any) -> None:
-    """Make clients in the worker's main process, before its pool is forked."""
+    """Create clients in the worker's main process, before its pool is forked."""
     global _clients
     note_statuses(statuses_path())
     _clients = start_clients_by_environment()
@@ -48,7 +48,7 @@ def on_start(**_others: Any) -> None:
 
 @app.task(name="forks.job")
 def job() -> None:
-    """Work with clients of the child's own."""
+    """Work with the child's own clients."""
     assert _clients is not None, "the pool was forked before the clients were made"
     _clients.check_refused()
     work_by_environment()

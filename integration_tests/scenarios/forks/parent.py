@@ -21,29 +21,29 @@ from integration_tests.scenarios.forks.work import Clients, start_clients, work
 
 WAYS: Final = ("fork", "forkserver", "spawn", "os._exit", "exit")
 AT_ONCE: Final = 4
-"""Children of one parent at a time."""
+"""Children of one parent that run at the same time."""
 CHILD_TIMEOUT_S: Final = 120
-"""Seconds after which a child hangs."""
+"""Seconds after which a child counts as hanging."""
 POLL_S: Final = 0.002
 
 _inherited: Clients | None = None
 
 
 def child(kind: str, bootstrap: str, topic: str) -> None:
-    """What a child does."""
+    """Do the work of a child."""
     if _inherited is not None:
         _inherited.check_refused()
     work(kind, bootstrap, topic)
 
 
 def fork(way: str, kind: str, bootstrap: str, topic: str) -> int:
-    """Fork a child by hand; return its id."""
+    """Fork a child with `os.fork` and return its id."""
     pid = os.fork()
     if pid != 0:
         return pid
     if way == "exit":
         child(kind, bootstrap, topic)
-        # The interpreter is taken down, with all that was inherited.
+        # The interpreter shuts down, with everything that the child inherited.
         sys.exit(0)
     status = 1
     try:
@@ -56,7 +56,7 @@ def fork(way: str, kind: str, bootstrap: str, topic: str) -> int:
 def take_turns(
     count: int, start: Callable[[], Any], status_of: Callable[[Any], int | None], kill: Callable[[Any], None]
 ) -> Counter[str]:
-    """Start children, some at a time, and return how many ended with which status."""
+    """Start children, a few at a time, and return how many ended with which status."""
     seen: Counter[str] = Counter()
     running: dict[Any, float] = {}
     while count > 0 or running:
@@ -76,7 +76,7 @@ def take_turns(
 
 
 def exit_status(pid: int) -> int | None:
-    """Return how a child ended: below zero, by a signal; None: it runs."""
+    """Return the exit status of a child, below zero for a signal; None while it runs."""
     done, status = os.waitpid(pid, os.WNOHANG)
     return os.waitstatus_to_exitcode(status) if done else None
 
@@ -88,7 +88,7 @@ def end(pid: int) -> None:
 
 
 def main() -> int:
-    """Be a parent."""
+    """Run a parent."""
     global _inherited
     bootstrap, topic, way, kind, load, count = sys.argv[1:]
     clients = start_clients(kind, bootstrap, topic, is_busy=load == "busy")

@@ -35,21 +35,21 @@ LOADS: Final = ("idle", "busy")
 CHILDREN: Final = 1_000
 BUDGET_S: Final = 3_600
 PARENT_CHILDREN: Final = 250
-"""Most children of one parent."""
+"""Maximum children of one parent."""
 CASE_TIMEOUT_S: Final = 3_000
 STOP_TIMEOUT_S: Final = 90
 REQUEST_TIMEOUT_S: Final = 120
 POLL_MS: Final = 5_000
 PRINTED_LINES_MAX: Final = 10
 RECYCLED: Final = "155"
-"""Status of a child of Celery's pool that has had its tasks."""
+"""Exit status of a child of Celery's pool after its last task."""
 SUSPECT: Final = ("grpc", "lograft", "traceback", "task was", "exception", "fatal")
-"""What must not be in what programs print that print something of their own."""
+"""Words that must not be in the output of programs that print text of their own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Who forks, with which clients in the parent."""
+    """How the parent forks, and which clients it has."""
 
     way: str
     kind: str
@@ -61,13 +61,13 @@ class Case:
 
 @dataclass(slots=True)
 class Result:
-    """What came of a case.
+    """The result of a case.
 
     Attributes:
-        statuses: how often each exit status was seen.
+        statuses: number of children by exit status.
         delivered: records of children that are in the log.
-        problems: everything that is not as it should be.
-        seconds: how long it took.
+        problems: everything that is wrong.
+        seconds: duration.
     """
 
     statuses: Counter[str] = field(default_factory=Counter)
@@ -83,7 +83,7 @@ def all_cases() -> list[Case]:
 
 
 def run_program(arguments: list[str], environment: dict[str, str], result: Result, *, is_quiet: bool) -> str:
-    """Run a program of ours to its end, and return its output; what it should not print is a problem."""
+    """Run one of our programs to its end and return its output. Output that it should not print is a problem."""
     command = [sys.executable, "-W", "ignore::DeprecationWarning", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=CASE_TIMEOUT_S, check=False)
     if done.returncode:
@@ -93,13 +93,13 @@ def run_program(arguments: list[str], environment: dict[str, str], result: Resul
 
 
 def judge_output(text: str, result: Result, *, is_quiet: bool) -> None:
-    """Find what should not have been printed."""
+    """Note output that should not have been printed."""
     lines = [line for line in text.splitlines() if is_quiet or any(each in line.lower() for each in SUSPECT)]
     result.problems += [f"printed: {line[:300]}" for line in lines[:PRINTED_LINES_MAX]]
 
 
 def run_parents(case: Case, count: int, environment: dict[str, str], result: Result) -> int:
-    """Have parents of ours fork; return the records that these sent."""
+    """Run parents of ours that fork. Return the number of records that the parents sent."""
     sent = 0
     address, topic = environment["FORKS_BOOTSTRAP"], environment["FORKS_TOPIC"]
     while count > 0:
@@ -124,7 +124,7 @@ def run_parents(case: Case, count: int, environment: dict[str, str], result: Res
 
 
 def run_gunicorn(case: Case, count: int, environment: dict[str, str], result: Result) -> None:
-    """Have a prefork server serve as many requests, each by a worker of its own."""
+    """Let a prefork server serve that many requests, each by a new worker."""
     port = free_port()
     arguments = ["-c", "python:integration_tests.scenarios.forks.web", "--bind", f"127.0.0.1:{port}"]
     command = ["-m", "gunicorn", *arguments, "integration_tests.scenarios.forks.web:application"]
@@ -142,14 +142,14 @@ def run_gunicorn(case: Case, count: int, environment: dict[str, str], result: Re
     def use() -> None:
         wait_for(is_served, timeout_s=STOP_TIMEOUT_S, what="gunicorn to serve")
         for _ in range(count - 1):
-            # A worker that ends may leave the connection that was queued for it.
+            # A worker that ends may drop the connection that was queued for it.
             wait_for(is_served, timeout_s=STOP_TIMEOUT_S, what="a worker to serve")
 
     run_server(command, count, environment, result, use)
 
 
 def run_celery(case: Case, count: int, environment: dict[str, str], result: Result) -> None:
-    """Have a prefork pool do as many tasks, each in a child of its own."""
+    """Let a prefork pool run that many tasks, each in a new child."""
     options = ["--pool", "prefork", "--concurrency", "2", "--loglevel", "ERROR", "--without-gossip", "--without-mingle"]
     command = ["-m", "celery", "-A", "integration_tests.scenarios.forks.jobs", "worker", *options]
 
@@ -160,7 +160,7 @@ def run_celery(case: Case, count: int, environment: dict[str, str], result: Resu
 
 
 def run_spark(case: Case, count: int, environment: dict[str, str], result: Result) -> None:
-    """Have Spark run as many tasks, each in a Python worker of its own."""
+    """Let Spark run that many tasks, each in a new Python worker."""
     run_program(
         ["-m", "integration_tests.scenarios.forks.spark_driver", str(count)], environment, result, is_quiet=False
     )
@@ -170,9 +170,9 @@ def run_spark(case: Case, count: int, environment: dict[str, str], result: Resul
 def run_server(
     command: list[str], count: int, environment: dict[str, str], result: Result, use: Callable[[], None]
 ) -> None:
-    """Run a server that is not ours, use it until so many of its children have ended, and ask it to stop.
+    """Run another project's server, use it until that many of its children have ended, and ask it to stop.
 
-    What it does to those that it still has then is its own affair: Celery kills them, with or without Lograft.
+    What it does with its remaining children is its own affair: Celery kills them, with or without Lograft.
     """
     statuses = Path(environment["FORKS_STATUSES"])
     quiet = {**environment, "PYTHONWARNINGS": "ignore"}
@@ -195,7 +195,7 @@ def run_server(
 
 
 def read_lines(path: Path) -> list[str]:
-    """Return the lines of a file, none if it is not there."""
+    """Return the words of a file; none if it does not exist."""
     return path.read_text().split() if path.exists() else []
 
 
@@ -247,7 +247,7 @@ def read_values(address: str, topic: str) -> Counter[bytes]:
 
 
 def print_row(case: Case, result: Result) -> None:
-    """Print a case as a row of the table, and what is wrong with it below."""
+    """Print a case as a row of the table, with its problems below."""
     statuses = " ".join(f"{status}:{count}" for status, count in sorted(result.statuses.items()))
     verdict = "FAILED" if result.problems else "ok"
     cells = f"{case.way:<11} {case.kind:<9} {case.load:<5} {result.delivered:>9}  {statuses:<22} {result.seconds:>7.1f}"
@@ -257,7 +257,7 @@ def print_row(case: Case, result: Result) -> None:
 
 
 def run(cases: list[Case], count: int, budget_s: float) -> int:
-    """Run cases against one cluster, and print the table; return the exit status."""
+    """Run cases against one cluster, print the table, and return the exit status."""
     started_s = time.monotonic()
     failed = left = 0
     print(f"{'way':<11} {'clients':<9} {'load':<5} {'delivered':>9}  {'exit statuses':<22} {'seconds':>7}", flush=True)
@@ -275,7 +275,7 @@ def run(cases: list[Case], count: int, budget_s: float) -> int:
 
 
 def main() -> int:
-    """Run what was asked for."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--children", type=int, default=CHILDREN, help="of each case")
     parser.add_argument("--only", nargs="+", choices=tuple(RUNNERS), default=list(RUNNERS))

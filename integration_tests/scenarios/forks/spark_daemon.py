@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PySpark's daemon, which forks Spark's Python workers, with clients made in it first (`spark.python.daemon.module`).
+"""PySpark's daemon, which forks Spark's Python workers, with clients created in it first (`spark.python.daemon.module`).
 
-The environment is that of `work.environment_of`. The daemon itself ignores how its workers end; here that is noted.
+The environment is that of `work.environment_of`. The daemon itself ignores how its workers end; this module notes it.
 """
 
 from __future__ import annotations

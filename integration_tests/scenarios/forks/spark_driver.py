@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Spark program of COUNT tasks with a Python worker for each: `python -m integration_tests.scenarios.forks.spark_driver COUNT`.
+"""A Spark program of COUNT tasks, each with a new Python worker: `python -m integration_tests.scenarios.forks.spark_driver COUNT`.
 
-The driver has clients at work, and so has the daemon that forks the workers. The environment is that of `work.environment_of`.
+The driver has working clients, and so has the daemon that forks the workers. The environment is that of `work.environment_of`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from integration_tests.scenarios.forks.work import start_clients_by_environment,
 
 
 def task(_items: Iterator[int]) -> None:
-    """Work with clients of the worker's own."""
+    """Work with the worker's own clients."""
     work_by_environment()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exit statuses of the children of a program that is not ours: `os.waitpid` notes what it returns, and returns it."""
+"""Notes the exit statuses of the children of another project's program: `os.waitpid` writes its result to a file and returns it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def note_statuses(path: Path) -> None:
-    """Append a line with the exit status of each child of this process that is waited for from now on; signals are below zero."""
+    """Append a line with the exit status of each child that this process waits for from now on; signals are below zero."""
     wait, owner = os.waitpid, os.getpid()
 
     def noting(pid: int, options: int) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A web application for gunicorn whose clients are made in the master, and gunicorn's settings for it.
+"""A web application for gunicorn whose clients are created in the master, and gunicorn's settings for it.
 
-The environment is that of `work.environment_of`. Every worker serves one request and ends; then the master forks the next one.
+The environment is that of `work.environment_of`. Every worker serves one request and ends. Then the master forks the next one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _clients: Clients | None = None
 
 
 def on_starting(_server: Any) -> None:
-    """Watch the ends of workers."""
+    """Note the exit statuses of workers."""
     note_statuses(statuses_path())
 
 
@@ -40,12 +40,12 @@ def master_clients() -> Clients:
 
 
 def application(_environment: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-    """Serve a request with clients of the worker's own."""
+    """Serve a request with the worker's own clients."""
     master_clients().check_refused()
     work_by_environment()
     start_response("200 OK", [("Content-Type", "text/plain")])
     return [b"done"]
 
 
-# Both the settings and the application are this module, which the master loads before it forks.
+# This module is both the settings and the application. The master loads it before it forks.
 master_clients()

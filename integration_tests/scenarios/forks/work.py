@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What parents and children of `make forks` do with clients, and the environment that tells programs of others which cluster it is.
+"""What parents and children of `make forks` do with clients, and the environment that names the cluster for other programs.
 
-Owns the clients of a parent, idle or under load, and what a child has to find: those of its parent refuse, its own work.
+Owns the clients of a parent, idle or under load, and the check in a child: the clients of its parent refuse, its own work.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BURST_RECORDS: Final = 50
 BUSY_VALUE: Final = bytes(100)
 START_TIMEOUT_S: Final = 60
 STOP_TIMEOUT_S: Final = 120.0
-"""Seconds that the last burst of a load may take."""
+"""Maximum seconds of the last burst of a load."""
 OWN_VALUE: Final = b"of a child"
 
 
@@ -33,16 +33,16 @@ class Clients(Protocol):
     """The clients of a parent."""
 
     def check_refused(self) -> None:
-        """In a child: every call of each of them must be refused."""
+        """Check in a child that every call of each client is refused."""
         ...
 
     def stop(self) -> int:
-        """In the parent: end the load, deliver everything, close; return the number of records sent."""
+        """Stop in the parent: end the load, deliver everything, close. Return the number of records sent."""
         ...
 
 
 def _start_load(burst: Callable[[], None]) -> Repeated:
-    """Do something again and again in a thread."""
+    """Repeat a burst in a thread."""
     load = Repeated("load", burst, PACE_S, join_timeout_s=STOP_TIMEOUT_S)
     load.start()
     return load
@@ -67,11 +67,11 @@ class BlockingClients:
         self._consumer.poll(timeout_ms=1)
 
     def check_refused(self) -> None:
-        """See `Clients`."""
+        """Check in a child that the clients refuse."""
         check_refused(lambda: self._producer.send(self._topic, b""), self._producer.flush, self._consumer.poll)
 
     def stop(self) -> int:
-        """See `Clients`."""
+        """Stop in the parent (see `Clients`)."""
         if self._load is not None:
             self._load.join()
         self._producer.close()
@@ -92,11 +92,11 @@ class AdminClients:
         self._admin.describe_topic(self._topic)
 
     def check_refused(self) -> None:
-        """See `Clients`."""
+        """Check in a child that the client refuses."""
         check_refused(self._admin.list_topics)
 
     def stop(self) -> int:
-        """See `Clients`."""
+        """Stop in the parent (see `Clients`)."""
         if self._load is not None:
             self._load.join()
         self._admin.close()
@@ -104,7 +104,7 @@ class AdminClients:
 
 
 class AsyncioClients:
-    """Those of `lograft.aio`, in the event loop of a thread."""
+    """The clients of `lograft.aio`, in the event loop of a thread."""
 
     def __init__(self, bootstrap: str, topic: str, *, is_busy: bool) -> None:
         self._bootstrap, self._topic, self._is_busy = bootstrap, topic, is_busy
@@ -148,7 +148,7 @@ class AsyncioClients:
         await self._admin.describe_topic(self._topic)
 
     def check_refused(self) -> None:
-        """See `Clients`."""
+        """Check in a child that the clients refuse."""
 
         def run(call: Callable[[], Awaitable[object]]) -> Callable[[], object]:
             async def main() -> None:
@@ -162,7 +162,7 @@ class AsyncioClients:
         )
 
     def stop(self) -> int:
-        """See `Clients`."""
+        """Stop in the parent (see `Clients`)."""
         assert self._loop is not None
         assert self._ending is not None
         self._loop.call_soon_threadsafe(self._ending.set)
@@ -173,7 +173,7 @@ class AsyncioClients:
 
 
 def environment_of(*, bootstrap: str, topic: str, load: str, directory: Path) -> dict[str, str]:
-    """Return the environment of a program that is not ours: this process's one, and what the functions below read."""
+    """Return the environment of another project's program: that of this process, and what the functions below read."""
     return {
         **os.environ,
         "FORKS_BOOTSTRAP": bootstrap,
@@ -185,28 +185,28 @@ def environment_of(*, bootstrap: str, topic: str, load: str, directory: Path) ->
 
 
 def statuses_path() -> Path:
-    """File that gets a line with the exit status of each child, by the environment."""
+    """Return the path of the file with the exit status of each child, from the environment."""
     return Path(os.environ["FORKS_STATUSES"])
 
 
 def queue_path() -> str:
-    """Directory of Celery's queue, by the environment."""
+    """Return the directory of Celery's queue, from the environment."""
     return os.environ["FORKS_QUEUE"]
 
 
 def start_clients_by_environment() -> Clients:
-    """Make blocking clients of a parent as the environment says, and use them."""
+    """Create blocking clients of a parent, as the environment says, and use them."""
     is_busy = os.environ["FORKS_LOAD"] == "busy"
     return start_clients("blocking", os.environ["FORKS_BOOTSTRAP"], os.environ["FORKS_TOPIC"], is_busy=is_busy)
 
 
 def work_by_environment() -> None:
-    """Do in a child what the environment says, with clients of its own."""
+    """Work in a child with its own clients, as the environment says."""
     work("blocking", os.environ["FORKS_BOOTSTRAP"], os.environ["FORKS_TOPIC"])
 
 
 def start_clients(kind: str, bootstrap: str, topic: str, *, is_busy: bool) -> Clients:
-    """Make the clients of a parent, and use them."""
+    """Create the clients of a parent and use them."""
     kinds: dict[str, Callable[..., Clients]] = {
         "blocking": BlockingClients,
         "asyncio": AsyncioClients,
@@ -216,10 +216,10 @@ def start_clients(kind: str, bootstrap: str, topic: str, *, is_busy: bool) -> Cl
 
 
 def check_refused(*calls: Callable[[], object]) -> None:
-    """Make calls of inherited clients.
+    """Call inherited clients.
 
     Raises:
-        AssertionError: one was not refused.
+        AssertionError: a call was not refused.
     """
     for number, call in enumerate(calls):
         try:
@@ -230,7 +230,7 @@ def check_refused(*calls: Callable[[], object]) -> None:
 
 
 def work(kind: str, bootstrap: str, topic: str) -> None:
-    """Do something with clients of one's own: one record, and for `admin` a look at the topic besides."""
+    """Work with the process's own clients: send one record. The kind `admin` also describes the topic."""
     if kind == "asyncio":
         asyncio.run(_work_in_a_loop(bootstrap, topic))
         return

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a broker asks of the active controller for a client: a valid request of every method of `AdminService`, in the carrier's words.
+"""Valid requests of every method of `AdminService`, in the form in which a broker forwards them to the active controller.
 
     call = admin_call(rng, facts)
 
-`tame_admin` leaves questions as they are, and of the changes those that concern spare topics; the others are only tried.
+`tame_admin` keeps queries as they are, and changes only where they concern scrap topics. Other changes are only validated.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from lograft.v1 import admin_pb2 as pb
 from integration_tests.scenarios.fuzz.cluster_facts import ID_BYTES, Facts
 
 SCRAP: Final = "fuzz-scrap-"
-"""Topics that come and go."""
+"""Prefix of topics that the fuzzer creates and deletes."""
 SCRAPS: Final = 20
 MOST_CREATED: Final = 3
-"""Partitions, or replicas, of a topic that is really created."""
+"""Maximum partitions, or replicas, of a topic that is really created."""
 
 AdminMaker = Callable[[random.Random, Facts], Message]
 
@@ -91,26 +91,26 @@ ADMIN_MAKERS: Final[dict[str, AdminMaker]] = {
     "DescribeBrokers": lambda rng, _: pb.DescribeBrokersRequest(page_size=rng.randrange(3)),
     "RemoveBroker": lambda _, facts: pb.RemoveBrokerRequest(broker_id=facts.stranger.broker_id, validate_only=True),
 }
-"""The fuzzer fails when the controller answers a method that is not here."""
+"""Makers of requests by method. The fuzzer fails if the controller answers a method that is missing here."""
 
 
 def admin_call(rng: random.Random, facts: Facts) -> controller_pb2.AdminCall:
-    """Make a request of any method."""
+    """Return a request of any method."""
     name = rng.choice(sorted(ADMIN_MAKERS))
     request = ADMIN_MAKERS[name](rng, facts)
     if rng.random() < 0.5:
-        # Clients need not name it.
+        # Clients need not name the cluster.
         setattr(request, "cluster_id", facts.cluster_id)  # noqa: B010 - every request has it
     return controller_pb2.AdminCall(method=name, request=request.SerializeToString())
 
 
 def tame_admin(request: Message, facts: Facts, *, may_disturb: bool) -> None:
-    """Take back what would change more than spare topics; with `may_disturb` let another voter lead.
+    """Undo what would change more than scrap topics. With `may_disturb` another voter may become leader.
 
     Args:
-        request: a request, changed in place.
-        facts: what the cluster is.
-        may_disturb: let elections be.
+        request: a request, which is changed in place.
+        facts: the state of the cluster.
+        may_disturb: keep elections.
     """
     match request:
         case pb.CreateTopicRequest():
@@ -134,7 +134,7 @@ def tame_admin(request: Message, facts: Facts, *, may_disturb: bool) -> None:
         ):
             request.validate_only = True
         case pb.AddVoterRequest() | pb.RemoveVoterRequest():
-            # Without a directory a node is meant, whatever its disk is.
+            # Without a directory the request means the node, whatever its disk is.
             request.directory_id = request.directory_id or bytes(ID_BYTES)
         case pb.TransferLeadershipRequest() if not may_disturb:
             request.node_id = facts.stranger.broker_id

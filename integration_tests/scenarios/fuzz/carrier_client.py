@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client of the carrier that says whatever it is told, over a blocking socket, and knows what it is owed.
+"""A carrier client that sends whatever it is told, over a blocking socket, and knows what the server owes it.
 
     with CarrierClient(host, port) as client:
         client.greet(hello)
@@ -7,8 +7,9 @@
         stays = client.settle()
         client.calls[1].answers
 
-Owns one connection, and the promises of the other side (docs/net.md): one final frame for each request, no more on a stream than was
-granted, nothing for calls that there are none of, an end to whatever is no frame. Must not know what a message says.
+Owns one connection and the promises of the server (docs/net.md): one final frame for each request, no more on a stream than was
+granted, nothing for calls that do not exist, and an end of the connection after bytes that are no frame. Does not know the contents
+of messages.
 """
 
 from __future__ import annotations
@@ -23,28 +24,28 @@ from typing import Final, Self
 from metaquorum.net.frames import GREETING, BadFrameError, Frame, FrameReader, Kind, header
 
 ANSWER_S: Final = 40.0
-"""Longest time of a connection; a server waits 30 s at most for whatever it needs."""
+"""Maximum seconds of a connection. A server waits at most 30 s for anything."""
 PIECE_BYTES: Final = 64 * 1024
 TIMEOUT_MS: Final = 30_000
 WINDOW_BYTES: Final = 1024 * 1024
-"""Bytes that the other side may send ahead on a stream."""
+"""Bytes that the server may send ahead on a stream."""
 MAX_MESSAGES: Final = 1_000
-"""Messages of a stream after which it is given up."""
+"""Messages of a stream after which the client gives it up."""
 RECEIVE_BYTES: Final = 1 << 16
 
 _HEADER_BYTES: Final = len(header(Kind.PING, 0, 0))
 _CALL: Final = struct.Struct(">HI")
 _CREDIT: Final = struct.Struct(">I")
 _MARK: Final = b"settled?"
-"""Body of the PING after which everything that was said before has been read."""
+"""Body of the PING after which the server has read everything that was sent before."""
 
 
 class BrokenPromiseError(Exception):
-    """The other side did what no server may do."""
+    """The server did what no server may do."""
 
 
 def frames(kind: Kind, call_id: int, body: bytes, *, piece_bytes: int = PIECE_BYTES) -> bytes:
-    """Return a message as frames, each with a piece of it."""
+    """Return a message as frames, each with one piece of it."""
     pieces = [body[begin : begin + piece_bytes] for begin in range(0, len(body), piece_bytes)] or [b""]
     last = len(pieces) - 1
     return b"".join(
@@ -67,7 +68,7 @@ def opening(
 
 
 def credit(call_id: int, credit_bytes: int) -> bytes:
-    """Return the frame that lets the other side send more."""
+    """Return the frame that lets the server send more."""
     return frames(Kind.CREDIT, call_id, _CREDIT.pack(credit_bytes))
 
 
@@ -77,14 +78,14 @@ class Call:
 
     Attributes:
         is_stream: True for a stream.
-        method: number.
+        method: number of the method.
         answers: the response, or the messages of the stream.
         failure: body of the FAILURE or RESET that ended it.
-        is_over: True once nothing more is owed.
-        is_given_up: True once this side has said that it does not wait.
-        has_ended: True once this side has ended its direction of the stream.
+        is_over: True when the server owes nothing more.
+        is_given_up: True after this side has cancelled it.
+        has_ended: True after this side has ended its direction of the stream.
         credit: bytes that this side may send.
-        granted: bytes that the other side may send.
+        granted: bytes that the server may send.
     """
 
     is_stream: bool
@@ -106,16 +107,16 @@ class CarrierClient:
         port: its internal port.
 
     Attributes:
-        calls: calls whose first message is said, by id.
-        goodbye: body of the other side's GOODBYE.
-        hello: body of its HELLO.
+        calls: calls whose first message was sent, by id.
+        goodbye: body of the server's GOODBYE.
+        hello: body of the server's HELLO.
     """
 
     def __init__(self, host: str, port: int) -> None:
         self._deadline_s = time.monotonic() + ANSWER_S
         self._socket = socket.create_connection((host, port), timeout=ANSWER_S)
         self._heard = FrameReader()
-        # What was said, as the other side reads it: how many bytes, and how many of them are whole frames.
+        # The sent bytes as the server reads them: their number, and how many of them form whole frames.
         self._said = FrameReader()
         self._said_bytes = 0
         self._framed_bytes = len(GREETING)
@@ -145,18 +146,18 @@ class CarrierClient:
         return ANSWER_S - (self._deadline_s - time.monotonic())
 
     def new_id(self) -> int:
-        """Return an id for a call of this side."""
+        """Return an id for a new call of this side."""
         call_id, self._next_id = self._next_id, self._next_id + 2
         return call_id
 
     def greet(self, hello: bytes) -> None:
-        """Say who this side is."""
+        """Send the connection preface with a HELLO."""
         self.say(GREETING + frames(Kind.HELLO, 0, hello))
 
     def request(
         self, method: int, message: bytes, *, timeout_ms: int = TIMEOUT_MS, piece_bytes: int = PIECE_BYTES
     ) -> int:
-        """Ask; returns the id."""
+        """Send a request and return its id."""
         call_id = self.new_id()
         self.say(request(call_id, method, message, timeout_ms=timeout_ms, piece_bytes=piece_bytes))
         return call_id
@@ -164,26 +165,26 @@ class CarrierClient:
     def open(
         self, method: int, message: bytes, *, credit_bytes: int = WINDOW_BYTES, piece_bytes: int = PIECE_BYTES
     ) -> int:
-        """Open a stream; returns the id."""
+        """Open a stream and return its id."""
         call_id = self.new_id()
         self.say(opening(call_id, method, message, credit_bytes=credit_bytes, piece_bytes=piece_bytes))
         return call_id
 
     def send(self, call_id: int, message: bytes) -> None:
-        """Send a message on a stream once there is room for it; nothing when it is over."""
+        """Send a message on a stream once there is credit. Does nothing if the stream is over."""
         if self.await_credit(call_id):
             self.calls[call_id].credit -= len(message)
             self.say(frames(Kind.MESSAGE, call_id, message))
 
     def await_credit(self, call_id: int) -> bool:
-        """Wait until something may be sent on a stream; False: it is over."""
+        """Wait for credit on a stream. Return False if the stream is over."""
         call = self.calls[call_id]
         while call.credit <= 0 and not call.is_over and self._hear():
             pass
         return call.credit > 0 and not call.is_over and not self._is_over
 
     def say(self, data: bytes) -> None:
-        """Send bytes, whatever they are; nothing when the connection is over."""
+        """Send any bytes. Does nothing if the connection is over."""
         if self._is_over:
             return
         self._note_said(data)
@@ -193,14 +194,14 @@ class CarrierClient:
         except TimeoutError:
             raise BrokenPromiseError("the other side does not read") from None
         except OSError:
-            # It does not hear any more, and may have said why before.
+            # The server no longer reads. It may have said why before.
             self.hear_out()
 
     def settle(self) -> bool:
-        """Wait until everything that is owed has come; False: the connection is over.
+        """Wait until everything that the server owes has come. Return False if the connection is over.
 
         Raises:
-            BrokenPromiseError: it did not come within `ANSWER_S`, or something did that must not.
+            BrokenPromiseError: it did not come within `ANSWER_S`, or something came that must not.
         """
         if self._is_bad or self._is_cut:
             self.hear_out()
@@ -211,19 +212,19 @@ class CarrierClient:
         return not self._is_over
 
     def hear_out(self) -> None:
-        """Wait until the other side ends the connection.
+        """Wait until the server ends the connection.
 
         Raises:
-            BrokenPromiseError: it did not within `ANSWER_S`, or said something that it must not.
+            BrokenPromiseError: it did not within `ANSWER_S`, or it sent something that it must not.
         """
         self._is_end_owed = True
         if self._is_cut and not self._is_over:
-            # The server would read what comes next as the rest.
+            # Otherwise the server would read later bytes as the rest of the frame.
             self._shut_down()
         while self._hear():
             pass
 
-    # What was said.
+    # What was sent.
 
     @property
     def _is_cut(self) -> bool:
@@ -269,13 +270,13 @@ class CarrierClient:
             case _:
                 pass
 
-    # What is heard.
+    # What was received.
 
     def _left_s(self) -> float:
         return max(0.001, self._deadline_s - time.monotonic())
 
     def _hear(self) -> bool:
-        """Take what comes next; False: the connection is over."""
+        """Handle the next bytes. Return False if the connection is over."""
         if self._is_over:
             return False
         try:
@@ -287,7 +288,7 @@ class CarrierClient:
                 f"{'no end' if self._is_end_owed else 'no answer'} within {ANSWER_S:.0f} s, open: {open_ids}"
             ) from None
         except OSError:
-            # It closed before it had read everything.
+            # The server closed the connection before it had read everything.
             data = b""
         if not data:
             self._is_over = True
@@ -302,7 +303,7 @@ class CarrierClient:
 
     def _take(self, frame: Frame) -> None:
         if frame.call_id and frame.call_id % 2 == 0:
-            # A call of the other side, to the server that this one says it is: it gets no answer.
+            # A call of the server, to the server that this client claims to be. It gets no answer.
             return
         if frame.call_id:
             self._take_of_call(frame)
@@ -323,7 +324,7 @@ class CarrierClient:
         if call is None:
             raise BrokenPromiseError(f"{frame.kind.name} for call {frame.call_id}, which there is none of")
         if call.is_over and call.is_stream and (call.is_given_up or frame.kind is Kind.CREDIT):
-            # It was under way.
+            # The frame was under way when this side cancelled.
             return
         if call.is_over:
             raise BrokenPromiseError(f"{frame.kind.name} for call {frame.call_id}, which is over")

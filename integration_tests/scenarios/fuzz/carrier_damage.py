@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What no correct server says on a connection of the carrier: frames that are damaged or out of place, greetings that do not fit.
+"""What no correct server sends on a carrier connection: damaged or misplaced frames, and invalid connection prefaces.
 
-    then = DAMAGES["unknown kind"](rng, client, probe)       # after a greeting that fits; `probe` is a ProbeRequest
-    then = GREETINGS["other cluster"](rng, client, facts)    # instead of one
+    then = DAMAGES["unknown kind"](rng, client, probe)       # after a valid preface; `probe` is a ProbeRequest
+    then = GREETINGS["other cluster"](rng, client, facts)    # instead of a valid preface
 
-Owns what is said, and what must become of the connection. Source: docs/net.md sections "Invariants" and "Bytes".
+Owns what is sent, and what must happen to the connection. Source: docs/net.md sections "Invariants" and "Bytes".
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from metaquorum.net.hello import VERSION, Identity
 from metaquorum.net.methods import Method
 
 FORBIDDEN: Final = "fuzz-forbidden"
-"""Topic that is asked for behind greetings that do not fit; there must never be one."""
+"""Topic that requests behind invalid prefaces try to create. It must never exist."""
 MAX_CALL_ID: Final = 2**32 - 1
 LENGTH_BYTES: Final = 4
 REST_BYTES: Final = 6
-"""Kind, flags and id, which the length of a frame counts."""
+"""Bytes of kind, flags and id, which the length of a frame includes."""
 LIMITS: Final = Limits()
-"""Of the connections of a server."""
+"""Limits of a server's connections."""
 OPEN_CALLS_MAX: Final = 2 * LIMITS.open_calls
-"""Calls of one side that the other one takes."""
+"""Maximum calls of one side that the other side accepts."""
 PINGS: Final = 10_000
 
 
 class Then(Enum):
-    """What must become of the connection."""
+    """What must happen to the connection."""
 
     ENDS = auto()
     STAYS = auto()
@@ -48,10 +48,10 @@ class Then(Enum):
 
 
 Damage = Callable[[random.Random, CarrierClient, bytes], Then]
-"""Says something, and returns what must become of the connection."""
+"""Sends something, and returns what must happen to the connection."""
 
 Greeting = Callable[[random.Random, CarrierClient, Facts], Then]
-"""The same, instead of a greeting."""
+"""The same, instead of a valid preface."""
 
 
 def _cut(rng: random.Random, client: CarrierClient, probe: bytes) -> Then:
@@ -128,7 +128,7 @@ def _answer_to_nothing(rng: random.Random, client: CarrierClient, probe: bytes) 
 
 def _late_frames(rng: random.Random, client: CarrierClient, probe: bytes) -> Then:
     call_id = client.open(rng.choice([9_999, Method.PROBE]), probe)
-    # It is over: the method is none of a stream. What the other side says meanwhile is on its way.
+    # The call is over, because the method is not one of a stream. What the server sends until it knows is on the way.
     client.await_credit(call_id)
     for kind in rng.sample([Kind.MESSAGE, Kind.END, Kind.CREDIT, Kind.RESET, Kind.CANCEL], 5):
         client.say(frames(kind, call_id, bytes(4)))
@@ -136,7 +136,7 @@ def _late_frames(rng: random.Random, client: CarrierClient, probe: bytes) -> The
 
 
 def _frame_of_a_stream_for_a_request(rng: random.Random, client: CarrierClient, probe: bytes) -> Then:
-    # The request may have been answered before the second frame came; then this one is late.
+    # If the request was answered before the second frame arrived, this frame is late.
     kind = rng.choice([Kind.MESSAGE, Kind.CREDIT, Kind.END, Kind.RESET])
     client.say(request(1, Method.PROBE, probe) + frames(kind, 1, bytes(4)))
     return Then.EITHER
@@ -195,10 +195,10 @@ def _messages_beyond_the_credit(rng: random.Random, client: CarrierClient, _prob
     call_id = client.open(Method.EXPORT_METADATA, b"", credit_bytes=0)
     if client.await_credit(call_id):
         size = rng.choice([0, 1, 1_000, REQUEST_WINDOW_BYTES])
-        # The last one may be longer than the credit, and there is one behind it.
+        # The last message may exceed the credit, and one more follows it.
         client.say(frames(Kind.MESSAGE, call_id, bytes(size)) * (REQUEST_WINDOW_BYTES // max(1, size) + 2))
         client.settle()
-    # A server that does not lead ends the stream, and takes what was on its way.
+    # A server that does not lead ends the stream, and accepts what was under way.
     return Then.STAYS if client.calls[call_id].is_over else Then.ENDS
 
 
@@ -275,7 +275,7 @@ DAMAGES: Final[dict[str, Damage]] = {
 
 
 def _hello(rng: random.Random, facts: Facts) -> net_pb2.Hello:
-    """One that fits."""
+    """Return a valid HELLO."""
     identity = Identity(
         cluster_id=facts.cluster_id,
         node_id=rng.randrange(900, 910),
@@ -286,14 +286,14 @@ def _hello(rng: random.Random, facts: Facts) -> net_pb2.Hello:
 
 
 def _creation() -> bytes:
-    """A request that must not be carried out."""
+    """Return a request that must not be carried out."""
     creation = admin_pb2.CreateTopicRequest(topic=FORBIDDEN, partition_count=1, replication_factor=1)
     call = controller_pb2.AdminCall(method="CreateTopic", request=creation.SerializeToString())
     return request(1, Method.ADMIN, call.SerializeToString())
 
 
 def _greet(client: CarrierClient, hello: net_pb2.Hello) -> None:
-    """Greet and ask, in one piece."""
+    """Send preface and request in one piece."""
     client.say(GREETING + frames(Kind.HELLO, 0, hello.SerializeToString()) + _creation())
 
 
@@ -380,5 +380,5 @@ GREETINGS: Final[dict[str, Greeting]] = {
 
 
 def hello_of(rng: random.Random, facts: Facts) -> bytes:
-    """A HELLO that fits, of a server that cannot be dialled."""
+    """Return a valid HELLO of a server that cannot be reached."""
     return _hello(rng, facts).SerializeToString()

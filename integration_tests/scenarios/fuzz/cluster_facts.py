@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a cluster is at the moment, for requests in the name of its servers.
+"""The state of a cluster at the moment, for requests in the name of its servers.
 
     facts = gather(admin, topic="fuzz-quiet", ends=[34, 33, 33], stranger=stranger)
 
-Owns the questions. Whatever is made of the answers is old by then: elections go on meanwhile.
+Owns the questions. The answers are out of date when a request uses them, because elections go on.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Voter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """A partition of the topic that requests are about; it has no writer."""
+    """A partition of the topic that the requests concern; it has no writer."""
 
     topic_id: bytes
     partition: int
@@ -44,7 +44,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stranger:
-    """A broker that is registered and has no process: what it says harms no server."""
+    """A registered broker without a process: requests in its name harm no server."""
 
     broker_id: int
     incarnation_id: bytes
@@ -54,12 +54,12 @@ class Stranger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What the cluster is, as of a moment ago.
+    """The state of the cluster, a moment ago.
 
     Attributes:
-        high_watermark: of the metadata log, exclusive.
-        brokers: those with a process.
-        topic: name of the topic that requests are about.
+        high_watermark: high watermark of the metadata log, exclusive.
+        brokers: the brokers with a process.
+        topic: name of the topic that the requests concern.
         snapshot: end offset and epoch of the newest snapshot of the metadata.
     """
 
@@ -75,25 +75,25 @@ class Facts:
     snapshot: tuple[int, int]
 
     def voter(self, node_id: int) -> Voter:
-        """The voter with this id."""
+        """Return the voter with this id."""
         return next(voter for voter in self.voters if voter.node_id == node_id)
 
     def broker(self, node_id: int) -> BrokerStatus:
-        """The broker with this id."""
+        """Return the broker with this id."""
         return next(broker for broker in self.brokers if broker.broker_id == node_id)
 
 
 def gather(admin: Admin, *, topic: str, ends: Sequence[int], stranger: Stranger) -> Facts:
-    """Ask a cluster what it is.
+    """Ask a cluster for its state.
 
     Args:
         admin: client.
-        topic: name of the topic that requests are about.
+        topic: name of the topic that the requests concern.
         ends: end of each of its partitions, exclusive.
         stranger: broker without a process.
 
     Raises:
-        LograftError: it has no leader at the moment.
+        LograftError: the cluster has no leader at the moment.
     """
     quorum = admin.describe_quorum()
     rows: list[dict[str, Any]] = [json.loads(line) for line in admin.export_metadata()]
@@ -103,7 +103,7 @@ def gather(admin: Admin, *, topic: str, ends: Sequence[int], stranger: Stranger)
     brokers = admin.describe_brokers()
     voter_ids = {voter.node_id for voter in quorum.voters}
     for broker in brokers:
-        # Some of the requests register it again.
+        # Some of the requests register the stranger again.
         if broker.broker_id == stranger.broker_id:
             stranger = replace(stranger, broker_epoch=broker.broker_epoch, incarnation_id=broker.incarnation_id)
     return Facts(

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a broker passes on for a client: a valid request of every such method of `LogService`, in the carrier's words.
+"""Valid requests of every method of `LogService` that brokers forward, in the form of the carrier.
 
     call = forwarded_call(rng, facts)
 
-`tame_forwarded` leaves questions as they are; what appends or deletes is about topics that nobody needs.
+`tame_forwarded` keeps queries as they are. Requests that append or delete concern scrap topics.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ REQUEST_TYPES: Final[dict[str, type[Message]]] = {
     "ListOffsets": pb.ListOffsetsRequest,
     "DeleteRecords": pb.DeleteRecordsRequest,
 }
-"""Requests by the name of their method."""
+"""Request types by the name of their method."""
 
 
 def forwarded_call(rng: random.Random, facts: Facts) -> forward_pb2.ForwardedCall:
-    """Make a call that a broker passes on."""
+    """Return a call as a broker forwards it."""
     name = rng.choice(list(MAKERS))
     request = MAKERS[name](rng, facts)
     if rng.random() < 0.5:
-        # Clients need not name it.
+        # Clients need not name the cluster.
         setattr(request, "cluster_id", facts.cluster_id)  # noqa: B010 - every request has it
     return forward_pb2.ForwardedCall(
         method=name, request=request.SerializeToString(), metadata_offset=facts.high_watermark
@@ -78,11 +78,11 @@ def forwarded_call(rng: random.Random, facts: Facts) -> forward_pb2.ForwardedCal
 
 
 def tame_forwarded(call: forward_pb2.ForwardedCall, facts: Facts) -> None:
-    """Take back what would change the topic that is to stay as it is.
+    """Undo what would change the topic that must stay as it is.
 
     Args:
-        call: a call, changed in place.
-        facts: what the cluster is.
+        call: a call, which is changed in place.
+        facts: the state of the cluster.
     """
     request_type = REQUEST_TYPES.get(call.method)
     if request_type is None:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says to one server what no correct server says, and judges what comes back.
+"""Sends one server what no correct server sends, and judges the answers.
 
     attacker = Attacker(nodes, 1, seed, facts, outcome)
     attacker.attack(1_000)
 
-Every other input calls a method of the carrier with messages that are right, changed or damaged, in frames that are right; the rest are
-frames and greetings that are not, methods that there are none of, and what servers of older versions asked for over gRPC.
+Every other input calls a carrier method with valid, changed or damaged messages in valid frames. The rest are invalid frames and
+prefaces, methods that do not exist, and requests that servers of older versions sent over gRPC.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from metaquorum.net.methods import Method
 from metaquorum.net.service import decode_refusal
 
 FACTS_EVERY: Final = 50
-"""Inputs after which an attacker asks again what the cluster is."""
+"""Inputs after which an attacker asks for the state of the cluster again."""
 DISTURB_EVERY: Final = 600
-"""One of so many inputs may start an election, give a server another address, or take the place of a follower's stream."""
+"""One in this many inputs may start an election, give a server another address, or replace a follower's stream."""
 TIMEOUTS_MS: Final = (0, 1, 100, 2**31, 2**32 - 1)
 PATIENT_METHODS: Final = (Method.ADMIN, Method.FORWARDED_CALL)
 PATIENT_TIMEOUT_MS: Final = 2_000
-"""A request that waits for metadata, or records, that nobody writes takes as long."""
+"""Time limit of a request that waits for metadata or records that no client writes."""
 CREDITS_BYTES: Final = (0, 1, 1_000, 2**31, 2**32 - 1)
 LIVENESS_S: Final = Limits().liveness_ms / 1_000
 UNKNOWN_METHOD: Final = "methods that there are none of"
@@ -57,19 +57,19 @@ FRAMES: Final = "frames: "
 GREETING: Final = "greeting: "
 OLD_SERVICES: Final = ("QuorumService", "ControllerService", "ReplicationService", "NoService", "")
 UNREAD: Final = frozenset(("INVALID_REQUEST", "WRONG_CLUSTER"))
-"""Answers to requests that are refused for their form."""
+"""Refusals of requests that are malformed."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What a run came to; to be written under `lock`.
+    """The result of a run; written under `lock`.
 
     Attributes:
         counts: inputs by kind and answer.
-        reached: kinds of which a server took what was said.
-        problems: what must not be.
+        reached: kinds of which a server accepted an input as well-formed.
+        problems: everything that is wrong.
         slowest_s: longest time of one input.
-        acknowledged: records of the producer meanwhile.
+        acknowledged: records of the producer that were acknowledged during the run.
     """
 
     counts: collections.Counter[tuple[str, str]] = field(default_factory=collections.Counter[tuple[str, str]])
@@ -85,12 +85,12 @@ class Outcome:
             self.counts[kind, answer] += 1
 
     def reach(self, kind: str) -> None:
-        """Note that a request was not refused for its form."""
+        """Note that a request was not refused as malformed."""
         with self.lock:
             self.reached.add(kind)
 
     def fail(self, problem: str) -> None:
-        """Note what must not be."""
+        """Note a problem."""
         with self.lock:
             self.problems.append(problem)
 
@@ -101,10 +101,10 @@ class Outcome:
 
 
 def methods() -> list[str]:
-    """Every method of the carrier, by name.
+    """Return the names of all carrier methods.
 
     Raises:
-        RuntimeError: one has no maker of requests.
+        RuntimeError: a method has no maker of requests.
     """
     missing = [method.name for method in Method if method not in CALLS]
     missing += [f"ADMIN {name}" for name in REQUEST_TYPES.keys() ^ ADMIN_MAKERS.keys()]
@@ -114,19 +114,19 @@ def methods() -> list[str]:
 
 
 def others() -> list[str]:
-    """Everything else that is attacked, by name."""
+    """Return the names of all other kinds of input."""
     return [*(FRAMES + name for name in DAMAGES), *(GREETING + name for name in GREETINGS), UNKNOWN_METHOD, GRPC]
 
 
 class Attacker:
-    """Attacks one server, over its internal port and its public one.
+    """Attacks one server, through its internal port and its public port.
 
     Args:
         nodes: the servers.
-        target: node id of the one.
-        seed: names the inputs, as far as they do not depend on the cluster.
-        facts: gives what the cluster is.
-        outcome: gets everything.
+        target: node id of the attacked one.
+        seed: determines the inputs, as far as they do not depend on the cluster.
+        facts: returns the state of the cluster.
+        outcome: gets all results.
     """
 
     def __init__(
@@ -143,10 +143,10 @@ class Attacker:
         self._outcome = outcome
 
     def attack(self, inputs: int) -> None:
-        """Send so many inputs, of all kinds in turn."""
+        """Send that many inputs, of all kinds in turn."""
         for number in range(inputs):
             if number % FACTS_EVERY == 0:
-                # While an election is under way, what was known before is good for more mutations.
+                # During an election, what was known before serves for more mutations.
                 with contextlib.suppress(LograftError):
                     self._facts = self._gather()
             turn, is_other = divmod(number, 2)
@@ -154,7 +154,7 @@ class Attacker:
             kind = kinds[turn % len(kinds)]
             started_s = time.monotonic()
             try:
-                # Each server gets each method once as a correct peer says it: some short run might change all of them.
+                # Each server gets each method once in valid form, because a short run might change all of them.
                 answer = self._say(kind, is_valid=turn < len(kinds))
             except Exception as error:
                 answer = "failed"
@@ -170,7 +170,7 @@ class Attacker:
         self._public.close()
 
     def _say(self, kind: str, *, is_valid: bool) -> str:
-        """Send one input; returns in a word what came of it."""
+        """Send one input, and return its result in a word."""
         if kind in self._methods:
             return self._call(Method[kind], is_valid=is_valid)
         self._outcome.reach(kind)
@@ -231,7 +231,7 @@ class Attacker:
     def _hello(self, *, may_disturb: bool) -> bytes:
         if not may_disturb:
             return hello_of(self._rng, self._facts)
-        # The other side cannot know that it is another one: the server may ask over this connection.
+        # The server cannot know that this is another process, and may send requests over this connection.
         other = self._rng.choice(self._facts.voters)
         return Identity(
             cluster_id=self._facts.cluster_id,
@@ -241,7 +241,7 @@ class Attacker:
         ).encode()
 
     def _input(self, method: Method, *, may_disturb: bool, is_valid: bool) -> list[bytes]:
-        """Make what is sent: valid messages, one of which is changed, in most cases unless they are to be valid."""
+        """Return the messages to send. Unless they are to be valid, one of them is changed in most cases."""
         rng, facts = self._rng, self._facts
         messages = CALLS[method].make(rng, facts, self._target)
         if may_disturb and method is Method.REPLICATE:
@@ -279,12 +279,12 @@ class Attacker:
         after = message.SerializeToString()
         return data if after == before else after
 
-    # What comes back.
+    # Judging the answers.
 
     def _judge(self, method: Method, calls: list[Call]) -> str:
         found = [self._judge_call(method, call) for call in calls]
         errors = {error for errors in found for error in errors}
-        # A snapshot is only looked for behind all checks: any refusal comes before its files are opened.
+        # The server opens a snapshot's files only after all checks, so any refusal may come first.
         looked_into = set() if method is Method.FETCH_SNAPSHOT else errors - UNREAD - {"CANCELLED"}
         is_answered = any(call.answers and not errors for call, errors in zip(calls, found, strict=True))
         if is_answered or looked_into:
@@ -292,7 +292,7 @@ class Attacker:
         return min(errors) if errors else "answered" if is_answered else "closed"
 
     def _judge_call(self, method: Method, call: Call) -> list[str]:
-        """Return what the other side refuses with."""
+        """Return the codes of the server's refusals."""
         errors: list[str] = []
         if call.failure is not None and not (call.is_given_up and not call.failure):
             errors.append(self._judge_refusal(method.name, call.failure))
@@ -321,7 +321,7 @@ class Attacker:
             self._outcome.fail(f"{kind}: refused with INTERNAL {message[:200]}")
         return code.name
 
-    # Everything else.
+    # The other kinds.
 
     def _unknown_method(self) -> str:
         rng = self._rng
@@ -392,7 +392,7 @@ class Attacker:
         return "goes on" if stays else self._judge_goodbye(kind, client)
 
     def _judge_end(self, kind: str, client: CarrierClient) -> None:
-        """What was said is no reason for an end. A server that could not run for longer takes the other side for dead."""
+        """Judge an end of the connection for which the input gave no reason. A server that was paused too long may end it as dead."""
         if client.age_s < LIVENESS_S:
             self._outcome.fail(f"{kind}: the connection ended, with GOODBYE {client.goodbye!r}")
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make fuzz`, second part: hostile servers, at the internal ports of three combined servers.
+"""`make fuzz`, second part: hostile servers at the internal ports of three combined servers.
 
-Every method of the carrier gets messages that are right, changed, damaged and shuffled; its connections get frames and greetings that
-are none. No process may end and no log may have a traceback; every request gets one typed final frame, or the connection ends, within
-`ANSWER_S`; a producer's records are taken meanwhile. Afterwards every server is stopped in order, and killed, and serves again, with
+Every carrier method gets valid, changed, damaged and shuffled messages. Its connections get invalid frames and prefaces. No process may
+end and no log may have a traceback. Every request gets one typed final frame within `ANSWER_S`, or the connection ends. A producer's
+records are acknowledged all the time. Afterwards every server is shut down cleanly, and then killed; each time it must serve again with
 every acknowledged record.
 """
 
@@ -33,24 +33,24 @@ from metaquorum.net.hello import Identity
 from metaquorum.net.methods import Method
 
 QUIET: Final = "fuzz-quiet"
-"""The topic that requests are about: records that are there before, and no writer."""
+"""The topic that the requests concern: it has records from the start, and no writer."""
 LIVELY: Final = "fuzz-lively"
 """The topic of the producer."""
 PARTITIONS: Final = 3
 STRANGER_ID: Final = 77
 STALL_S: Final = 90.0
-"""Longest time in which the producer may get no acknowledgement."""
+"""Maximum seconds in which the producer may get no acknowledgement."""
 SERVE_S: Final = 120.0
-"""Longest time until a cluster serves again."""
+"""Maximum seconds until a cluster serves again."""
 RATE_PER_S: Final = 20
-"""Records a second of the producer."""
+"""Records per second of the producer."""
 SNAPSHOTS: Final = ("--snapshot-interval-ms", "2000", "--kept-snapshots", "20")
-"""Each server has a snapshot of the metadata soon, and keeps it for longer than an attacker believes what it knows."""
+"""Options with which each server soon has a snapshot of the metadata, and keeps it for longer than an attacker uses its facts."""
 FAULTS_IN_LOGS: Final = ("Traceback (most recent call last)", "event=quorum_node_failed", "AssertionError")
 
 
 def values_of(bootstrap: str, topic: str) -> dict[tuple[int, int], bytes]:
-    """Values of a topic by partition and offset.
+    """Return the values of a topic by partition and offset.
 
     Raises:
         TimeoutError: a reader got nothing for too long.
@@ -60,7 +60,7 @@ def values_of(bootstrap: str, topic: str) -> dict[tuple[int, int], bytes]:
 
 
 def places_of(topic: str) -> list[TopicPartition]:
-    """All partitions of a topic."""
+    """Return all partitions of a topic."""
     return [TopicPartition(topic, partition) for partition in range(PARTITIONS)]
 
 
@@ -68,9 +68,9 @@ def run(directory: Path, inputs: int, seed: int) -> Outcome:
     """Attack three servers, restart them, and read everything.
 
     Args:
-        directory: for their data and logs.
-        inputs: over all servers.
-        seed: names the inputs.
+        directory: directory for data and logs.
+        inputs: number of inputs for all servers together.
+        seed: determines the inputs.
     """
     outcome = Outcome()
     with (
@@ -155,7 +155,7 @@ def register_stranger(nodes: CombinedCluster, admin: Admin) -> Stranger:
     """Register a broker that has no process.
 
     Raises:
-        TimeoutError: no controller took it.
+        TimeoutError: no controller accepted it.
     """
     incarnation_id, directory_id = bytes(range(ID_BYTES)), bytes(range(1, ID_BYTES + 1))
     cluster_id = admin.describe_quorum().cluster_id
@@ -216,7 +216,7 @@ def _log_problems(nodes: CombinedCluster) -> list[str]:
 
 
 def _wait_until_serving(nodes: CombinedCluster, admin: Admin) -> None:
-    """Until every replica is in sync again: one more server may then be taken away.
+    """Wait until every replica is in sync again, so that one more server may be taken away.
 
     Raises:
         TimeoutError: not within `SERVE_S`.
@@ -230,7 +230,7 @@ def _wait_until_serving(nodes: CombinedCluster, admin: Admin) -> None:
         except LograftError:
             return False
         partitions = [partition for topic in topics for partition in topic.partitions]
-        # Some of the requests registered brokers that have no process.
+        # Some of the requests register brokers without a process.
         return not fenced & set(range(1, len(nodes.hosts) + 1)) and all(
             len(partition.isr) == 3 for partition in partitions
         )
@@ -254,7 +254,7 @@ def _compare(
 
 
 def report(outcome: Outcome, inputs: int, seed: int) -> int:
-    """Print what a run came to; returns the exit status."""
+    """Print the result of a run and return the exit status."""
     kinds = [*methods(), *others()]
     missing = [kind for kind in kinds if kind not in outcome.reached]
     for kind in kinds:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages between servers, valid ones: a maker for every method of the carrier, which begins with what a cluster is at the moment.
+"""Valid messages between servers: a maker for every carrier method, which starts from the present state of a cluster.
 
     shape = CALLS[Method.VOTE]
     messages = shape.make(rng, facts, facts.voters[0])
 
-`tame` keeps two things out of what is made of them: claims that only a real peer may make (that it holds what is not committed yet),
-and, but for a few, claims that a correct cluster has to act on: an election, another address, a change by an operator.
+`tame` removes two things from mutated messages: claims that only a real peer may make (that it holds uncommitted data), and most claims
+on which a correct cluster has to act (an election, another address, a change by an operator).
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from metaquorum.controller_service.admin_operations import REQUEST_TYPES
 from metaquorum.net.methods import Method
 
 BELIEVED_LEAP: Final = 2**21
-"""An epoch up to this much above the known one may be believed by a node that is ahead of what is known here."""
+"""A node that is ahead of the known facts may believe an epoch that is up to this much above the known one."""
 
 Maker = Callable[[random.Random, Facts, Voter], list[Message]]
-"""Makes what a correct peer may send to a server: requests, one after the other, or the messages of one stream."""
+"""Returns what a correct peer may send to a server: successive requests, or the messages of one stream."""
 
 
 class Shape(NamedTuple):
     """How a method is called.
 
     Attributes:
-        make: makes what is sent.
-        answer_type: message of the response, or of each answer on the stream.
+        make: makes the messages.
+        answer_type: message type of the response, or of each answer on the stream.
         is_stream: True for a stream.
     """
 
@@ -315,19 +315,19 @@ CALLS: Final[dict[Method, Shape]] = {
     Method.ADMIN: Shape(_admin, controller_pb2.AdminAnswer),
     Method.EXPORT_METADATA: Shape(_export, admin_pb2.ExportMetadataResponse, is_stream=True),
 }
-"""The fuzzer fails when the carrier has a method that is not here."""
+"""Shapes by method. The fuzzer fails if the carrier has a method that is missing here."""
 
 
-# What is kept out.
+# Removal of harmful claims.
 
 
 def tame(message: Message, facts: Facts, *, may_disturb: bool) -> None:
-    """Take back what no server can know to be false; with `may_disturb` only what could lose records.
+    """Undo claims that no server can know to be false. With `may_disturb` undo only those that could lose records.
 
     Args:
-        message: a request, changed in place.
-        facts: what the cluster is.
-        may_disturb: let elections and other addresses be.
+        message: a request, which is changed in place.
+        facts: the state of the cluster.
+        may_disturb: keep elections and other addresses.
     """
     match message:
         case quorum_pb2.FetchQuorumRequest():
@@ -371,14 +371,14 @@ def _is_believed(epoch: int, facts: Facts) -> bool:
 
 
 def _tame_fetch(fetch: quorum_pb2.FetchQuorumRequest, facts: Facts) -> None:
-    """A voter's word that it holds something makes it committed."""
+    """Undo a voter's claim to hold uncommitted data, because the claim commits it."""
     is_voter = any(fetch.replica == _key(voter) for voter in facts.voters)
     if is_voter and fetch.fetch_offset > facts.high_watermark:
         fetch.replica.directory_id = bytes(ID_BYTES)
 
 
 def _tame_call(call: controller_pb2.AdminCall, facts: Facts, *, may_disturb: bool) -> None:
-    """A change by an operator is carried out, whoever says that it is one."""
+    """Undo an operator's change, because the controller carries it out, whoever sends it."""
     request_type = REQUEST_TYPES.get(call.method)
     if request_type is None:
         return
@@ -394,7 +394,7 @@ def _tame_call(call: controller_pb2.AdminCall, facts: Facts, *, may_disturb: boo
 
 
 def as_follower(messages: list[Message], facts: Facts, target: Voter) -> None:
-    """Let the stream be one of a follower that has a process: it takes the place of the follower's own."""
+    """Make the stream one of a follower with a process. It replaces the follower's own stream."""
     opening: Any = messages[0]
     broker = next(broker for broker in facts.brokers if broker.broker_id != target.node_id)
     opening.open.follower_id, opening.open.broker_epoch = broker.broker_id, broker.broker_epoch

@@ -18,9 +18,9 @@ from integration_tests.scenarios.fuzz.cluster_facts import ID_BYTES
 from integration_tests.scenarios.fuzz.mutations import odd_name
 
 HUGE: Final = 100_000
-"""Characters or bytes of what is too long."""
+"""Characters or bytes of a field that is too long."""
 MANY: Final = 3_000
-"""Members of a list that has too many."""
+"""Members of a list that is too long."""
 
 EXTREMES: Final = (0, 1, -1, 2, 2**15, 2**20, 2**20 + 1, 2**31 - 2, 2**31 - 1, -(2**31), 2**31, 2**32 - 1, 2**32)
 EXTREMES_64: Final = (*EXTREMES, 2**62, 2**62 + 1, 2**63 - 1, -(2**63), 2**64 - 1)
@@ -35,7 +35,7 @@ RANGES: Final = {
 
 
 def mutate(rng: random.Random, message: Message) -> None:
-    """Change one to three fields, however deep, to what no correct peer sends or what is just beside it."""
+    """Change one to three fields, at any depth, to values that no correct peer sends, or to values just beside the valid ones."""
     for _ in range(rng.choice([1, 1, 1, 2, 3])):
         owner, field = rng.choice(_fields(message))
         _set(rng, owner, field)
@@ -87,7 +87,7 @@ def _set_list(rng: random.Random, values: Any, field: FieldDescriptor) -> None:
 
 
 def _is_map(field: FieldDescriptor) -> bool:
-    """Of strings; the protocol has no others."""
+    """Return True for a map of strings; the protocol has no other maps."""
     return field.message_type is not None and field.message_type.GetOptions().map_entry
 
 
@@ -111,6 +111,6 @@ def _odd(rng: random.Random, field: FieldDescriptor, present: Any) -> Any:
 
 
 def out_of_range(rng: random.Random, data: bytes) -> bytes:
-    """Add a number of 64 bits, all ones, as a field that may be narrower, or of another kind: the last one counts."""
+    """Append a 64-bit number of all ones as a field that may be narrower or of another kind. The last occurrence counts."""
     number = rng.randrange(1, 16)
     return data + bytes([number << 3]) + b"\xff" * 9 + b"\x01"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hostile input: mutated batches, frames and names, made from valid ones by a seeded generator.
 
-Every mutation is a pure function of the random generator and the valid bytes, so that a seed names the input.
-The fuzz verb sends them through a real port; unit tests of the codec use the same shapes.
+Every mutation is a pure function of the generator and the valid bytes, so a seed determines the input. The fuzzer sends them through a
+real port. Unit tests of the codec use the same mutations.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BOMB_BYTES = 256 * 1024 * 1024
 
 
 def with_crc(batch: bytearray) -> bytearray:
-    """Put the right checksum and length in place, so that the checks behind them are reached."""
+    """Set the right checksum and length, so that the input reaches the checks behind them."""
     if len(batch) >= HEADER_BYTES:
         struct.pack_into(">i", batch, 8, len(batch) - 12)
         struct.pack_into(">I", batch, CRC_POSITION, crc32c(memoryview(batch)[CRC_COVERS_FROM:]))
@@ -44,12 +44,12 @@ def flip_bits_with_crc(rng: random.Random, batch: bytes) -> bytearray:
 
 
 def truncate(rng: random.Random, batch: bytes) -> bytearray:
-    """Cut the end off."""
+    """Cut off the end."""
     return bytearray(batch[: rng.randrange(len(batch))])
 
 
 def truncate_with_crc(rng: random.Random, batch: bytes) -> bytearray:
-    """Cut the end off and repair length and checksum."""
+    """Cut off the end, and repair length and checksum."""
     return with_crc(truncate(rng, batch))
 
 
@@ -60,7 +60,7 @@ def extend(rng: random.Random, batch: bytes) -> bytearray:
 
 
 def set_header_field(rng: random.Random, batch: bytes) -> bytearray:
-    """Put an odd number into one header field and repair the checksum."""
+    """Set one header field to an odd number, and repair the checksum."""
     mutated = bytearray(batch)
     position, size = rng.choice(INT_FIELDS)
     value = rng.choice(INTERESTING) if rng.random() < 0.7 else rng.getrandbits(64)
@@ -70,14 +70,14 @@ def set_header_field(rng: random.Random, batch: bytes) -> bytearray:
 
 
 def record_count_bomb(rng: random.Random, batch: bytes) -> bytearray:
-    """Claim very many records of no bytes."""
+    """Claim very many empty records."""
     count = rng.choice([100_001, 1_000_000, 2**31 - 1])
     payload = records_pb2.Records(value_length=0).SerializeToString()
     return with_payload(batch, payload, count)
 
 
 def zstd_bomb(rng: random.Random, batch: bytes) -> bytearray:
-    """Compress far more than the cap on inflated bytes, with or without the size in the frame."""
+    """Compress far more than the limit of inflated bytes, with or without the size in the frame."""
     chunk = b"\0" * (1024 * 1024)
     compressor = zstandard.ZstdCompressor(level=1, write_content_size=rng.random() < 0.5).compressobj(
         size=BOMB_BYTES if rng.random() < 0.5 else -1
@@ -147,7 +147,7 @@ def odd_name(rng: random.Random) -> str:
 
 
 def mutate_frame(rng: random.Random, frame: bytes) -> bytes:
-    """Damage a protobuf message on its way: bits, cuts, insertions, repeated pieces."""
+    """Damage a serialized protobuf message: bits, cuts, insertions, repeated pieces."""
     mutated = flip_bits(rng, frame) if rng.random() < 0.6 else bytearray(frame)
     if rng.random() < 0.4:
         mutated = mutated[: rng.randrange(len(mutated) + 1)]

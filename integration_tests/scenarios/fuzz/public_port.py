@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`make fuzz`, first part: mutated batches, frames and names of clients, through the public port of a real broker process.
 
-After every input the broker must live; every thousand a good client must still get through; at the end the broker's memory must
-have grown by less than RSS_GROWTH_BYTES_MAX, and everything that was stored must be readable: every batch of the topic decodes
-in every way a reader has, and what Read and Fetch return agrees. The second part is `internal_port`.
+The broker must survive every input. After every thousand inputs a good client must still work. At the end the broker's memory must have
+grown by less than RSS_GROWTH_BYTES_MAX, and everything stored must be readable: every batch of the topic decodes in every way that
+readers use, and Read and Fetch return the same. The second part is `internal_port`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SERVICE = "/lograft.v1.LogService/"
 
 
 def valid_batches(rng: random.Random) -> list[bytes]:
-    """Return good batches of several shapes to start from."""
+    """Return valid batches of several forms to start from."""
     values: list[bytes | None] = [rng.randbytes(rng.randrange(50)) for _ in range(20)]
     with_nulls = [None if index % 5 == 0 else value for index, value in enumerate(values)]
     keys: list[bytes | None] = [b"k%d" % index if index % 3 else None for index in range(20)]
@@ -47,7 +47,7 @@ def valid_batches(rng: random.Random) -> list[bytes]:
 
 
 class Attacker:
-    """Sends inputs to one broker and counts what came back."""
+    """Sends inputs to one broker and counts the results."""
 
     def __init__(self, address: str, seed: int) -> None:
         self._rng = random.Random(seed)
@@ -86,7 +86,7 @@ class Attacker:
         self._attempt("zstd bomb" if bomb else "batch", "Produce", [self._produce_open(), batch.SerializeToString()])
 
     def mutated_frame(self) -> None:
-        """Damage a message of a produce or fetch stream itself."""
+        """Send a damaged message of a produce or fetch stream."""
         rng = self._rng
         if rng.random() < 0.5:
             batch = log_pb2.ProduceBatch(
@@ -113,7 +113,7 @@ class Attacker:
         return messages
 
     def odd_names(self) -> None:
-        """Use an odd topic name in every call that takes one."""
+        """Send an odd topic name in every call that has one."""
         name = odd_name(self._rng)
         kind = self._rng.randrange(4)
         try:
@@ -143,7 +143,7 @@ class Attacker:
             self.outcomes["name: answered"] += 1
 
     def attack(self, inputs: int) -> None:
-        """Send `inputs` inputs: half batches, the rest frames and names, a few bombs."""
+        """Send `inputs` inputs: half of them batches, the rest frames and names, and a few bombs."""
         for index in range(inputs):
             if index % (max(1, inputs // BOMBS)) == 0:
                 self.mutated_batch(bomb=True)
@@ -160,7 +160,7 @@ class Attacker:
 
 
 def read_everything(address: str) -> int:
-    """Decode every stored batch in every way; return the number of records."""
+    """Decode every stored batch in every way, and return the number of records."""
     tp = TopicPartition(TOPIC, 0)
     count = 0
     with Consumer(address) as consumer:
@@ -191,7 +191,7 @@ def read_everything(address: str) -> int:
 
 
 def run(directory: Path, inputs: int, seed: int) -> tuple[collections.Counter[str], int, int]:
-    """Attack one broker; return outcomes, stored records and memory growth in bytes."""
+    """Attack one broker. Return outcomes, stored records, and memory growth in bytes."""
     with Cluster(directory, voter_count=1, broker_count=1) as cluster:
         with Admin(cluster.bootstrap) as admin:
             # Batches with times of any age are kept until they have been read back.
@@ -227,7 +227,7 @@ def attack(address: str, inputs: int, seed: int, outcomes: collections.Counter[s
 
 
 def report(outcomes: collections.Counter[str], stored: int, growth: int) -> int:
-    """Print what a run came to; returns the exit status: 1 when memory grew beyond the bound, or an answer was not typed."""
+    """Print the result of a run. Return exit status 1 if memory grew beyond the bound or an answer was not typed."""
     for outcome, count in sorted(outcomes.items()):
         print(f"{count:7d}  {outcome}")
     print(

@@ -16,7 +16,7 @@ from integration_tests.scenarios.fuzz import internal_port, public_port
 
 
 def main() -> int:
-    """Run both parts; 1 when one of them found something."""
+    """Run both parts. Return 1 if one of them found a problem."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--inputs", type=int, default=20_000, help="inputs of each part")
     parser.add_argument("--seed", type=int, default=1)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What clients that mean harm cost a real server: memory, descriptors, and the latency of a client beside them (`make hostile`)."""
+"""What hostile clients cost a real server: memory, descriptors, and the latency of a client beside them (`make hostile`)."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hostile clients, in a process of their own: `python -m integration_tests.scenarios.hostile.attackers KIND host:port`.
+"""The hostile clients, in their own process: `python -m integration_tests.scenarios.hostile.attackers KIND host:port`.
 
-Prints one line of JSON when the attack stands, goes on until its standard input ends, and prints another one with what it saw.
+Prints one line of JSON when the attack is complete, holds it until standard input ends, and prints another line with its results.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from integration_tests.scenarios.hostile.bombs import all_kinds
 from integration_tests.scenarios.hostile.http2 import WINDOW_MAX, Connection, greeting, grpc_call
 
 BACKLOG_TOPIC = "backlog"
-"""Partition 0 has batches of about 1 MB, partition 1 of 64 KB."""
+"""Topic whose partition 0 has batches of about 1 MB, and partition 1 of 64 KB."""
 BOMB_TOPIC = "bombs"
 FETCH, PRODUCE = "/lograft.v1.LogService/Fetch", "/lograft.v1.LogService/Produce"
 APPEND, READ = "/lograft.v1.LogService/Append", "/lograft.v1.LogService/Read"
@@ -38,7 +38,7 @@ CHANNELS = 600
 READERS = 200
 BOMBERS = 40
 BOMB_READERS = 8
-"""Of the bombers: they read what the others managed to store."""
+"""Readers among the bombers. They read what the others managed to store."""
 HUGE_SENDERS = 20
 HUGE_BYTES = 60_000_000
 CREDIT_BYTES = 1 << 30
@@ -51,16 +51,16 @@ CHECK_S = 0.2
 AFTER_FAILURE_S = 0.05
 
 Seen = Counter[str]
-"""How often each outcome was seen."""
+"""Number of results by kind."""
 
 
 def say(**what: object) -> None:
-    """Tell the process that started this one."""
+    """Send a line to the process that started this one."""
     print(json.dumps(what), flush=True)
 
 
 def fetch_open(partition: int) -> bytes:
-    """Return the opening of a fetch stream that may be sent nearly everything at once."""
+    """Return the opening of a fetch stream with credit for nearly everything at once."""
     route = log_pb2.FetchRoute(route=1, topic=BACKLOG_TOPIC, partition=partition, offset=0)
     opening = log_pb2.FetchOpen(routes=[route], credit_bytes=CREDIT_BYTES, max_chunk_bytes=CHUNK_BYTES)
     return log_pb2.FetchRequest(open=opening).SerializeToString()
@@ -75,7 +75,7 @@ def produce_open() -> bytes:
 
 
 def new_channel(address: str) -> grpc.aio.Channel:
-    """Return a channel with a connection of its own."""
+    """Return a channel with its own connection."""
     options = (
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.max_send_message_length", -1),
@@ -90,7 +90,7 @@ def stream(channel: grpc.aio.Channel, method: str) -> Any:
 
 
 async def end_of_input() -> None:
-    """Wait until standard input ends. A thread that is a daemon: it must not keep this process."""
+    """Wait until standard input ends. A daemon thread waits, so that it does not keep this process alive."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
     def wait() -> None:
@@ -102,7 +102,7 @@ async def end_of_input() -> None:
 
 
 async def open_all(count: int, opening: Callable[[int], Awaitable[object]], seen: Seen) -> None:
-    """Open streams 0 to `count`, some at once."""
+    """Open the streams 0 to `count`, several at once."""
     slots = asyncio.Semaphore(OPENED_AT_ONCE)
 
     async def one(index: int) -> None:
@@ -121,7 +121,7 @@ async def open_all(count: int, opening: Callable[[int], Awaitable[object]], seen
 
 
 async def idle(address: str) -> Seen:
-    """Hold connections that ask for nothing and answer pings."""
+    """Hold connections that send no requests and answer pings."""
     host, port = address.split(":")
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
@@ -180,7 +180,7 @@ async def channels(address: str) -> Seen:
 
 
 async def readers(address: str) -> Seen:
-    """Hold fetch streams, each on a connection of its own, that grant credit and never read."""
+    """Hold fetch streams on connections of their own that grant credit and never read."""
     seen, made, held = Seen(), [new_channel(address) for _ in range(READERS)], list[Any]()
 
     async def opening(index: int) -> None:
@@ -198,7 +198,7 @@ async def readers(address: str) -> Seen:
 
 
 async def sockets(address: str) -> Seen:
-    """The same by hand: the largest windows, and sockets from which nothing is ever read."""
+    """Hold fetch streams on plain sockets, with the largest windows and without any read."""
     host, port = address.split(":")
     held: list[socket.socket] = []
     for index in range(READERS):
@@ -213,7 +213,7 @@ async def sockets(address: str) -> Seen:
 
 
 async def bombers(address: str) -> Seen:
-    """Send batches that inflate to as much as is allowed or to more, as fast as they are answered; read what was stored."""
+    """Send batches that inflate to the limit or beyond, as fast as they are answered, and read the stored ones."""
     seen, bodies = Seen(), itertools.cycle(all_kinds())
 
     async def send(channel: grpc.aio.Channel) -> None:
@@ -233,14 +233,14 @@ async def bombers(address: str) -> Seen:
         await call(request, timeout=CALL_TIMEOUT_S)
         seen["read"] += 1
 
-    # Within the first records of each kind that is stored.
+    # Offsets within the first records of each kind that is stored.
     offsets = itertools.cycle((0, 1, 2, 100_002))
     await repeat(address, seen, [*[send] * (BOMBERS - BOMB_READERS), *[read] * BOMB_READERS])
     return seen
 
 
 async def huge(address: str) -> Seen:
-    """Send messages far above the limit of the transport, many at once, as calls and as batches of streams."""
+    """Send messages far above gRPC's size limit, many at once, as calls and as batches of streams."""
     seen, body = Seen(), bytes(HUGE_BYTES)
     batch = log_pb2.ProduceRequest(batch=log_pb2.ProduceBatch(route=1, batch_number=1, body=body)).SerializeToString()
     append = log_pb2.AppendRequest(topic=BOMB_TOPIC, records=[log_pb2.Record(value=body)]).SerializeToString()
@@ -261,7 +261,7 @@ async def huge(address: str) -> Seen:
 
 
 async def repeat(address: str, seen: Seen, attacks: list[Callable[[grpc.aio.Channel], Awaitable[None]]]) -> None:
-    """Run each attack on a connection of its own, again and again, until standard input ends; count how calls fail."""
+    """Repeat each attack on its own connection until standard input ends, and count how calls fail."""
 
     async def one(attack: Callable[[grpc.aio.Channel], Awaitable[None]]) -> None:
         channel = new_channel(address)
@@ -295,7 +295,7 @@ def main() -> int:
     kind, address = sys.argv[1:]
     say(**asyncio.run(KINDS[kind](address)))
     sys.stdout.flush()
-    # What is still open belongs to the attack: it is not waited for.
+    # What is still open belongs to the attack, so this does not wait for it.
     os._exit(0)
 
 

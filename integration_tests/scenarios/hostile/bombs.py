@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches of a few kilobytes that inflate to as much as the format allows, or to more."""
+"""Batches of a few kilobytes that inflate to the limit of the format or beyond."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ PIECE_BYTES = 1024 * 1024
 OVER_BYTES = 4 * MAX_INFLATED_BYTES
 VALUES_TAG = b"\x0a"
 HEADER_PAIR_BYTES = 4
-"""An empty key and an empty value of a record header, each with tag and length."""
+"""Bytes of an empty key and an empty value of a record header, each with tag and length."""
 COLUMN_BYTES = 1_000_000
-"""What is left for the columns of a payload beside its record headers."""
+"""Bytes that are left for the columns of a payload beside its record headers."""
 
 
 def _with_payload(stored: bytes, record_count: int = 1) -> bytes:
@@ -27,7 +27,7 @@ def _with_payload(stored: bytes, record_count: int = 1) -> bytes:
 
 
 def zeros(value_bytes: int, *, states_size: bool) -> bytes:
-    """Return a batch of one record of that many zeros, whose frame says its size or not."""
+    """Return a batch of one record of that many zeros. Its frame states the size or does not."""
     prefix = VALUES_TAG + encode_varint(value_bytes)
     suffix = b"\x1d" + value_bytes.to_bytes(4, "little")  # value_length
     size = len(prefix) + value_bytes + len(suffix)
@@ -42,7 +42,7 @@ def zeros(value_bytes: int, *, states_size: bool) -> bytes:
 
 
 def record_headers() -> bytes:
-    """Return a batch whose inflated payload is as many empty record headers as fit: many objects of few bytes."""
+    """Return a batch whose inflated payload has as many empty record headers as fit: many small objects."""
     pairs = (MAX_GENERIC_PAYLOAD_BYTES - COLUMN_BYTES) // HEADER_PAIR_BYTES
     each = pairs // MAX_RECORDS_PER_BATCH
     counts = [each] * MAX_RECORDS_PER_BATCH
@@ -56,13 +56,13 @@ def record_headers() -> bytes:
 
 
 def many_records() -> bytes:
-    """Return a batch of as many records as are allowed that fill what a batch may inflate to."""
+    """Return a batch with the maximum number of records, which fills the limit of inflated bytes."""
     value_bytes = (MAX_INFLATED_BYTES - COLUMN_BYTES) // MAX_RECORDS_PER_BATCH
     return bytes(encode_batch([bytes(value_bytes)] * MAX_RECORDS_PER_BATCH, timestamps_ms=1, codec=Codec.ZSTD))
 
 
 def all_kinds() -> list[bytes]:
-    """Return one batch of each kind: over the limit with and without its size, just under it, many records, many headers."""
+    """Return one batch of each kind: above the limit with and without a size, just below it, many records, many headers."""
     under = MAX_INFLATED_BYTES - HEADER_BYTES
     return [
         zeros(OVER_BYTES, states_size=True),

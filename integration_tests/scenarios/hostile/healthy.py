@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client beside the hostile ones, in a process of its own: `python -m integration_tests.scenarios.hostile.healthy host:port`.
+"""The client beside the hostile ones, in its own process: `python -m integration_tests.scenarios.hostile.healthy host:port`.
 
-Produces records with acks=all at a modest pace, whatever the answers do, and fetches them. The latency of a record runs from
-the moment at which it is due until the consumer has it, which is after its acknowledgement. For every line on standard input it
-prints the latencies of what was due since the line before, as JSON.
+Produces records with acks=all at a modest rate, whatever the answers are, and fetches them. The latency of a record runs from the
+moment at which it is due until the consumer has it, which is after its acknowledgement. For every line on standard input it prints,
+as JSON, the latencies of the records that were due since the previous line.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ REPORT_WAIT_S = 20.0
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """Return the smallest value that at least `share` (above 0) of the values do not exceed; NaN of none."""
+    """Return the smallest value that at least `share` (above 0) of the values do not exceed; NaN without values."""
     return quantile(ordered, share) if ordered else math.nan
 
 
 class Healthy:
-    """The client; see the module docstring."""
+    """A client that produces and fetches at a modest rate, and reports latencies."""
 
     def __init__(self, address: str) -> None:
         self._address = address

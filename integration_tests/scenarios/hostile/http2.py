@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""As much of HTTP/2 as a hostile client needs: frames it sends by hand on plain sockets, which no library would let it send.
+"""The part of HTTP/2 that a hostile client needs: frames by hand on plain sockets, which no library would send.
 
 Source: RFC 9113 (frames), RFC 7541 section 6.2.2 (literal header fields without indexing).
 """
@@ -25,7 +25,7 @@ def frame(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
 
 
 def header_block(fields: list[tuple[str, str]]) -> bytes:
-    """Encode header fields, each shorter than 127 bytes, as literals that are not indexed."""
+    """Encode header fields, each shorter than 127 bytes, as literals without indexing."""
     block = b""
     for name, value in fields:
         block += b"\x00" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
@@ -41,7 +41,7 @@ def grpc_call(method: str, authority: str, message: bytes) -> bytes:
 
 
 def greeting(*, window: int = DEFAULT_WINDOW) -> bytes:
-    """Return what a client says first; `window` is what each stream and the connection may send to it unread."""
+    """Return the connection preface of a client. `window` is how many unread bytes each stream and the connection may carry to it."""
     settings = struct.pack(">HI", INITIAL_WINDOW_SIZE, window)
     update = struct.pack(">I", window - DEFAULT_WINDOW)
     return (
@@ -52,7 +52,7 @@ def greeting(*, window: int = DEFAULT_WINDOW) -> bytes:
 
 
 class Connection:
-    """A connection that is kept alive: it answers pings and settings, and asks for nothing."""
+    """A connection that is kept alive: it answers pings and settings, and sends no requests."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self.socket = socket.create_connection(address)
@@ -61,7 +61,7 @@ class Connection:
         self._received = bytearray()
 
     def on_readable(self) -> bool:
-        """Take what came; False when the server has closed the connection."""
+        """Read the available data. Return False if the server has closed the connection."""
         try:
             data = self.socket.recv(65_536)
         except BlockingIOError:

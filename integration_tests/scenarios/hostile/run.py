@@ -31,30 +31,30 @@ from integration_tests.scenarios.hostile.target import PeakSampler, Usage, usage
 
 MIB: Final = 1024 * 1024
 GROWTH_BYTES_MAX: Final = 512 * MIB
-"""Resident memory that an attack may cost above idle."""
+"""Maximum resident memory of an attack, above that of the idle server."""
 KEPT_SHARE_MAX: Final = 0.20
-"""Of idle memory, what may be left above idle `AFTER_S` after the attack."""
+"""Maximum memory that may remain above idle `AFTER_S` after the attack, as a share of idle memory."""
 KEPT_BY_GRPC_BYTES: Final = 24 * MIB
-"""What a bare `grpc.aio` server keeps of thousands of connections or streams once they are gone (`docs/memory.md`): it is
-not a broker's to give back, and is taken off in the scenarios of `OF_MANY`."""
+"""Memory that a bare `grpc.aio` server keeps of thousands of past connections or streams (`docs/memory.md`). The broker cannot
+release it, so the scenarios of `OF_MANY` subtract it."""
 OF_MANY: Final = frozenset({"idle", "channels"})
-"""Scenarios of very many connections and streams."""
+"""Scenarios with very many connections or streams."""
 HEALTHY_P99_MS_MAX: Final = 50.0
-"""The latency of the healthy client beside an attack."""
+"""Maximum latency of the healthy client beside an attack."""
 CALM_P99_MS_MAX: Final = HEALTHY_P99_MS_MAX / 2
-"""Latency without an attack from which on the machine is too busy to judge the other one."""
+"""Latency without an attack above which the machine is too busy to judge latencies."""
 WARM_UP_S: Final = 4.0
 CALM_S: Final = 6.0
 HOLD_S: Final = 20.0
 AFTER_S: Final = 30.0
 BUDGET_S: Final = 900.0
-"""Seconds for all scenarios; those that would begin later are not run, and the exit status says so."""
+"""Seconds for all scenarios. Scenarios that would begin later are not run, and the exit status says so."""
 STANDS_TIMEOUT_S: Final = 180.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """Figures of one scenario; latencies in milliseconds as `healthy` reports them."""
+    """Figures of one scenario. Latencies are in milliseconds, as `healthy` reports them."""
 
     scenario: str
     idle: Usage
@@ -66,7 +66,7 @@ class Result:
     server_cpu_share: float
 
     def misses(self) -> list[str]:
-        """Return the targets that were missed."""
+        """Return the missed targets."""
         found: list[str] = []
         growth_bytes, kept_bytes = (each.rss_bytes - self.idle.rss_bytes for each in (self.peak, self.after))
         if growth_bytes > GROWTH_BYTES_MAX:
@@ -84,12 +84,12 @@ class Result:
 
     @property
     def is_latency_judged(self) -> bool:
-        """False where the healthy client was slow before the attack began."""
+        """False if the healthy client was slow even before the attack."""
         return self.calm["p99_ms"] <= CALM_P99_MS_MAX
 
 
 class Child:
-    """A client in a process of its own that speaks JSON lines."""
+    """A client in its own process that exchanges JSON lines."""
 
     def __init__(self, module: str, *arguments: str) -> None:
         command = [sys.executable, "-m", f"integration_tests.scenarios.hostile.{module}", *arguments]
@@ -97,7 +97,7 @@ class Child:
         self._name = module
 
     def line(self) -> dict[str, Any]:
-        """Wait for the next line; raises RuntimeError when the process ends, or is killed after `STANDS_TIMEOUT_S`."""
+        """Wait for the next line. Raises RuntimeError if the process ends; after `STANDS_TIMEOUT_S` it is killed."""
         assert self._process.stdout is not None
         timer = threading.Timer(STANDS_TIMEOUT_S, self._process.kill)
         timer.start()
@@ -115,7 +115,7 @@ class Child:
         return self.line()
 
     def end(self) -> None:
-        """Close its standard input."""
+        """Close the client's standard input."""
         assert self._process.stdin is not None
         self._process.stdin.close()
 
@@ -127,7 +127,7 @@ class Child:
 
 @contextmanager
 def child(module: str, *arguments: str) -> Iterator[Child]:
-    """Run a client, which is gone at the end."""
+    """Run a client until the end of the context."""
     made = Child(module, *arguments)
     try:
         yield made
@@ -136,7 +136,7 @@ def child(module: str, *arguments: str) -> Iterator[Child]:
 
 
 def pause(seconds: float) -> None:
-    """Let the attack, or the calm, go on."""
+    """Let the attack, or the calm before it, continue."""
     threading.Event().wait(seconds)
 
 
@@ -233,14 +233,14 @@ def run(scenarios: list[str], hold_s: float, budget_s: float) -> int:
 
 
 def main() -> int:
-    """Run what was asked for."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", choices=tuple(KINDS), default=list(KINDS))
     parser.add_argument("--hold-s", type=float, default=HOLD_S, help="seconds that each attack goes on")
     parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="seconds after which no scenario begins")
     arguments = parser.parse_args()
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    # Servers inherit it.
+    # Servers inherit this limit.
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     if limit < IDLE_CONNECTIONS + SPARE_DESCRIPTORS:
         print(f"only {limit} descriptors are allowed (ulimit -Hn): there will be fewer idle connections")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server under attack: one real process that is a whole cluster, and what `/proc` says of it."""
+"""The attacked server: one real process that is a whole cluster, and its usage according to `/proc`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from integration_tests.scenarios.hostile.attackers import BACKLOG_TOPIC, BOMB_TO
 SAMPLE_INTERVAL_S = 0.1
 BACKLOG_PARTITION_BYTES = 64 * 1024 * 1024
 BACKLOG_VALUE_BYTES = (1_000_000, 60_000)
-"""Of partition 0 and 1; each record is a batch of its own."""
+"""Value sizes of partition 0 and partition 1. Each record is a batch of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What a process has at one moment."""
+    """The resources of a process at one moment."""
 
     rss_bytes: int
     descriptors: int
     threads: int
 
     def most(self, other: Usage) -> Usage:
-        """Return the larger of each."""
+        """Return the maximum of each resource."""
         return Usage(
             rss_bytes=max(self.rss_bytes, other.rss_bytes),
             descriptors=max(self.descriptors, other.descriptors),
@@ -37,7 +37,7 @@ class Usage:
 
 
 def usage(pid: int) -> Usage:
-    """Read `/proc`."""
+    """Return the usage of a process from `/proc`."""
     status = Path(f"/proc/{pid}/status").read_text()
     fields = dict(re.findall(r"^(VmRSS|Threads):\s+(\d+)", status, re.MULTILINE))
     descriptors = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
@@ -45,10 +45,10 @@ def usage(pid: int) -> Usage:
 
 
 class PeakSampler:
-    """Looks at a process at intervals; a context manager.
+    """Samples a process at intervals; a context manager.
 
     Attributes:
-        peak: the most of each that was seen.
+        peak: the maximum of each resource so far.
     """
 
     def __init__(self, pid: int) -> None:
@@ -68,7 +68,7 @@ class PeakSampler:
 
 
 def write_backlog(directory: Path) -> None:
-    """Write what the readers are to read, by a server of its own: the one under attack begins without what that left in memory."""
+    """Write the records for the readers with a server of its own, so that the attacked server starts without its memory."""
     with DevServer(directory, name="backlog") as server:
         with Admin(server.bootstrap) as admin:
             admin.create_topic(BACKLOG_TOPIC, partition_count=4, configs={"flush.policy": "none"})

@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Producers and consumers under all nemeses at random, and the judgement of their history (`make jepsen`)."""
+"""Producers and consumers under random nemeses of all kinds, and the judgement of their history (`make jepsen`)."""
 
 from __future__ import annotations

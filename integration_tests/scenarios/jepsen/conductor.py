@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When which nemesis hurts and heals: a few at a time, at random by seed, with calm spells in which everything must become whole.
+"""Decides when which nemesis hurts and heals: a few at a time, at random by seed, with calm periods in which everything must recover.
 
-Owns the schedule, the watch over servers that end by themselves, and over clients that hear nothing. Must not judge histories.
+Owns the schedule, the watch for servers that end by themselves, and for clients that hear nothing. Does not judge histories.
 
-Connections die at random times among the other faults; and once more behind each calm, with nothing else hurt: then every client must
-hear something again within its bound.
+Connections die at random times among the other faults, and once more after each calm period without other faults. Then every client
+must hear something again within its bound.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from integration_tests.scenarios.jepsen.nemeses import HalfOpen, Membership, Nem
 from integration_tests.scenarios.jepsen.silence import SILENCE_S_MAX, Silence
 
 ACTIVE_MAX = 2
-"""Nemeses that hurt at the same time."""
+"""Maximum nemeses that hurt at the same time."""
 HURT_SHARE = 0.6
-"""How often something is hurt rather than healed, where both can be."""
+"""Probability that the next step hurts rather than heals, if both are possible."""
 PAUSE_S = (1.0, 8.0)
-"""Seconds from one step to the next, at random between the two."""
+"""Shortest and longest seconds between two steps."""
 STEPS_TO_CALM = 12
-"""Steps after which everything is healed and must become whole."""
+"""Steps after which everything is healed and must recover."""
 ADD_TIMEOUT_S = 120.0
 EARLY_ENDS_MAX = 5
-"""Servers that ended by themselves and were started again; then the run is over."""
+"""Number of servers that ended by themselves and were started again, after which the run ends."""
 
 
 class Conductor:
-    """Runs nemeses until a time.
+    """Runs nemeses until a given time.
 
     Attributes:
-        counts: what was done, by nemesis.
-        problems: what must not be: a server ended, the cluster did not become whole, or a client heard nothing for too long.
-        silences_s: by client, the seconds in which it heard nothing after each blow to connections alone.
+        counts: number of actions, by nemesis.
+        problems: a server ended, the cluster did not recover, or a client heard nothing for too long.
+        silences_s: by client, the seconds without anything heard after each fault of connections alone.
     """
 
     def __init__(self, world: World, nemeses: Sequence[Nemesis]) -> None:
@@ -52,7 +52,7 @@ class Conductor:
         self._nemeses = {nemesis.name: nemesis for nemesis in nemeses}
 
     def run(self, until_s: float) -> None:
-        """Hurt and heal until a time of the monotonic clock, or until the cluster cannot be healed; then heal all."""
+        """Hurt and heal until a time of the monotonic clock, or until the cluster cannot be healed; then heal everything."""
         step = 0
         while time.monotonic() < until_s and len(self.problems) < EARLY_ENDS_MAX:
             step += 1
@@ -68,7 +68,7 @@ class Conductor:
             self._listen()
 
     def calm(self) -> bool:
-        """Heal everything and wait until all is whole; returns whether it is."""
+        """Heal everything and wait until the cluster is whole. Return whether it is."""
         scene = self._world.scene
         for name in sorted(self._world.active):
             self._heal(name)
@@ -89,11 +89,11 @@ class Conductor:
         if nemesis is None:
             return
         load = self._world.scene.load
-        # Whoever is struck is to lead something.
+        # Every server should lead something before its connections die.
         with suppress(LograftError):
             self._world.admin.elect_leaders([TOPIC], election=ElectionType.PREFERRED)
         text = nemesis.hurt(self._world)
-        # What was sent before the last connection died proves nothing.
+        # Values sent before the last connection died prove nothing.
         struck_s = time.monotonic()
         if not text:
             return
@@ -107,7 +107,7 @@ class Conductor:
         try:
             wait_for(is_heard, timeout_s=SILENCE_S_MAX, what="every client to hear something")
         except TimeoutError:
-            # Whoever did not run cannot have heard.
+            # A client cannot hear anything while this process is paused.
             if not load.stood_still(struck_s, time.monotonic()):
                 self.problems.append(f"heard nothing for {SILENCE_S_MAX} s: {', '.join(silence.silent)}; {text}")
         for name, heard_s in silence.heard_s.items():
@@ -138,7 +138,7 @@ class Conductor:
         print(f"  {time.monotonic() - self._world.scene.load.started_s:6.1f} s  {text}", flush=True)
 
     def _watch(self) -> None:
-        """Find servers that ended by themselves; start them again, so that the others are tried on."""
+        """Find servers that ended by themselves and start them again, so that the run can continue."""
         for name, process in self._world.processes().items():
             if not process.running and name not in self._world.taken:
                 tail = process.log_tail().splitlines()[-3:]
@@ -151,7 +151,7 @@ class Conductor:
                 nemesis.problems.clear()
 
     def _complete_membership(self) -> None:
-        """Have every voter vote again."""
+        """Make every voter vote again."""
         for nemesis in self._nemeses.values():
             if isinstance(nemesis, Membership) and not nemesis.is_whole:
                 self._wait_whole(nemesis)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What hurts a cluster under a workload, and heals it: kills, pauses, cuts, dead connections, a full disk, wrong clocks, membership.
+"""What hurts and heals a cluster under load: kills, pauses, cuts, dead connections, a full disk, wrong clocks, membership changes.
 
-Owns one kind of fault each, chosen at random by seed. A server is hurt by one of them at a time. Must not judge.
+Each nemesis owns one kind of fault, chosen at random by seed. At most one of them hurts a server at a time. None judges.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from integration_tests.harness.process import Process
 from integration_tests.harness.scene import TOPIC, Scene
 
 SKEW_MS_MAX = 3_600_000
-"""An hour, either way."""
+"""One hour in either direction."""
 
 
 class Nemesis(Protocol):
@@ -35,17 +35,17 @@ class Nemesis(Protocol):
     name: str
 
     def hurt(self, world: World) -> str:
-        """Do harm, and say what; an empty text: nothing could be done now."""
+        """Do harm and return what it was; an empty text means that no harm was possible now."""
         ...
 
     def heal(self, world: World) -> str:
-        """Undo the harm, and say what that was."""
+        """Undo the harm and return what was done."""
         ...
 
 
 @dataclass(slots=True, kw_only=True)
 class World:
-    """The scene, a client with short limits, randomness, who is hurt and by what: what nemeses share."""
+    """What nemeses share: the scene, an admin client with short limits, randomness, and which servers are hurt."""
 
     scene: Scene
     admin: Admin
@@ -54,16 +54,16 @@ class World:
     active: set[str] = field(default_factory=set[str])
 
     def processes(self) -> dict[str, Process]:
-        """All servers by name."""
+        """Return all servers by name."""
         return self.scene.cluster.processes
 
     def take(self, names: Sequence[str]) -> None:
-        """Have servers for oneself."""
+        """Take servers, so that no other nemesis hurts them."""
         self.taken |= set(names)
         self._tell_scene()
 
     def give_back(self, names: Sequence[str]) -> None:
-        """Let others have them."""
+        """Give servers back."""
         self.taken -= set(names)
         self._tell_scene()
 
@@ -72,11 +72,11 @@ class World:
         self.scene.hurt = {broker_id for broker_id, process in brokers.items() if process.name in self.taken}
 
     def free(self, kind: str) -> list[str]:
-        """Names of servers of a kind ("broker", "voter") that no nemesis has taken."""
+        """Return the names of servers of a kind ("broker", "voter") that no nemesis has taken."""
         return [name for name in self.processes() if name.startswith(kind) and name not in self.taken]
 
     def choose(self) -> list[str]:
-        """Servers to hurt: mostly one broker, else one voter, a majority or all of a kind, or everything."""
+        """Return the servers to hurt: mostly one broker, otherwise one voter, a majority or all of a kind, or all servers."""
         kind = self.rng.choice(("broker", "broker", "broker", "voter"))
         free = self.free(kind)
         how = self.rng.choice(("one", "one", "one", "majority", "all", "leader", "leader"))
@@ -86,7 +86,7 @@ class World:
         return sorted(self.rng.sample(free, min(count, len(free))))
 
     def _leader(self, free: Sequence[str]) -> list[str]:
-        """The leader of a random partition, if it is free."""
+        """Return the leader of a random partition, if no nemesis has taken it."""
         state = self.scene.state()
         leader_id = None if not state else self.rng.choice(state).leader_id
         name = "" if leader_id is None else broker_name(leader_id)
@@ -94,7 +94,7 @@ class World:
 
 
 class _Outage(ABC):
-    """Takes chosen servers away, and brings them back."""
+    """Takes servers away and brings them back."""
 
     name: str
     _undo: str
@@ -125,7 +125,7 @@ class _Outage(ABC):
 
 
 class Kill(_Outage):
-    """kill -9; healing starts the servers again."""
+    """kill -9. Healing starts the servers again."""
 
     name = "kill"
     _undo = "start"
@@ -138,7 +138,7 @@ class Kill(_Outage):
 
 
 class Pause(_Outage):
-    """SIGSTOP; healing is SIGCONT."""
+    """SIGSTOP. Healing is SIGCONT."""
 
     name = "pause"
     _undo = "resume"
@@ -151,7 +151,7 @@ class Pause(_Outage):
 
 
 class Restart:
-    """SIGTERM; healing starts the server again."""
+    """SIGTERM. Healing starts the server again."""
 
     name = "restart"
 
@@ -160,9 +160,9 @@ class Restart:
         self.problems: list[str] = []
 
     def hurt(self, world: World) -> str:
-        """Stop one server in order."""
+        """Shut one server down cleanly."""
         free = world.free(world.rng.choice(("broker", "voter")))
-        # With others hurt an orderly stop may have to wait for them for longer than it is given.
+        # While other servers are hurt, a clean shutdown may have to wait for them longer than its time limit.
         self._names = [] if world.active or not free else [world.rng.choice(free)]
         world.take(self._names)
         for name in self._names:
@@ -176,7 +176,7 @@ class Restart:
         return f"stop {' '.join(self._names)}" if self._names else ""
 
     def heal(self, world: World) -> str:
-        """Start it."""
+        """Start it again."""
         for name in self._names:
             world.processes()[name].start()
         world.give_back(self._names)
@@ -184,7 +184,7 @@ class Restart:
 
 
 class Partition:
-    """Cuts between servers; clients reach all servers. No server is taken: a cut one may be killed as well."""
+    """Cuts between servers. Clients reach all servers. It takes no server: one behind a cut may be killed as well."""
 
     name = "partition"
 
@@ -192,7 +192,7 @@ class Partition:
         self._network = network
 
     def hurt(self, world: World) -> str:
-        """Cut one server or a half off, from all or from one kind, both ways or one."""
+        """Cut off one server or half of them, from all or from one kind, both ways or one."""
         rng = world.rng
         names = list(world.processes())
         minority = rng.sample(names, rng.choice((1, 1, 1, len(names) // 2)))
@@ -208,25 +208,25 @@ class Partition:
         return f"cut {' '.join(sorted(minority))} off from {' '.join(sorted(others))}, {way}"
 
     def heal(self, world: World) -> str:
-        """Let everything through."""
+        """Heal the network."""
         self._network.heal()
         return "heal the network"
 
 
 class Forget(Protocol):
-    """Lets the connections of a server that there are swallow what is sent to it, or from it, or both; new ones are carried."""
+    """Makes the open connections of a server lose what is sent to it, from it, or both. New connections work."""
 
     def __call__(self, name: str, *, to: bool, from_: bool) -> int:
-        """Do it to the server of a name, and return how many connections these are."""
+        """Forget the connections of the server with this name, and return their number."""
         ...
 
 
 class HalfOpen:
-    """Connections of one server die without a word; no server is taken, and nothing can be healed: the ends must find out.
+    """Connections of one server die silently. It takes no server, and nothing can be healed: the ends must detect it.
 
     Args:
-        forget: see `Forget`.
-        kinds: kinds of servers that it knows, one of which is drawn.
+        forget: forgets the connections of a server.
+        kinds: kinds of servers from which one is drawn.
     """
 
     name = "half-open"
@@ -245,13 +245,13 @@ class HalfOpen:
         return f"forget {count} connections of {name}, {way}" if count else ""
 
     def heal(self, world: World) -> str:
-        """Nothing."""
+        """Do nothing."""
         del world
         return "leave dead connections to their ends"
 
 
 def through_proxies(proxies: Mapping[str, ForgetfulProxy]) -> Forget:
-    """Forget by the proxy before each server, which carries only what comes to its advertised address."""
+    """Return a `Forget` that uses the proxy of each server. A proxy carries only connections to the advertised address."""
 
     def forget(name: str, *, to: bool, from_: bool) -> int:
         way = (Way.TO_SERVER if to else Way(0)) | (Way.TO_CLIENT if from_ else Way(0))
@@ -261,7 +261,7 @@ def through_proxies(proxies: Mapping[str, ForgetfulProxy]) -> Forget:
 
 
 class DiskFull:
-    """Fills the small disk of one broker, up to its limit or to the last byte; healing removes the filler."""
+    """Fills the small disk of one broker, to its limit or to the last byte. Healing removes the filler."""
 
     name = "disk-full"
 
@@ -270,7 +270,7 @@ class DiskFull:
         self._min_free_bytes = min_free_bytes
 
     def hurt(self, world: World) -> str:
-        """Write a file until there is too little room, or none."""
+        """Write a file until there is too little free space, or none."""
         keep_bytes = world.rng.choice((0, 0, self._min_free_bytes // 2))
         fill_disk(self._path, keep_bytes=keep_bytes)
         return f"fill {self._path.name} but for {keep_bytes} bytes"
@@ -282,7 +282,7 @@ class DiskFull:
 
 
 class ClockSkew:
-    """Sets the wall clocks of some servers wrong (`skewed_clock`); healing sets them right."""
+    """Sets the wall clocks of some servers wrong (`skewed_clock`). Healing corrects them."""
 
     name = "clock"
 
@@ -290,7 +290,7 @@ class ClockSkew:
         self._directory = directory
 
     def hurt(self, world: World) -> str:
-        """Shift some clocks, by a little or by up to an hour."""
+        """Shift some clocks by up to one hour."""
         names = world.rng.sample(list(world.processes()), world.rng.randint(1, 3))
         skews: dict[str, int] = {}
         for name in sorted(names):
@@ -300,14 +300,14 @@ class ClockSkew:
         return f"shift clocks by {skews} ms"
 
     def heal(self, world: World) -> str:
-        """Set them right."""
+        """Correct all clocks."""
         for path in self._directory.glob("*.skew"):
             path.unlink()
         return "set clocks right"
 
 
 class Membership:
-    """Takes a voter out of the quorum; healing makes it vote again."""
+    """Removes a voter from the quorum. Healing adds it again."""
 
     name = "membership"
 
@@ -315,12 +315,12 @@ class Membership:
         self._removed: int | None = None
 
     def hurt(self, world: World) -> str:
-        """Remove a voter, while no other one is hurt."""
+        """Remove a voter while no other server is hurt."""
         voters = world.scene.cluster.voters
         if len(voters) < 3 or len(world.free("voter")) < len(voters):
             return ""
         voter_id = world.rng.choice(sorted(voters))
-        # It may have been removed when the outcome is unknown: healing finds out.
+        # With an unknown outcome the voter may have been removed. Healing finds out.
         self._removed = voter_id
         try:
             world.admin.remove_voter(voter_id)
@@ -329,7 +329,7 @@ class Membership:
         return f"remove voter {voter_id}"
 
     def heal(self, world: World) -> str:
-        """Add it again; what fails is tried again before the end."""
+        """Add the voter again. A failed attempt is repeated before the end of the run."""
         if self._removed is None:
             return "no voter to add"
         voter_id = self._removed
@@ -343,17 +343,17 @@ class Membership:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no voter is missing."""
+        """Return True if no voter is missing."""
         return self._removed is None
 
 
 class Reassign:
-    """Gives partitions their replicas in another order or, with more brokers than replicas, others; then preferred leaders."""
+    """Gives partitions other replicas, or the same in another order. Healing elects preferred leaders."""
 
     name = "reassign"
 
     def hurt(self, world: World) -> str:
-        """Ask for other replicas of some partitions."""
+        """Reassign some partitions."""
         scene, rng = world.scene, world.rng
         chosen = rng.sample(scene.partitions, max(1, len(scene.partitions) // 5))
         brokers = sorted(scene.cluster.brokers)

@@ -3,8 +3,8 @@
 
     python -m integration_tests.scenarios.jepsen.run --minutes 20 --seed 7
 
-Where it can it runs in namespaces of its own, which cuts of the network and a small disk need; without them these two are left out
-and said to be. Exit status: 0 passed, 1 failed, 2 not everything could be tried or read.
+It runs in its own namespaces where that is possible. Network cuts and the small disk need them; without them it leaves these two out
+and says so. Exit status: 0 passed, 1 failed, 2 not everything could be tried or read.
 """
 
 from __future__ import annotations
@@ -56,19 +56,19 @@ ADMIN_TIMEOUT_MS = 5_000
 MIN_FREE_BYTES = 32 * 1024 * 1024
 DISK_BYTES = 160 * 1024 * 1024
 DISK_BYTES_A_MINUTE = 8 * 1024 * 1024
-"""Of the small disk: what a run writes there, several times over."""
+"""Bytes of the small disk per minute of the run: several times what a run writes."""
 ANOMALIES_PRINTED_MAX = 20
 
 
 @dataclass(slots=True, kw_only=True)
 class Result:
-    """What a run found.
+    """The result of a run.
 
     Attributes:
         status: exit status of the verdict on the history.
         lines: the summary.
-        problems: of the cluster, beside the history.
-        not_run: nemeses that were asked for and cannot be had here, with the reason.
+        problems: problems of the cluster, apart from the history.
+        not_run: requested nemeses that are not possible here, with the reason.
     """
 
     status: int = 2
@@ -150,7 +150,7 @@ def conduct(scene: Scene, nemeses: list[Nemesis], result: Result, *, seconds: fl
 
 
 def _silences(conductor: Conductor) -> list[str]:
-    """How long clients heard nothing after blows to connections alone."""
+    """Return how long clients heard nothing after faults of connections alone."""
     if not conductor.silences_s:
         return []
     times = (f"{name} {max(times_s):.1f}" for name, times_s in sorted(conductor.silences_s.items()))
@@ -167,7 +167,7 @@ def make_nemeses(
     network: Namespaces | None,
     proxies: Mapping[str, ForgetfulProxy] | None = None,
 ) -> list[Nemesis]:
-    """Make the nemeses of these names."""
+    """Create the nemeses with these names."""
     found: list[Nemesis] = []
     for name in names:
         if name == "partition":
@@ -179,7 +179,7 @@ def make_nemeses(
             found.append(ClockSkew(directory))
         elif name == HalfOpen.name:
             forget: Forget = through_proxies(proxies or {}) if network is None else network.forget
-            # Proxies are before brokers alone.
+            # Only brokers have proxies.
             kinds = ("broker",) if network is None else ("broker", "broker", "broker", "voter")
             found.append(HalfOpen(forget, kinds=kinds))
         else:
@@ -189,7 +189,7 @@ def make_nemeses(
 
 
 def run_and_keep(shape: Shape, *, seconds: float, seed: int, names: list[str]) -> Result:
-    """Run in a directory that is gone at the end; history and logs are kept when something is wrong."""
+    """Run in a temporary directory. History and logs are kept if something is wrong."""
     with tempfile.TemporaryDirectory(prefix="lograft-jepsen-") as name:
         directory = Path(name)
         try:
@@ -203,7 +203,7 @@ def run_and_keep(shape: Shape, *, seconds: float, seed: int, names: list[str]) -
 
 
 def main() -> int:
-    """Enter namespaces where that is permitted, run and print."""
+    """Enter namespaces if that is permitted, run, and print."""
     default = dataclasses.replace(Shape(), delivery_timeout_ms=DELIVERY_TIMEOUT_MS, lasting_pollers=1)
     parser = argparse.ArgumentParser(description="a workload with nemeses, and the judgement of its history")
     parser.add_argument("--minutes", type=float, default=20.0, help="minutes of faults; healing and reading come after")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long the clients of a load hear nothing after connections died without a word.
+"""How long the clients of a load hear nothing after connections died silently.
 
-Owns what counts as heard. A producer: a value that it was given after the blow is acknowledged, in every partition. A consumer: such a
-value was read, of every partition. The one that asks for ends: such a question was answered. The time counts from the blow, when the
-last connection has died, to the last of these. It is judged only while nothing else is hurt: a partition without a leader is silent for
-other reasons.
+Owns the definition of "heard". A producer is heard when, in every partition, a value that it was given after the fault is acknowledged.
+A consumer is heard when it has read such a value from every partition. The client that asks for ends is heard when a question from
+after the fault is answered. The time runs from the fault, when the last connection has died, to the last of these. It is judged only
+without other faults, because a partition without a leader is silent for other reasons.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from collections.abc import Sequence
 from integration_tests.harness.load.record_load import RecordLoad
 
 SILENCE_S_MAX = 20.0
-"""Most seconds that a client may hear nothing: its liveness bound of 12 s, and 8 s in which streams are opened again, here and
-between brokers, and a broker that voters had lost sight of is let in and leads again."""
+"""Maximum seconds for which a client may hear nothing: its liveness bound of 12 s, and 8 s to open streams again, for clients and
+between brokers, and to unfence a broker that the voters had lost, until it leads again."""
 
 
 class Silence:
-    """Who was heard since a blow, and after how long.
+    """Which clients were heard since a fault, and after how long.
 
     Args:
-        load: whose clients.
+        load: load with the clients.
         partitions: all of its partitions.
-        since_s: when the blow fell, on the monotonic clock.
+        since_s: monotonic time of the fault.
 
     Attributes:
-        heard_s: seconds from the blow, by the name of a client that was heard.
+        heard_s: seconds from the fault, by the name of a client that was heard.
     """
 
     def __init__(self, load: RecordLoad, partitions: Sequence[int], since_s: float) -> None:
@@ -36,20 +36,20 @@ class Silence:
         self._load = load
         self._partitions = partitions
         self._since_s = since_s
-        # By partition, the offset of a value that was sent after the blow.
+        # For each partition, the offset of a value that was sent after the fault.
         self._fresh: dict[int, int] = {}
 
     @property
     def silent(self) -> list[str]:
-        """Names of the clients that were not heard yet."""
+        """Return the names of the clients that were not heard yet."""
         clients = (*self._load.senders, *self._load.pollers, self._load.end_reader)
         return [client.name for client in clients if client.name not in self.heard_s]
 
     def look(self) -> bool:
-        """Note who is heard by now; returns whether all are."""
+        """Note which clients are heard by now. Return whether all are."""
         load = self._load
         for sender in load.senders:
-            # The thread of the SDK writes it.
+            # The SDK's thread writes the dictionary.
             latest = dict(sender.latest)
             fresh = {each: value.offset for each, value in latest.items() if value.sent_s > self._since_s}
             self._fresh = {**fresh, **self._fresh}

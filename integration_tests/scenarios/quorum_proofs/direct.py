@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One voter asked directly, without a broker that would find the leader: what a client of a deposed leader would see.
+"""Calls to one voter, without a broker that would find the leader. They show what a client of a deposed leader would see.
 
-Owns the channel and the requests. A call returns a future, so that it can be sent to a process that does not run.
+Owns the channel and the requests. A call returns a future, so it can be sent to a process that does not run.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What came of a call: a value, or the reason without one.
+    """The result of a call: a value, or the reason without one.
 
     Attributes:
-        value: number that a register shows, the number that was written; None: no answer or a refusal.
-        refusal: name of the reason, when there is no value.
-        is_certain: with a refusal: the server said so, and it was not OUTCOME_UNKNOWN.
+        value: the number that a register shows, or that was written; None: no answer, or a refusal.
+        refusal: name of the reason if there is no value.
+        is_certain: True for a refusal that the server gave and that was not OUTCOME_UNKNOWN.
     """
 
     value: int | None = None
@@ -44,7 +44,7 @@ class Voter:
     """A connection to the AdminService of one voter.
 
     Args:
-        address: `host:port` at which it serves AdminService.
+        address: `host:port` of that service.
     """
 
     def __init__(self, address: str) -> None:
@@ -60,7 +60,7 @@ class Voter:
         self.close()
 
     def close(self) -> None:
-        """End the connection; calls under way fail."""
+        """End the connection. Calls under way fail."""
         self._channel.close()
 
     def connect(self) -> None:
@@ -68,19 +68,19 @@ class Voter:
         grpc.channel_ready_future(self._channel).result(timeout=CONNECT_TIMEOUT_S)
 
     def read(self, topic: str, *, timeout_s: float) -> Call:
-        """Ask for a register."""
+        """Read a register."""
         request = admin_pb2.DescribeConfigsRequest(resources=[_resource(topic)])
         return Call(self._stub.DescribeConfigs.future(request, timeout=timeout_s).result, None)
 
     def write(self, topic: str, value: int, *, timeout_s: float) -> Call:
-        """Set a register."""
+        """Write a register."""
         change = admin_pb2.ConfigChange(name=CONFIG, value=str(value))
         changes = admin_pb2.ResourceConfigChanges(resource=_resource(topic), changes=[change])
         request = admin_pb2.AlterConfigsRequest(resources=[changes])
         return Call(self._stub.AlterConfigs.future(request, timeout=timeout_s).result, value)
 
     def topics(self, *, timeout_s: float) -> dict[str, bytes]:
-        """List all topics with their ids; raises grpc.RpcError."""
+        """Return all topics with their ids. Raises grpc.RpcError."""
         found: dict[str, bytes] = {}
         token = ""
         while True:
@@ -92,20 +92,20 @@ class Voter:
                 return found
 
     def registers(self, topics: Sequence[str], *, timeout_s: float) -> bytes:
-        """All configs of some topics, as bytes that are equal when all of it is; raises grpc.RpcError."""
+        """Return all configs of some topics as bytes, which are equal exactly if the configs are. Raises grpc.RpcError."""
         request = admin_pb2.DescribeConfigsRequest(resources=[_resource(topic) for topic in topics])
         answer = self._stub.DescribeConfigs(request, timeout=timeout_s)
         return b"".join(each.SerializeToString(deterministic=True) for each in answer.resources)
 
     def describe(self, topic: str, *, timeout_s: float) -> bytes:
-        """Describe a topic with its partitions and all configs, as bytes that are equal when all of it is."""
+        """Return a topic with its partitions and configs as bytes, which are equal exactly if the topic is."""
         answer = self._stub.DescribeTopic(admin_pb2.DescribeTopicRequest(topic=topic), timeout=timeout_s)
         return answer.topic.SerializeToString(deterministic=True) + b"".join(
             entry.SerializeToString(deterministic=True) for entry in answer.configs
         )
 
     def epoch(self, *, timeout_s: float) -> tuple[int, int | None]:
-        """Quorum epoch and leader as this voter sees them; raises grpc.RpcError."""
+        """Return quorum epoch and leader as this voter sees them. Raises grpc.RpcError."""
         answer = self._stub.DescribeQuorum(admin_pb2.DescribeQuorumRequest(), timeout=timeout_s)
         return answer.quorum_epoch, answer.leader_id if answer.HasField("leader_id") else None
 
@@ -134,7 +134,7 @@ class Call:
 
 
 def register_value(configs: dict[str, str]) -> int:
-    """Number of the last write that the configs of a register show."""
+    """Return the number of the last write that a register's configs show."""
     return int(configs[CONFIG] or 0)
 
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proof: kill -9 of the quorum leader, again and again, and how long the calls of clients take that meet it.
+"""Proof: repeated kill -9 of the quorum leader, and how long the clients' calls take that meet it.
 
-A round is that of `kill_leader`; here the calls are measured, not the silence between them. *There was no leader* from the kill until a
-voter writes `event=controller_active` in its log, of a higher epoch; the clock of the wall is the same for both. *Worst less the
-gap* is the longest call that touches a round, less that time: what is left is the client, the broker, and what the new leader
-has to do first. The figures are stated. Demanded is what docs/sdk.md promises: every call ends, and within its time limit; and what
-all proofs demand of the ledger.
+A round is that of `kill_leader`, but this proof measures the calls, not the silence between them. *There was no leader* lasts from the
+kill until a voter writes `event=controller_active` of a higher epoch in its log; both times come from the same wall clock. *Worst less
+the gap* is the longest call that touches a round, minus that time. What remains is the client, the broker, and the first work of the
+new leader. The figures are stated only. The demands are those of docs/sdk.md, that every call ends within its time limit, and those
+of all proofs on the ledger.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from integration_tests.scenarios.quorum_proofs.scene import Scene, scene_under_l
 RATE_PER_S = 100
 DISTURBED_ROUNDS_MAX = 25
 LIMIT_SLACK_S = 0.25 + STANDSTILL_S_MIN
-"""A client may look for 250 ms at addresses that do not answer (docs/sdk.md), and a shorter pause of this process is no standstill."""
+"""Seconds by which a call may exceed its limit. A client may try addresses that do not answer for 250 ms (docs/sdk.md), and a shorter
+pause of this process does not count as a process pause."""
 
 ACTIVE = re.compile(r"^time=(\S+ \S+),(\d{3}) .*event=controller_active quorum_epoch=(\d+)", re.MULTILINE)
 TIME_FORMAT = "%Y-%m-%d %H:%M:%S"
@@ -37,7 +38,7 @@ TIME_FORMAT = "%Y-%m-%d %H:%M:%S"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One kill, on the monotonic clock."""
+    """One kill; times are monotonic."""
 
     killed_s: float
     active_s: float
@@ -50,16 +51,16 @@ class Round:
         return self.active_s - self.killed_s
 
     def touched(self, spans: Sequence[Operation]) -> list[Operation]:
-        """Operations that were under way between the kill and the end of the round."""
+        """Return the operations that were under way between the kill and the end of the round."""
         return [span for span in spans if span.ended_s > self.killed_s and span.began_s < self.ended_s]
 
     def met(self, spans: Sequence[Operation]) -> list[Operation]:
-        """Operations that were under way while there was no leader."""
+        """Return the operations that were under way while there was no leader."""
         return [span for span in spans if span.ended_s > self.killed_s and span.began_s < self.active_s]
 
 
 def activations(log: str) -> list[tuple[float, int]]:
-    """When controllers began by the log of a voter, in seconds of the wall's clock, and of which quorum epoch."""
+    """Return when controllers became active by a voter's log, in seconds of the wall clock, and in which quorum epoch."""
     return [
         (time.mktime(time.strptime(second, TIME_FORMAT)) + int(millisecond) / 1000, int(epoch))
         for second, millisecond, epoch in ACTIVE.findall(log)
@@ -67,7 +68,7 @@ def activations(log: str) -> list[tuple[float, int]]:
 
 
 def first_activation(scene: Scene, *, above_epoch: int) -> float:
-    """When a controller of a higher epoch began first, in seconds of the wall's clock; there is one."""
+    """Return the first activation of a controller above the epoch, in seconds of the wall clock. There must be one."""
     found = [
         when_s
         for voter in scene.cluster.voters.values()
@@ -78,7 +79,7 @@ def first_activation(scene: Scene, *, above_epoch: int) -> float:
 
 
 def run_round(scene: Scene) -> Round:
-    """Kill the leader, wait for the next one and an acknowledged operation, bring the old one back."""
+    """Kill the leader, wait for the next one and for an acknowledged operation, and bring the old one back."""
     scene.wait_caught_up()
     leader_id, epoch = scene.leader()
     killed_s, wall_s = time.monotonic(), time.time()
@@ -127,7 +128,7 @@ def prove(directory: Path, *, voters: int, rounds: int, rate_per_s: int = RATE_P
 
 
 def call_figures(rounds: Sequence[Round], spans: Sequence[Operation]) -> dict[str, Figure]:
-    """Figures of the calls that touch the rounds, in milliseconds."""
+    """Return the figures of the calls that touch the rounds, in milliseconds."""
     if not rounds:
         return {}
     touched = [each.touched(spans) for each in rounds]
@@ -147,7 +148,7 @@ def call_figures(rounds: Sequence[Round], spans: Sequence[Operation]) -> dict[st
 
 
 def quantiles(name: str, sorted_s: Sequence[float]) -> dict[str, Figure]:
-    """Median, 99th percentile and largest of sorted seconds, in milliseconds; nothing for none."""
+    """Return median, 99th percentile and maximum of sorted seconds, in milliseconds; nothing without values."""
     if not sorted_s:
         return {}
     return {
@@ -158,6 +159,6 @@ def quantiles(name: str, sorted_s: Sequence[float]) -> dict[str, Figure]:
 
 
 def late_calls(spans: Sequence[Operation], *, standstill_s: float) -> list[Operation]:
-    """Operations that took longer than the time limits of their calls, whatever the machine did meanwhile."""
+    """Return the operations that exceeded the time limits of their calls, even with all process pauses added."""
     limit_s = REQUEST_TIMEOUT_MS / 1000
     return [span for span in spans if span.took_s > span.calls * limit_s + LIMIT_SLACK_S + standstill_s]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proof: kill -9 of the quorum leader, again and again, under a paced load.
+"""Proof: repeated kill -9 of the quorum leader under a paced load.
 
-Each round waits until all voters have everything, kills the leader, waits for another one and for an acknowledged operation,
-starts the killed voter again and waits until it has everything. *Unavailability* of a round is the longest time without an
-acknowledged operation from just before the kill to the end of the round: the election, and whatever the return costs.
-A round in which the machine stood still (see `load`) is not measured but done again, and counted as disturbed.
+Each round waits until all voters have everything, kills the leader, and waits for another leader and for an acknowledged operation.
+Then it starts the killed voter again and waits until it has everything. *Unavailability* of a round is the longest time without an
+acknowledged operation, from just before the kill to the end of the round: the election, and the cost of the return. A round with a
+process pause (see `load`) is not measured but repeated, and counted as disturbed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Round:
 
 
 def run_round(scene: Scene) -> Round:
-    """Kill the leader, wait for the next one and an acknowledged operation, bring the old one back."""
+    """Kill the leader, wait for the next one and for an acknowledged operation, and bring the old one back."""
     scene.wait_caught_up()
     leader_id, epoch = scene.leader()
     killed_s = time.monotonic()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proof: a minority of the voters is cut off under load, in both directions or one, and the data show nothing of it.
+"""Proof: a minority of the voters is isolated under load, in both directions or one, and no data is affected.
 
-Servers run in network namespaces of their own (`namespaces`); the clients reach all of them all the time. A cut separates a
-minority from the other voters and from the broker, while reads and writes go straight to the minority. It must acknowledge
-nothing and answer no read. The majority goes on; after the healing the minority catches up, the epoch does not rise again,
-and a cut of followers does not raise it at all (pre-vote). At the end all images are equal and nothing acknowledged is lost.
+Servers run in their own network namespaces (`namespaces`). The clients reach all of them at all times. A cut separates a minority from
+the other voters and from the broker, while reads and writes go straight to the minority. The minority must acknowledge nothing and
+answer no read. The majority continues. After the healing the minority catches up and the epoch does not rise again. A cut of followers
+does not raise it at all (pre-vote). At the end all images are equal and nothing acknowledged is lost.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OUTCOME_FILE = "outcome.json"
 
 
 class Lost(Enum):
-    """What a cut loses, as the minority sees it."""
+    """What a cut loses, from the view of the minority."""
 
     BOTH = "both ways"
     SENT = "what it sends"
@@ -44,7 +44,7 @@ class Lost(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """Who is cut off: the leader or not, how many followers, and which way."""
+    """Which voters are isolated: the leader or not, how many followers, and in which direction."""
 
     has_leader: bool
     follower_count: int
@@ -58,7 +58,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """One cut and its healing. `changes` are those of leader and epoch that nothing asked for."""
+    """One cut and its healing. `changes` are changes of leader and epoch that nothing asked for."""
 
     unavailable_s: float
     after_s: float
@@ -69,7 +69,7 @@ class Cut:
 
 
 def cases(voters: int) -> list[Case]:
-    """Minorities of a quorum: the leader alone, a follower alone, and the largest ones with and without the leader."""
+    """Return the minorities of a quorum: the leader alone, a follower alone, and the largest ones with and without the leader."""
     found = [Case(has_leader=True, follower_count=0, lost=lost) for lost in Lost]
     found += [Case(has_leader=False, follower_count=1, lost=lost) for lost in Lost]
     largest = (voters - 1) // 2
@@ -82,12 +82,12 @@ def cases(voters: int) -> list[Case]:
 def hold(
     scene: Scene, probes: Probes, minority: Sequence[Voter], registers: Sequence[str], *, above_epoch: int
 ) -> None:
-    """Ask the minority for as long as the cut lasts; once the majority has a leader, have it change what is asked for."""
+    """Ask the minority for as long as the cut lasts. Once the majority has a leader, it changes the registers."""
     readers, writers = registers[:PROBES], list(registers[PROBES:])
     until_s = time.monotonic() + HOLD_S
     has_changed = False
     while time.monotonic() < until_s or not has_changed:
-        # The first time around the minority may still believe in itself.
+        # The first time, the minority may still believe that it leads.
         for voter in minority:
             take(probes, send(probes, voter, readers, writers, timeout_s=PROBE_TIMEOUT_S))
         quorum = scene.quorum()
@@ -100,14 +100,14 @@ def hold(
 
 
 def judge_minority(probes: Probes, before: tuple[int, int]) -> list[str]:
-    """Return what the minority should not have answered since `before` (reads, writes)."""
+    """Return the answers of the minority since `before` (reads, writes) that it should not have given."""
     reads, writes = served(probes)
     found = [f"the minority answered {reads - before[0]} reads"] if reads > before[0] else []
     return found + ([f"the minority acknowledged {writes - before[1]} writes"] if writes > before[1] else [])
 
 
 def served(probes: Probes) -> tuple[int, int]:
-    """Reads answered and writes acknowledged so far."""
+    """Return how many reads were answered and how many writes acknowledged so far."""
     return probes.reads["answered"], probes.writes["acknowledged"]
 
 
@@ -165,7 +165,7 @@ def run_case(scene: Scene, network: Namespaces, probes: Probes, case: Case) -> C
 
 
 def prove_inside(directory: Path, *, voters: int, rounds: int, rate_per_s: int = RATE_PER_S) -> Outcome:
-    """Run every case `rounds` times and judge; only inside of namespaces."""
+    """Run every case `rounds` times and judge. Only inside namespaces."""
     outcome = Outcome(proof="partition", figures={"voters": voters, "rounds": rounds, "asked_per_s": rate_per_s})
     network = Namespaces(names_of(voter_count=voters, broker_count=1))
     probes = Probes()
@@ -199,7 +199,7 @@ def prove_inside(directory: Path, *, voters: int, rounds: int, rate_per_s: int =
 
 
 def prove(directory: Path, *, voters: int, rounds: int) -> Outcome:
-    """Run the proof in a process of its own inside of namespaces; NOT RUN where they are not permitted."""
+    """Run the proof in its own process inside namespaces. NOT RUN if they are not permitted."""
     command = unshare_command()
     if isinstance(command, str):
         return Outcome(proof="partition", figures={"voters": voters, "rounds": rounds}, not_run=command)
@@ -211,7 +211,7 @@ def prove(directory: Path, *, voters: int, rounds: int) -> Outcome:
 
 
 def main() -> None:
-    """Run inside and leave the outcome in a file."""
+    """Run inside namespaces and write the outcome to a file."""
     parser = argparse.ArgumentParser(description="the part of the proof that runs inside of namespaces")
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--voters", type=int, required=True)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proof: a quorum leader that is stopped (SIGSTOP) and wakes again shows nothing stale and acknowledges nothing as a leader of old.
+"""Proof: a quorum leader that is stopped (SIGSTOP) and wakes again shows nothing stale and acknowledges nothing as an old leader.
 
-Under the load, each round stops the leader, waits for a new one, and has registers of its own changed by it. Then reads and
-writes are sent straight to the stopped process, so that they are the first thing that it finds when it wakes, and go on until
-a while after it does. Each read must be refused or show at least what was acknowledged before it was sent. A write that is
-acknowledged must be there at the end, one that is refused must not; and no node may acknowledge while another one leads a
-newer epoch, which the values tell: the registers end at the numbers that the ledger allows.
+Under the load, each round stops the leader, waits for a new one, and lets it change registers of the proof. Then reads and writes are
+sent straight to the stopped process, so that it finds them first when it wakes. They continue until a while after that. Each read must
+be refused or show at least what was acknowledged before it was sent. An acknowledged write must exist at the end, and a refused one
+must not. No node may acknowledge while another one leads a newer epoch. The values show that: the registers end at numbers that the
+ledger allows.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from integration_tests.scenarios.quorum_proofs.scene import RECOVERY_TIMEOUT_S, 
 
 RATE_PER_S = 100
 PROBES = 20
-"""Reads, and writes, that wait for a stopped leader when it wakes."""
+"""Number of reads, and of writes, that wait for a stopped leader when it wakes."""
 
 
 def run_round(scene: Scene, probes: Probes) -> tuple[float, bool]:
-    """Stop the leader, let another one lead and change things, wake the old one.
+    """Stop the leader, let another one lead and change registers, and wake the old one.
 
     Returns:
-        The unavailability in seconds, and whether the machine stood still meanwhile.
+        The unavailability in seconds, and whether a process pause touched the round.
     """
     scene.wait_caught_up()
     leader_id, epoch = scene.leader()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads and writes that are sent straight to one voter, leader or not, and what may come of them.
+"""Reads and writes that go straight to one voter, leader or not, and their permitted results.
 
-A read must be refused or show at least what was acknowledged before it was sent. A write that is acknowledged must be there
-at the end, and one that is refused must not: the ledger of the probes' own registers is compared with that of the load.
+A read must be refused or show at least what was acknowledged before it was sent. An acknowledged write must exist at the end, and a
+refused one must not. For that, the ledger of the probes' own registers is compared together with that of the load.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ FAILED_CREATIONS_MAX = 100
 
 @dataclass(slots=True)
 class Probes:
-    """Registers that only the proof writes, and what became of the calls."""
+    """Registers that only the proof writes, and the results of its calls."""
 
     ledger: Ledger = field(default_factory=Ledger)
     reads: Counter[str] = field(default_factory=Counter[str])
     writes: Counter[str] = field(default_factory=Counter[str])
 
     def create(self, scene: Scene, count: int) -> list[str]:
-        """Create registers through a broker; a creation that fails is taken down as unknown, and another one made."""
+        """Create registers through a broker. A failed creation is noted as unknown, and another register is created."""
         names: list[str] = []
         while len(names) < count:
             topic = f"probe-{len(self.ledger.topics) + len(self.ledger.unknown_topics):05d}"
@@ -48,7 +48,7 @@ class Probes:
         return names
 
     def write_by_leader(self, scene: Scene, topics: Sequence[str]) -> None:
-        """Change registers through a broker, in the epoch of whoever leads."""
+        """Change registers through a broker, in the epoch of the present leader."""
         for topic in topics:
             register = self.ledger.registers[topic]
             if register.is_retired:
@@ -70,7 +70,7 @@ class Probes:
             self.ledger.note(f"STALE: {topic} read as {answer.value} after {at_least} was acknowledged")
 
     def note_write(self, register: Register, answer: Answer) -> None:
-        """Take down what a direct write was told."""
+        """Note the answer to a direct write."""
         self.writes["acknowledged" if answer.value is not None else answer.refusal] += 1
         if answer.value is not None:
             register.acknowledge()
@@ -83,7 +83,7 @@ class Probes:
 def send(
     probes: Probes, voter: Voter, readers: Sequence[str], writers: Sequence[str], *, timeout_s: float = CALL_TIMEOUT_S
 ) -> list[tuple[str, int, Call]]:
-    """Send a read of each of `readers` and a write of each of `writers`; a read comes with what it has to show."""
+    """Send a read of each of `readers` and a write of each of `writers`. A read is returned with the number that it must show."""
     calls: list[tuple[str, int, Call]] = []
     for topic in readers:
         at_least = probes.ledger.registers[topic].acknowledged
@@ -110,7 +110,7 @@ def take(probes: Probes, calls: Sequence[tuple[str, int, Call]]) -> set[str]:
 
 
 def adopt(scene: Scene, probes: Probes) -> None:
-    """Hand the registers of the probes to the ledger of the load, which has ended, for the last comparison."""
+    """Add the registers of the probes to the ledger of the load, which has ended, for the last comparison."""
     scene.load.stop()
     ledger = scene.load.ledger
     ledger.topics |= probes.ledger.topics

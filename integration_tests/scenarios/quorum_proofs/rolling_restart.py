@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Proof: all voters are restarted one after the other under load, and no client call fails.
 
-SIGTERM, an orderly end (a leader hands over first), the same command again, and the next one when this one has everything.
-Clients have the SDK's own timeouts and retries. One failed or unknown call fails the proof; the longest call is stated.
-When the machine stood still meanwhile (see `load`), a failed call proves nothing: the round is done again, and after
-`DISTURBED_ROUNDS_MAX` of them the proof says NOT RUN.
+A voter gets SIGTERM and shuts down cleanly (a leader first transfers its leadership). The same command starts it again. When it has
+everything, the next voter follows. Clients have the SDK's own timeouts and retries. One failed or unknown call fails the proof; the
+longest call is stated. If a process pause (see `load`) touched the round, a failed call proves nothing and the round is repeated. After
+`DISTURBED_ROUNDS_MAX` such rounds the proof says NOT RUN.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from integration_tests.scenarios.quorum_proofs.scene import Scene, scene_under_l
 
 RATE_PER_S = 100
 DISTURBED_ROUNDS_MAX = 3
-"""Rounds done again because calls failed while the machine stood still."""
+"""Rounds repeated because calls failed during a process pause."""
 
 
 def restart_all(scene: Scene, outcome: Outcome) -> list[float]:
-    """Restart every voter once; returns the longest time without an acknowledgement around each restart, in seconds."""
+    """Restart every voter once. Return the longest time without an acknowledgement around each restart, in seconds."""
     times: list[float] = []
     for voter_id, process in scene.cluster.voters.items():
         scene.wait_caught_up()

@@ -31,11 +31,11 @@ PROOFS: dict[str, tuple[Callable[..., Outcome], int]] = {
     "wiped-voter": (wiped_voter.prove, 10),
     "rolling-restart": (rolling_restart.prove, 20),
 }
-"""Each proof, and how many of the asked rounds make one of its own, which take longer."""
+"""Each proof, and the divisor of the rounds asked for: rounds of some proofs take longer."""
 
 
 def run_one(name: str, *, voters: int, rounds: int) -> Outcome:
-    """Run a proof in a directory of its own; what breaks it is a failure of it."""
+    """Run a proof in its own directory. An error that ends it is a failure of the proof."""
     prove, share = PROOFS[name]
     own_rounds = max(1, rounds // share)
     print(f"{name}, {voters} voters, {own_rounds} rounds", flush=True)
@@ -47,7 +47,7 @@ def run_one(name: str, *, voters: int, rounds: int) -> Outcome:
 
 
 def main() -> int:
-    """Run what was asked for and print it."""
+    """Run the command line and print the outcomes."""
     parser = argparse.ArgumentParser(description="proofs of the metadata quorum with real processes")
     parser.add_argument("--rounds", type=int, default=DEFAULT_ROUNDS, help="kills; the other proofs take a share of it")
     parser.add_argument("--voters", type=int, nargs="+", default=[3, 5], help="numbers of voters")

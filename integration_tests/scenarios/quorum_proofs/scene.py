@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cluster under load, and the questions that every proof asks of it: who leads, who has everything, what is there at the end.
+"""A cluster under load, and the questions of every proof: who leads, who has everything, what exists at the end.
 
-Owns the waits with their limits and the last comparison: of the load's ledger with the cluster, and of the voters' images with
-each other. An image is compared through its owner: the leadership is handed to each voter in turn, which then answers reads
-from its own image.
+Owns the waits with their limits, and the last comparisons: the load's ledger with the cluster, and the voters' images with each other.
+An image is read from its owner: the leadership is transferred to each voter in turn, which then answers reads from its own image.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ from integration_tests.scenarios.quorum_proofs.direct import Voter, register_val
 
 CHECK_INTERVAL_S = 0.05
 RECOVERY_TIMEOUT_S = 240.0
-"""A new leader, an acknowledged change, a voter with everything."""
+"""Seconds to wait for a new leader, an acknowledged change, or a voter with everything."""
 ADMIN_TIMEOUT_MS = 30_000
 WATCH_TIMEOUT_MS = 2_000
-"""Of one question who leads: a broker may still wait for a leader that says nothing."""
+"""Milliseconds of one question for the leader. A broker may still wait for a leader that does not answer."""
 READ_TIMEOUT_S = 30.0
 DESCRIBED_AT_ONCE = 500
 SAMPLED_TOPICS = 300
-"""Topics whose whole description goes into the comparison of images; names, ids and registers of all do."""
+"""Number of topics whose whole description is compared between images. Names, ids and registers of all topics are compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """A cluster, a load on it, and clients for the proof's own changes and questions."""
+    """A cluster, its load, and clients for the proof's own changes and questions."""
 
     cluster: Cluster
     load: MetadataLoad
@@ -48,11 +47,11 @@ class Scene:
     watcher: Admin
 
     def quorum(self) -> QuorumDescription | None:
-        """The quorum as its leader sees it; None while no broker answers."""
+        """Return the quorum as its leader sees it; None while no broker answers."""
         return quorum_of(self.watcher)
 
     def leader(self, *, above_epoch: int = 0) -> tuple[int, int]:
-        """Wait for a leader of an epoch above the given one; returns its id and epoch."""
+        """Wait for a leader of an epoch above the given one, and return its id and epoch."""
 
         def found() -> tuple[int, int] | None:
             quorum = self.quorum()
@@ -63,7 +62,7 @@ class Scene:
         return wait_for(found, timeout_s=RECOVERY_TIMEOUT_S, what="a quorum leader", interval_s=CHECK_INTERVAL_S)
 
     def wait_acknowledged(self, after_s: float) -> None:
-        """Wait for an operation of the load that was acknowledged after a time of the monotonic clock."""
+        """Wait for an operation of the load that was acknowledged after a monotonic time."""
         wait_for(
             lambda: self.load.acknowledged_since(after_s),
             timeout_s=RECOVERY_TIMEOUT_S,
@@ -71,7 +70,7 @@ class Scene:
         )
 
     def wait_caught_up(self, *voter_ids: int) -> None:
-        """Wait until the voters (none named: all) had everything that the leader had a moment ago."""
+        """Wait until the voters (none named: all) have everything that the leader had a moment ago."""
         wanted = set(voter_ids or self.cluster.voters)
 
         def caught_up() -> bool:
@@ -85,7 +84,7 @@ class Scene:
         wait_for(caught_up, timeout_s=RECOVERY_TIMEOUT_S, what=what, interval_s=CHECK_INTERVAL_S)
 
     def state(self) -> tuple[dict[str, bytes], dict[str, int]]:
-        """All topics with their ids, and the registers, by linearizable reads through a broker."""
+        """Return all topics with their ids, and the registers, from linearizable reads through a broker."""
         topics = {each.topic: each.topic_id for each in self.admin.list_topics()}
         registers = [topic for topic in self.load.ledger.registers if topic in topics]
         values: dict[str, int] = {}
@@ -109,7 +108,7 @@ class Scene:
         outcome.figures |= self.figures()
 
     def figures(self) -> dict[str, Figure]:
-        """Figures of the load."""
+        """Return the figures of the load."""
         ledger = self.load.ledger
         return {
             "acknowledged": ledger.acknowledged_count,
@@ -123,14 +122,14 @@ class Scene:
         }
 
     def image_digests(self) -> dict[int, str]:
-        """Digest of the image of each voter, read from that voter as leader; nothing must change meanwhile."""
+        """Return the digest of each voter's image, read from that voter as leader. Nothing may change during this."""
         return {voter_id: self._image_digest(voter_id) for voter_id in self.cluster.voters}
 
     def _image_digest(self, voter_id: int) -> str:
         with Voter(self.cluster.admin_addresses[voter_id]) as voter:
 
             def digest_as_leader() -> str:
-                # Elected is not yet active, and a leadership may end while it is read: then once more.
+                # An elected leader is not active at once, and its leadership may end during the read. Then the read is repeated.
                 try:
                     self.watcher.transfer_leadership(voter_id)
                     return self._digest(voter)

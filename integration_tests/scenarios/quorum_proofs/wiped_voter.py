@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proof: under load a voter loses its disk, and one command puts the replacement in its place; leaders and followers in turns.
+"""Proof: a voter loses its disk under load, and one command replaces it; leaders and followers alternate.
 
-The voter is killed with -9, its directory removed, and the same command starts it again: it joins as an observer under a new
-directory id. `lograft quorum replace-voter ID` is the one command. Then another voter is stopped, so that nothing is committed
-without the replacement (with three voters), and started again.
+The voter is killed with -9, its directory is removed, and the same command starts it again. It joins as an observer with a new
+directory id. `lograft quorum replace-voter ID` is the one command. Then another voter is stopped, so that (with three voters) nothing
+is committed without the replacement, and is started again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CAUGHT_UP_AGE_MS_MAX = 2_000
 
 
 def wait_observed(scene: Scene, voter_id: int, old_directory: bytes | None) -> None:
-    """Wait until a replica of this node under another directory id follows and has caught up."""
+    """Wait until a replica of this node with another directory id follows and has caught up."""
 
     def observed() -> bool:
         quorum = scene.quorum()
@@ -46,16 +46,16 @@ def wait_observed(scene: Scene, voter_id: int, old_directory: bytes | None) -> N
 
 
 def replace(scene: Scene, voter_id: int) -> str:
-    """Run the one command; returns what is wrong with it, or nothing."""
+    """Run the one command. Return its problem, or an empty text."""
     done = run_lograft("quorum", "replace-voter", str(voter_id), "--bootstrap", scene.cluster.bootstrap)
     return "" if done.returncode == 0 else f"replace-voter {voter_id} ended with {done.returncode}: {done.stderr}"
 
 
 def wipe_and_replace(scene: Scene, voter_id: int, outcome: Outcome) -> tuple[float, bool]:
-    """Lose the disk of a voter, replace it, and make the quorum need it.
+    """Remove the disk of a voter, replace the voter, and make the quorum need it.
 
     Returns:
-        The unavailability in seconds, and whether the machine stood still meanwhile.
+        The unavailability in seconds, and whether a process pause touched it.
     """
     scene.wait_caught_up()
     quorum = scene.admin.describe_quorum()
@@ -99,7 +99,7 @@ def prove(
     rate_per_s: int = RATE_PER_S,
     unavailable_s_max: float = UNAVAILABLE_S_MAX,
 ) -> Outcome:
-    """Replace a leader and then a follower, and so on, `rounds` replacements in all."""
+    """Replace a leader, then a follower, and so on: `rounds` replacements in all."""
     outcome = Outcome(proof="wiped-voter", figures={"voters": voters, "rounds": rounds, "asked_per_s": rate_per_s})
     with scene_under_load(Cluster(directory, voter_count=voters, broker_count=1), rate_per_s=rate_per_s) as scene:
         times: list[float] = []

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proof: a leader whose disk runs full hands its partitions over at once, and leads them again when there is room.
+"""Proof: a leader whose disk becomes full hands its partitions over at once, and leads them again when there is space.
 
-The disk of one broker is a small tmpfs. A file leaves less room there than the soft limit, while clients write; when the broker leads
-nothing any more the file goes.
+The disk of one broker is a small tmpfs. A file leaves less free space on it than the soft limit while clients write. When the broker
+leads nothing any more, the file is removed.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from integration_tests.scenarios.replication_proofs.rounds import Limits, Round,
 MIN_FREE_BYTES = 32 * 1024 * 1024
 """Soft limit of the brokers."""
 DISK_BYTES = 1024 * 1024 * 1024
-"""Of the small disk: the limit, and what a run of many rounds writes."""
+"""Bytes of the small disk: the limit, and what a run of many rounds writes."""
 HELD_S = 5.0
-"""Seconds for which the disk stays full after the hand-over: its broker follows meanwhile."""
+"""Seconds for which the disk stays full after the hand-over. Its broker follows during that time."""
 REBALANCE_S = 1
-"""Seconds between two looks of the controller for leaders that are not the first replica."""
+"""Seconds between two checks of the controller for leaders that are not preferred."""
 LIMITS = {"unavailable": Limits(median_s=1.0, max_s=3.0)}
 
 
 def run_round(scene: Scene, rng: random.Random, number: int) -> Round:
-    """Fill the disk of the first broker, look how long its partitions stand, free it, and wait until it leads them again."""
+    """Fill the disk of the first broker, measure how long its partitions stop, free it, and wait until it leads them again."""
     del rng
     broker_id = BROKER_ID_FIRST
     if number == 0:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proof: a leader that is cut off acknowledges nothing that is lost, and others take over; clients reach everybody all the time.
+"""Proof: an isolated leader acknowledges nothing that is lost, and others take over. Clients reach all servers at all times.
 
-Servers run in network namespaces of their own (`integration_tests.harness.faults.namespaces`). A round cuts the leader of
-a random partition off: from brokers and voters, both ways, or only what it sends, or only what it should receive; from
-brokers alone; from voters alone. Meanwhile a guest, which asked that broker alone who leads, sends to its partitions;
-what it was told stands in the history like everything else.
+Servers run in their own network namespaces (`integration_tests.harness.faults.namespaces`). A round isolates the leader of a random
+partition: from brokers and voters, in both directions or only one; from brokers alone; from voters alone. During the cut a guest
+producer, which asked only that broker for leaders, sends to its partitions. What the guest is told is part of the history.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ LIMITS = {"unavailable": Limits(max_s=6.0)}
 HOLD_S = 10.0
 """Seconds of a cut: three sessions, two lag times."""
 GUEST_DELIVERY_TIMEOUT_MS = 8_000
-"""Shorter than a cut: what the guest sends into it may end with an unknown outcome."""
+"""Shorter than a cut: sends of the guest during the cut may end with an unknown outcome."""
 OUTCOME_FILE = "outcome.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """Whom a leader is cut off from, and which way.
+    """The servers from which a leader is isolated, and the direction.
 
-    With voters alone cut off it is fenced like one that is dead. From other brokers alone it is alive for the controller, and
-    has too few in sync to acknowledge anything: it resigns.
+    A leader that is isolated only from voters is fenced like a dead one. A leader that is isolated only from other brokers looks
+    alive to the controller, but has too few in-sync replicas to acknowledge anything, so it resigns.
     """
 
     text: str
@@ -62,7 +61,7 @@ class IsolatingRounds:
         self._network = network
 
     def run_round(self, scene: Scene, rng: random.Random, number: int) -> Round:
-        """Cut one leader off and heal it; cases in turn."""
+        """Isolate one leader and heal it. The cases take turns."""
         case = CASES[number % len(CASES)]
         leaders = scene.leaders()
         broker_id = leaders[rng.choice(scene.partitions)]
@@ -81,7 +80,7 @@ class IsolatingRounds:
             if scene.shape.is_redundant:
                 late = scene.served_despite(f"broker {broker_id} cut off {case.text}")
             served_s = time.monotonic()
-            # The others may have taken over long before: the guest goes on for the whole cut.
+            # The others may have taken over long before, but the guest continues for the whole cut.
             scene.load.hold(started_s + HOLD_S)
         finally:
             self._network.heal()
@@ -115,7 +114,7 @@ class IsolatingRounds:
 
 
 def prove_inside(directory: Path, *, shape: Shape, rounds: int, seed: int) -> Outcome:
-    """Run all rounds and judge them; only inside of namespaces."""
+    """Run all rounds and judge them. Only inside namespaces."""
     network = Namespaces(names_of(voter_count=shape.voters, broker_count=shape.brokers))
     run_round = IsolatingRounds(network).run_round
     limits = LIMITS if shape.is_redundant else {}
@@ -125,7 +124,7 @@ def prove_inside(directory: Path, *, shape: Shape, rounds: int, seed: int) -> Ou
 
 
 def run(directory: Path, *, shape: Shape, rounds: int, seed: int) -> Outcome:
-    """Run the proof in a process of its own inside of namespaces; NOT RUN where they are not permitted."""
+    """Run the proof in its own process inside namespaces. NOT RUN if they are not permitted."""
     command = unshare_command()
     if isinstance(command, str):
         return Outcome(proof="isolate-leader", figures={"rounds": rounds}, not_run=command)
@@ -138,7 +137,7 @@ def run(directory: Path, *, shape: Shape, rounds: int, seed: int) -> Outcome:
 
 
 def main() -> None:
-    """Run inside and leave the outcome in a file."""
+    """Run inside namespaces and write the outcome to a file."""
     parser = argparse.ArgumentParser(description="the part of the proof that runs inside of namespaces")
     parser.add_argument("directory", type=Path)
     parser.add_argument("arguments", help="JSON")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Proof: kill -9 of all brokers at once loses nothing that was acknowledged.
 
-The page cache outlives the processes, so this shows recovery, elections without a living leader and resends, not the loss of power.
+The page cache outlives the processes, so this shows recovery, elections without a living leader, and resends; not power loss.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from integration_tests.scenarios.replication_proofs.rounds import Round, prove
 
 
 def run_round(scene: Scene, rng: random.Random, number: int) -> Round:
-    """Kill all brokers and start them in a random order; in every other round the voters too."""
+    """Kill all brokers and start them in a random order. Every other round kills the voters too."""
     processes = list(scene.cluster.brokers.values())
     if number % 2:
         processes += scene.cluster.voters.values()
@@ -38,5 +38,5 @@ def run_round(scene: Scene, rng: random.Random, number: int) -> Round:
 
 
 def run(directory: Path, *, shape: Shape, rounds: int, seed: int) -> Outcome:
-    """Run all rounds and judge them; for how long nothing can be written is stated."""
+    """Run all rounds and judge them. The time without writes is stated only."""
     return prove("kill-all", directory, run_round, shape=shape, rounds=rounds, seed=seed, limits={})

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proof: kill -9 of the leader of a random partition, again and again.
+"""Proof: repeated kill -9 of the leader of a random partition.
 
-A round kills the broker, waits until all its partitions have other leaders and acknowledge again, starts it, and waits until all
-replicas are in sync. Unavailability covers all of that, the return included.
+A round kills the broker and waits until all its partitions have other leaders and acknowledge again. Then it starts the broker and
+waits until all replicas are in sync. Unavailability covers all of that, including the return.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proof: the last in-sync replica loses its disk, in every order of stops and starts, and nothing acknowledged is lost in silence.
+"""Proof: the last in-sync replica loses its disk, in every order of stops and starts, and no acknowledged record is lost silently.
 
-The other replicas stop first, the last one acknowledges alone where `min.insync.replicas` allows it, stops, and its directory is moved
-away. All start. A partition has no leader then, or one with everything, and `lograft doctor` names the broker and the directory.
-The directory comes back, or, in every other case, is gone for good: an unclean election gives up what only it had.
+The other replicas stop first. The last one acknowledges alone if `min.insync.replicas` allows it, stops, and its directory is moved
+away. Then all start. A partition now has no leader, or one with everything, and `lograft doctor` names the broker and the directory.
+The directory comes back. In every other case it never does, and an unclean election gives up what only it had.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from integration_tests.harness.scene import Shape
 from integration_tests.harness.wait import wait_for
 
 RECORDS = 3_000
-"""Records that all replicas have."""
+"""Number of records that all replicas have."""
 ALONE = 100
-"""Records that the last replica acknowledges alone, where it may."""
+"""Number of records that the last replica acknowledges alone, if it may."""
 PARTITIONS = 6
 WAIT_S = 60.0
 TIMEOUT_MS = 20_000
@@ -38,14 +38,14 @@ ORDERS = ("last first", "last at the end", "together")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One way in which it happens.
+    """One variant of the proof.
 
     Attributes:
-        replicas: of each partition.
+        replicas: replicas of each partition.
         min_isr: `min.insync.replicas`.
-        is_killed: kill -9 for SIGTERM.
-        order: in which the brokers start again.
-        is_gone: the directory never comes back.
+        is_killed: True for kill -9, False for SIGTERM.
+        order: order in which the brokers start again.
+        is_gone: True if the directory never comes back.
     """
 
     replicas: int
@@ -60,7 +60,7 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """Every combination; whether the directory comes back alternates."""
+    """Return every combination. Whether the directory comes back alternates."""
     ways = itertools.product((2, 3), (1, 2), (False, True), ORDERS)
     return [
         Case(replicas=replicas, min_isr=min_isr, is_killed=is_killed, order=order, is_gone=bool(number % 2))
@@ -69,27 +69,27 @@ def cases() -> list[Case]:
 
 
 class Scene:
-    """A cluster whose brokers come and go, and the topics of the cases."""
+    """A cluster whose brokers stop and start, and the topics of the cases."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
 
     def state(self, topic: str) -> Sequence[PartitionDescription] | None:
-        """The partitions of a topic; None while no broker answers."""
+        """Return the partitions of a topic; None while no broker answers."""
         with Admin(self.cluster.bootstrap, request_timeout_ms=TIMEOUT_MS) as admin:
             return partitions_of(admin, topic)
 
     def active(self) -> set[int]:
-        """The brokers that may lead."""
+        """Return the unfenced brokers."""
         with Admin(self.cluster.bootstrap, request_timeout_ms=TIMEOUT_MS) as admin:
             return unfenced_brokers(admin)
 
     def wait_active(self) -> None:
-        """Wait until all brokers may lead."""
+        """Wait until all brokers are unfenced."""
         wait_for(lambda: self.active() == set(self.cluster.brokers), timeout_s=WAIT_S, what="all brokers to be active")
 
     def stop(self, broker_id: int, *, is_killed: bool) -> None:
-        """End a broker, one way or the other."""
+        """Stop or kill a broker."""
         process = self.cluster.brokers[broker_id]
         if is_killed:
             process.kill()
@@ -97,17 +97,17 @@ class Scene:
             raise AssertionError(problems[0])
 
     def path(self, broker_id: int) -> Path:
-        """Data directory of a broker."""
+        """Return the data directory of a broker."""
         return self.cluster.data_directory(self.cluster.brokers[broker_id])
 
     def doctor(self) -> tuple[int, str]:
-        """Exit status and output of `lograft doctor`."""
+        """Return exit status and output of `lograft doctor`."""
         done = run_lograft("doctor", "--bootstrap", self.cluster.bootstrap, timeout_s=WAIT_S)
         return done.returncode, done.stdout + done.stderr
 
 
 def send(bootstrap: str, topic: str, values: Sequence[bytes]) -> None:
-    """Send values over all partitions and wait until all are acknowledged by all in sync."""
+    """Send values to all partitions in turn, and wait until all in-sync replicas have acknowledged them."""
     with Producer(bootstrap, delivery_timeout_ms=TIMEOUT_MS) as producer:
         for number, value in enumerate(values):
             producer.send(topic, value, partition=number % PARTITIONS)
@@ -121,7 +121,7 @@ def read(bootstrap: str, topic: str) -> list[bytes | None]:
 
 
 def run_case(scene: Scene, case: Case, topic: str) -> list[str]:
-    """Let it happen once; return what is wrong."""
+    """Run one case and return its problems."""
     cluster = scene.cluster
     with Admin(cluster.bootstrap, request_timeout_ms=TIMEOUT_MS) as admin:
         configs = {"min.insync.replicas": str(case.min_isr)}
@@ -181,7 +181,7 @@ def run_case(scene: Scene, case: Case, topic: str) -> list[str]:
 
 
 def _write_alone(scene: Scene, case: Case, topic: str, last: int) -> list[bytes]:
-    """Let the last replica acknowledge records alone, where the minimum allows it."""
+    """Let the last replica acknowledge records alone, if the minimum allows it."""
     partitions = scene.state(topic) or ()
     if case.min_isr > 1 or any(each.leader_id != last for each in partitions):
         return []
@@ -191,7 +191,7 @@ def _write_alone(scene: Scene, case: Case, topic: str, last: int) -> list[bytes]
 
 
 def _while_gone(scene: Scene, case: Case, topic: str, last: int) -> list[str]:
-    """Look at the partitions while the directory is away; return what is wrong."""
+    """Check the partitions while the directory is away, and return the problems."""
     problems: list[str] = []
     status, said = scene.doctor()
     for each in scene.state(topic) or ():
@@ -212,7 +212,7 @@ def _while_gone(scene: Scene, case: Case, topic: str, last: int) -> list[str]:
 
 
 def run(directory: Path, *, shape: Shape, rounds: int, seed: int) -> Outcome:
-    """Run every case so many times and judge it."""
+    """Run every case `rounds` times and judge it."""
     del seed
     figures: dict[str, str | int | float | dict[str, int] | list[int]] = {"rounds": rounds, "cases": len(cases())}
     outcome = Outcome(proof="lost-last-disk", figures=figures)

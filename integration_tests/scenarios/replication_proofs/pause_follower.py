@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proof: a follower that stops (SIGSTOP) holds acknowledgements up once, until it is out of the ISR, and never again.
+"""Proof: a follower that stops (SIGSTOP) delays acknowledgements once, until it has left the ISR, and never again.
 
-A round stops a broker and looks at the partitions that it follows: until it is out of their ISR, for a while after, while it wakes
-(SIGCONT), catches up and joins again.
+A round stops a broker and watches the partitions that it follows: until it has left their ISR, for a while after that, and while it
+wakes (SIGCONT), catches up and joins again.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from integration_tests.scenarios.replication_proofs.rounds import Limits, Round,
 
 LIMITS = {"stalled": Limits(max_s=6.0)}
 STALL_S_MIN = 2.5
-"""A time without an acknowledgement that counts as a stall: half the lag time."""
+"""Seconds without an acknowledgement that count as a stall: half the lag time."""
 HOLD_S = 10.0
-"""Seconds for which the follower stays away after it is out: twice the lag time."""
+"""Seconds for which the follower stays stopped after it has left: twice the lag time."""
 
 
 def run_round(scene: Scene, rng: random.Random, number: int) -> Round:

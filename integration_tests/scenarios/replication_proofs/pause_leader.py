@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proof: a leader that stops (SIGSTOP) is replaced, and when it wakes (SIGCONT) nothing that it still believes does harm.
+"""Proof: a leader that stops (SIGSTOP) is replaced, and when it wakes (SIGCONT) its outdated beliefs do no harm.
 
-A round stops the leader of a random partition, waits until it leads nothing and is in no ISR, and until everything acknowledges
-again; then it wakes, and must come back into sync.
+A round stops the leader of a random partition. It waits until the broker leads nothing and is in no ISR, and until all partitions
+acknowledge again. Then the broker wakes and must get back in sync.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Proof: all brokers are restarted one after the other, and producers hardly notice: no send fails, no value waits over half a second.
 
-SIGTERM, an orderly end (other leaders first), the same command again, and the next one when all replicas are in sync. What is
-judged is how long each value waited from `send()` to its receipt; an equally long while without a fault follows in each round,
-and its waits are stated beside.
+A broker gets SIGTERM and shuts down cleanly (other brokers lead first). The same command starts it again. When all replicas are in
+sync, the next broker follows. The judgement is on how long each value waits from `send()` to its receipt. An equally long period
+without a fault follows in each round, and its waits are stated for comparison.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all proofs of replication share: rounds of faults under a load, their times, and the judgement at the end.
+"""What all replication proofs share: rounds of faults under a load, their times, and the judgement at the end.
 
-Owns the repetition of rounds in which this machine stood still, the figures, and the comparison with the demands. A proof gives what
-one round does. Must not know what is hurt.
+Owns the repetition of rounds with a process pause, the figures, and the comparison with the limits. A proof supplies the code of one
+round. This module does not know the faults.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from integration_tests.harness.scene import Scene, Shape, scene_under_load
 
 DISTURBED_ROUNDS_MAX = 20
 LONGEST_SHOWN = 3
-"""Longest waits of values that are printed one by one."""
+"""Number of longest waits that are printed one by one."""
 CALM_S = 2.0
-"""Seconds before each fault in which gaps are measured too: what the machine and the pace cost without a fault."""
+"""Seconds before each fault in which gaps are measured too, as the baseline of machine and pace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What the unavailability of partitions may be, in seconds; infinite: it is only stated."""
+    """Limits of the unavailability of partitions, in seconds. With infinity it is stated only."""
 
     median_s: float = math.inf
     max_s: float = math.inf
@@ -46,16 +46,16 @@ class Limits:
 
 @dataclass(slots=True, kw_only=True)
 class Round:
-    """What one round showed.
+    """The result of one round.
 
     Attributes:
-        times_s: times by name, as `unavailable` of each concerned partition.
-        spans: spans by name in which the waits of values are looked at, once the fates of all of them are known.
-        text: what was done, for the line that is printed.
-        problems: what must not be, whether this machine stood still or not.
-        late: what took too long: no problem when it did.
-        started_s: when the measuring began, of the monotonic clock.
-        ended_s: when it ended.
+        times_s: times by name, such as `unavailable` for each concerned partition.
+        spans: spans by name. The waits of values that touch them are judged when all values have results.
+        text: the fault, for the printed line.
+        problems: problems that count even with a process pause.
+        late: what took too long. It does not count with a process pause.
+        started_s: monotonic start of the measurement.
+        ended_s: its monotonic end.
     """
 
     text: str
@@ -68,7 +68,7 @@ class Round:
 
 
 RunRound = Callable[[Scene, random.Random, int], Round]
-"""One round: the scene, randomness of the seed, and the number of the round from 0."""
+"""One round. Gets the scene, the seed's random generator, and the number of the round from 0."""
 
 
 def prove(
@@ -86,13 +86,13 @@ def prove(
     """Run rounds under a load and judge everything.
 
     Args:
-        name: of the proof.
-        directory: for the data, the logs and the history.
+        name: name of the proof.
+        directory: directory for data, logs and history.
         run_round: one round.
-        shape: of the scene.
-        rounds: rounds that count.
-        seed: of what is chosen at random.
-        limits: demands by name of the times.
+        shape: shape of the scene.
+        rounds: number of rounds that count.
+        seed: seed of all random choices.
+        limits: limits by name of the times.
         place: where the processes run.
         broker_arguments: further arguments of every broker.
     """
@@ -142,12 +142,12 @@ def prove(
 def judge_waits(
     waits: Sequence[Wait], spans: Mapping[str, Sequence[Span]], limits: Mapping[str, Limits], outcome: Outcome
 ) -> None:
-    """Put the waits of the values that touch the spans into the figures, and compare them with the demands.
+    """Add the waits of the values that touch the spans to the figures, and compare them with the limits.
 
     Args:
-        waits: of all values.
-        spans: by name; the figures and the demands are those of `<name>_wait`.
-        limits: demands by name.
+        waits: waits of all values.
+        spans: spans by name. Their figures and limits have the name `<name>_wait`.
+        limits: limits by name.
         outcome: gets figures and problems.
     """
     for name, found in spans.items():
@@ -168,19 +168,19 @@ def judge_waits(
 
 
 def time_of_day(monotonic_s: float) -> str:
-    """A time of the monotonic clock as the logs of the servers would say it."""
+    """Return a monotonic time in the form of the servers' log lines."""
     wall_s = time.time() - time.monotonic() + monotonic_s
     return f"{time.strftime('%H:%M:%S', time.localtime(wall_s))},{int(wall_s % 1 * 1e3):03d}"
 
 
 def calm_gaps_s(scene: Scene) -> list[float]:
-    """Longest gap of each partition in a while without a fault."""
+    """Return the longest gap of each partition in a period without a fault."""
     started_s = time.monotonic()
     scene.load.hold(started_s + CALM_S)
     return scene.load.longest_gaps_s(scene.partitions, started_s, time.monotonic())
 
 
 def line_of(this: Round) -> str:
-    """A round on one line."""
+    """Return a round as one line."""
     times = [f"{what} max {max(values) * 1e3:.0f} ms" for what, values in this.times_s.items() if values]
     return ", ".join([this.text, *times, f"round {this.ended_s - this.started_s:.1f} s"])

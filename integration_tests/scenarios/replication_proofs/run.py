@@ -39,11 +39,11 @@ PROOFS: dict[str, tuple[Callable[..., Outcome], int]] = {
     "full-disk": (full_disk.run, 5),
     "lost-last-disk": (lost_last_disk.run, 100),
 }
-"""Each proof, and how many of the asked rounds make one of its own, which take longer."""
+"""Each proof, and the divisor of the rounds asked for: rounds of some proofs take longer."""
 
 
 def run_one(name: str, *, shape: Shape, rounds: int, seed: int) -> Outcome:
-    """Run a proof in a directory of its own; what breaks it is a failure of it."""
+    """Run a proof in its own directory. An error that ends it is a failure of the proof."""
     prove, share = PROOFS[name]
     own_rounds = max(1, rounds // share)
     print(f"{name}, {shape.replicas} replicas, {own_rounds} rounds, seed {seed}", flush=True)
@@ -55,7 +55,7 @@ def run_one(name: str, *, shape: Shape, rounds: int, seed: int) -> Outcome:
 
 
 def main() -> int:
-    """Run what was asked for and print it."""
+    """Run the command line and print the outcomes."""
     default = Shape()
     parser = argparse.ArgumentParser(description="proofs of the replication of partitions with real processes")
     parser.add_argument("--rounds", type=int, default=DEFAULT_ROUNDS, help="kills; the other proofs take a share of it")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proof: a broker that lost its data directory comes back under the same id, copies everything, and is needed at once.
+"""Proof: a broker that lost its data directory returns under the same id, copies everything, and is needed at once.
 
-It is killed with -9, its directory removed, and the same command starts it again. When it is in every ISR another broker is
-killed, so that nothing is acknowledged without the copies; at the end the files of all replicas are compared.
+It is killed with -9, its directory is removed, and the same command starts it again. When it is in every ISR, another broker is killed,
+so that nothing is acknowledged without the copies. At the end the files of all replicas are compared.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LIMITS = {"unavailable": Limits(max_s=3.0)}
 
 
 def run_round(scene: Scene, rng: random.Random, number: int) -> Round:
-    """Wipe one broker, let it copy, and lose another one."""
+    """Wipe one broker, let it copy, and kill another one."""
     leaders = scene.leaders()
     broker_id, other_id = rng.sample(sorted(scene.cluster.brokers), 2)
     led = scene.led_by(leaders, broker_id)

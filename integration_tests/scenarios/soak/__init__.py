@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Produce at full rate beside voters in the same processes, for minutes: no election, nothing lost, nothing grows."""
+"""Full-rate produce for minutes to servers that are voters too: no election, no lost record, no growth."""
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The producer of a soak, which sends as fast as it may, and the consumer, which reads along and checks.
+"""The producer of a soak, which sends as fast as it can, and the consumer, which reads along and checks.
 
-Owns their threads. Retention removes what is old, read or not: the producer waits while the consumer is too far behind, and for how
-long it did is told.
+Owns their threads. Retention removes old records whether they were read or not. So the producer waits while the consumer is too far
+behind, and the time of these waits is reported.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from integration_tests.scenarios.soak.ledger import Ledger
 CHUNK_RECORDS = 100
 """Records that are given to the producer at once."""
 BUFFER_BYTES = 8 * 1024 * 1024
-"""Buffer of the producer: what lies there waits too."""
+"""Buffer of the producer. Records wait in it too."""
 HELD_CHECK_S = 0.005
 POLL_TIMEOUT_MS = 200
 FLUSH_TIMEOUT_MS = 120_000
@@ -30,8 +30,8 @@ class Clients:
     Args:
         bootstrap: addresses of brokers.
         topic: a topic without records.
-        ledger: gets everything.
-        unread_records_max: records of a partition that may be acknowledged and not read.
+        ledger: gets all results.
+        unread_records_max: maximum records of a partition that are acknowledged and not yet read.
     """
 
     def __init__(self, bootstrap: str, topic: str, ledger: Ledger, *, unread_records_max: int) -> None:
@@ -49,11 +49,11 @@ class Clients:
 
     @property
     def are_well(self) -> bool:
-        """False once one of them has ended by itself."""
+        """False after one of them has ended by itself."""
         return self._sending.is_alive and self._reading.is_alive
 
     def stop(self) -> None:
-        """Send no more, wait until everything is acknowledged and read, and end."""
+        """Stop sending, wait until everything is acknowledged and read, and end."""
         for thread in (self._sending, self._reading):
             try:
                 thread.join()

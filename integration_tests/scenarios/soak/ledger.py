@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was sent, acknowledged and read of each partition of a soak, and what is wrong with it.
+"""What was sent, acknowledged and read in each partition of a soak, and the problems found.
 
-One producer alone sends to a fresh topic, so that record n of a partition has offset n, if nothing is lost, doubled or moved: its
-receipt must say so, and a reader must find it there. A value is its number (8 bytes, big-endian) and a body that follows from the
-number. Retention removes what was read long ago, so that this is looked at while it happens, not at the end.
+Only one producer sends to a fresh topic, so record n of a partition has offset n, if nothing is lost, duplicated or moved. Its receipt
+must say so, and a reader must find it there. A value is its number (8 bytes, big-endian) and a body computed from the number. Retention
+removes old records, so the check happens during the soak, not at the end.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from integration_tests.harness.load.times import Wait
 
 NUMBER_BYTES = 8
 BODIES = 61
-"""Different bodies; prime, so that no batch size hides a shift."""
+"""Number of different bodies. It is prime, so that no batch size hides a shift."""
 PROBLEMS_MAX = 20
-"""Problems that are kept."""
+"""Maximum problems that are kept."""
 
 
 class Values:
     """Makes values and checks them.
 
     Args:
-        value_bytes: size of each value, its number included.
-        seed: of the bodies.
+        value_bytes: size of each value, including its number.
+        seed: seed of the bodies.
     """
 
     def __init__(self, value_bytes: int, *, seed: int = 1) -> None:
@@ -36,35 +36,35 @@ class Values:
         self._bodies = [rng.randbytes(value_bytes - NUMBER_BYTES) for _ in range(BODIES)]
 
     def make(self, first: int, count: int) -> list[bytes]:
-        """Return the values of some numbers, in order."""
+        """Return the values of consecutive numbers, in order."""
         return [
             number.to_bytes(NUMBER_BYTES, "big") + self._bodies[number % BODIES]
             for number in range(first, first + count)
         ]
 
     def is_right(self, number: int, value: bytes | None) -> bool:
-        """Tell whether a value is the one of a number."""
+        """Return True if this is the value of a number."""
         if value is None or int.from_bytes(value[:NUMBER_BYTES], "big") != number:
             return False
         return value[NUMBER_BYTES:] == self._bodies[number % BODIES]
 
 
 class PartitionLedger:
-    """One partition; `sent`, `acknowledged` and `read` are counts of records, and the next offset of each."""
+    """One partition. `sent`, `acknowledged` and `read` are counts of records, and at the same time the next offsets."""
 
     def __init__(self) -> None:
         self.sent = self.acknowledged = self.read = 0
-        # End (exclusive) and time of what was sent together and is not acknowledged.
+        # End (exclusive) and time of each group of records that was sent together and is not acknowledged yet.
         self.under_way: deque[tuple[int, float]] = deque()
 
 
 class Ledger:
-    """All partitions. A method belongs to one thread: sending to the sender, receipts to the SDK, reading to the reader.
+    """All partitions. Each method belongs to one thread: sending to the sender, receipts to the SDK, reading to the reader.
 
     Attributes:
-        partitions: by number.
-        problems: what is wrong, the first of them.
-        waits: of what was sent together, until its last receipt.
+        partitions: partitions by number.
+        problems: the first problems found.
+        waits: waits of records that were sent together, until their last receipt.
     """
 
     def __init__(self, partition_count: int, values: Values) -> None:
@@ -75,21 +75,21 @@ class Ledger:
 
     @property
     def acknowledged(self) -> int:
-        """Records acknowledged, in all partitions."""
+        """Number of acknowledged records, in all partitions."""
         return sum(each.acknowledged for each in self.partitions)
 
     @property
     def is_all_read(self) -> bool:
-        """True once everything acknowledged was read."""
+        """True if everything acknowledged has been read."""
         return all(each.read >= each.acknowledged for each in self.partitions)
 
     def unread(self, partition: int) -> int:
-        """Records of a partition that were acknowledged and not read yet."""
+        """Return how many records of a partition are acknowledged and not read yet."""
         each = self.partitions[partition]
         return each.acknowledged - each.read
 
     def send(self, partition: int, count: int, now_s: float) -> list[bytes]:
-        """Return the next values of a partition, about to be sent."""
+        """Return the next values of a partition, to be sent now."""
         each = self.partitions[partition]
         values = self._values.make(each.sent, count)
         each.sent += count
@@ -97,7 +97,7 @@ class Ledger:
         return values
 
     def take_receipt(self, partition: int, base_offset: int, count: int, now_s: float) -> None:
-        """Learn that records of a partition, the next ones, were acknowledged at an offset."""
+        """Note that the next records of a partition were acknowledged, at an offset."""
         each = self.partitions[partition]
         if base_offset != each.acknowledged:
             self.note(
@@ -111,7 +111,7 @@ class Ledger:
             self.waits.append(Wait(partition, sent_s, now_s))
 
     def take_read(self, partition: int, base_offset: int, values: Iterable[bytes | None]) -> None:
-        """Learn what a reader found, batch by batch."""
+        """Note what a reader found, batch by batch."""
         each = self.partitions[partition]
         if base_offset != each.read:
             self.note(f"partition {partition}: read {base_offset} after {each.read - 1}")
@@ -123,12 +123,12 @@ class Ledger:
             each.read += 1
 
     def note(self, problem: str) -> None:
-        """Keep a problem, if there are not too many."""
+        """Keep a problem, up to the maximum."""
         if len(self.problems) < PROBLEMS_MAX:
             self.problems.append(problem)
 
     def judge_end(self) -> list[str]:
-        """Compare what was sent, acknowledged and read; only when all of it should have ended."""
+        """Compare what was sent, acknowledged and read. Call it only after everything should have ended."""
         found = list(self.problems)
         for number, each in enumerate(self.partitions):
             counts = {"sent": each.sent, "acknowledged": each.acknowledged, "read": each.read}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was seen of a cluster during a soak, and what of it must not be. Pure.
+"""Observations of a cluster during a soak, and their judgement. Pure.
 
-Samples are taken at intervals; what an interval may hide leaves a trace in a number that only rises: the quorum epoch, and the leader
-epochs of partitions.
+Samples are taken at intervals. What happens between two samples shows in numbers that only rise: the quorum epoch and the leader epochs
+of partitions.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from itertools import pairwise
 
 MIB = 1024 * 1024
 GROWTH_MIB_PER_MIN_MAX = 6.0
-"""Memory that a server may gain a minute once it has settled."""
+"""Maximum memory that a server may gain per minute after it has settled, in MiB."""
 GROWTH_JUDGED_FROM_S = 240.0
-"""Length of a soak from which growth is judged: in a shorter one buffers and caches still fill."""
+"""Seconds of a soak from which on growth is judged. In a shorter soak buffers and caches still fill."""
 SETTLED_SHARE = 0.5
-"""The part of the soak, from its end back, over which growth is measured."""
+"""Share of the soak, counted from its end, in which growth is measured."""
 RSS_BYTES_MAX = 1024 * MIB
-"""Memory that a server may have at any time."""
+"""Maximum memory of a server at any time."""
 DISK_BYTES_MAX = 4_000_000_000
-"""Bytes that the data directories of all servers may have together."""
+"""Maximum bytes of the data directories of all servers together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,14 +29,14 @@ class Sample:
     """The cluster at one moment.
 
     Attributes:
-        time_s: when, in seconds since the soak began.
-        quorum_epoch: as the quorum leader says.
+        time_s: seconds since the soak began.
+        quorum_epoch: quorum epoch according to the quorum leader.
         quorum_leader_id: leader of the quorum; None: there is none.
-        fenced: brokers that may not lead.
-        leader_epochs: of each partition.
-        out_of_sync: replicas that are not in sync, of all partitions.
+        fenced: fenced brokers.
+        leader_epochs: leader epoch of each partition.
+        out_of_sync: number of replicas that are not in sync, of all partitions.
         rss_bytes: memory of each server.
-        disk_bytes: of all data directories.
+        disk_bytes: bytes of all data directories.
     """
 
     time_s: float
@@ -50,7 +50,7 @@ class Sample:
 
 
 def growth_bytes_per_s(points: Sequence[tuple[float, float]]) -> float:
-    """Return the slope of the line through points (seconds, bytes) with the least squares; 0 for less than two times."""
+    """Return the slope of the least-squares line through points (seconds, bytes); 0 with fewer than two different times."""
     count = len(points)
     mean_s = sum(time_s for time_s, _ in points) / max(1, count)
     mean = sum(value for _, value in points) / max(1, count)
@@ -69,13 +69,13 @@ def growth_mib_per_min(samples: Sequence[Sample], server: str) -> float:
 
 
 def leader_changes(samples: Sequence[Sample]) -> int:
-    """Count the changes of leadership of all partitions, the unseen ones included."""
+    """Return the number of leadership changes of all partitions, including those between samples."""
     first, last = samples[0].leader_epochs, samples[-1].leader_epochs
     return sum(last) - sum(first)
 
 
 def judge(samples: Sequence[Sample]) -> list[str]:
-    """Say what must not be: an election, a fenced broker, growth without a bound; at least two samples."""
+    """Return the problems: an election, a fenced broker, unbounded growth. Needs at least two samples."""
     if len(samples) < 2:
         return [f"{len(samples)} samples of the cluster tell nothing"]
     problems: list[str] = []

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make soak MINUTES=10`: full-rate produce to three servers that are voters too; what it does to quorum, records and memory.
+"""`make soak MINUTES=10`: full-rate produce to three servers that are voters too, and its effect on quorum, records and memory.
 
     python -m integration_tests.scenarios.soak.run --minutes 10 --flush-policy ack
 
-Exit status: 0 passed, 1 an election, a lost or doubled record, a fenced broker, or growth without a bound.
+Exit status: 0 passed; 1 an election, a lost or duplicated record, a fenced broker, or unbounded growth.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ RETENTION_CHECK_MS = 5_000
 REQUEST_TIMEOUT_MS = 60_000
 CHECK_INTERVAL_S = 0.5
 UNREAD_SHARE = 0.25
-"""Share of the retained records of a partition that may wait for the reader."""
+"""Share of the retained records of a partition that may be unread."""
 LOG_LINES_MAX = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoakSettings:
-    """How much is sent, and what is kept of it.
+    """The load of a soak, and how much of its data is kept.
 
-    With these, all data directories together stay below 4 GB up to 60 MB/s: six partitions of three replicas keep 64 to 80 MiB each,
-    and what is sent in 5 s, until retention looks, comes on top.
+    With these values all data directories together stay below 4 GB at up to 60 MB/s. Six partitions of three replicas keep 64 to 80 MiB
+    each, plus what is sent in the 5 s between two checks of retention.
 
     Attributes:
         seconds: length of the load.
-        partitions: of the topic; each has three replicas.
+        partitions: partitions of the topic; each has three replicas.
         value_bytes: size of a record's value.
-        flush_policy: of the topic.
-        retention_bytes: of the topic.
-        segment_bytes: of the topic.
+        flush_policy: flush policy of the topic.
+        retention_bytes: retention size of the topic.
+        segment_bytes: segment size of the topic.
     """
 
     seconds: float
@@ -61,7 +61,7 @@ class SoakSettings:
     segment_bytes: int = 16 * MIB
 
     def configs(self) -> dict[str, str]:
-        """Of the topic."""
+        """Configs of the topic."""
         return {
             "flush.policy": self.flush_policy,
             "min.insync.replicas": "2",
@@ -77,9 +77,9 @@ def run(
     """Run a soak in a directory and judge it.
 
     Args:
-        directory: for data and logs.
-        settings: what is done.
-        meanwhile: called once the load runs, to show what a soak finds.
+        directory: directory for data and logs.
+        settings: settings of the soak.
+        meanwhile: called once the load runs, so that a test can cause what a soak must find.
     """
     outcome = Outcome(
         proof="soak",
@@ -89,7 +89,7 @@ def run(
     arguments = ("--retention-check-ms", str(RETENTION_CHECK_MS))
     with (
         CombinedCluster(directory, count=3, arguments=arguments) as nodes,
-        # The admin lives longer than all other clients, so that the SDK's event loop is not ended and begun again.
+        # The admin client lives longest, so that the SDK keeps one event loop all the time.
         Admin(nodes.bootstrap, request_timeout_ms=REQUEST_TIMEOUT_MS) as admin,
     ):
         admin.create_topic(
@@ -127,14 +127,14 @@ def run(
 
 
 def hold(clients: Clients, until_s: float) -> None:
-    """Let the clients work until a time of the monotonic clock, or until one of them ends by itself."""
+    """Let the clients work until a monotonic time, or until one of them ends by itself."""
     pause = threading.Event()
     while clients.are_well and time.monotonic() < until_s:
         pause.wait(min(CHECK_INTERVAL_S, max(0.0, until_s - time.monotonic())))
 
 
 def tell_waits(ledger: Ledger, outcome: Outcome) -> None:
-    """Put the waits for acknowledgements into the figures."""
+    """Add the waits for acknowledgements to the figures."""
     waits = summarize(wait.seconds for wait in ledger.waits)
     outcome.figures |= {
         "ack_wait_p50_ms": milliseconds(waits.p50_s),
@@ -144,7 +144,7 @@ def tell_waits(ledger: Ledger, outcome: Outcome) -> None:
 
 
 def tell_cluster(watch: Watch, outcome: Outcome) -> None:
-    """Put what was seen of the cluster into the figures."""
+    """Add the observations of the cluster to the figures."""
     samples = watch.samples
     first, last = samples[0], samples[-1]
     answers_s = [answer_s for each in watch.answers_s.values() for answer_s in each]
@@ -184,7 +184,7 @@ def print_warnings(nodes: CombinedCluster) -> None:
 
 
 def main() -> int:
-    """Run what was asked for and print it; logs are kept when something is wrong."""
+    """Run the command line and print the outcome. Logs are kept if something is wrong."""
     default = SoakSettings(seconds=0)
     parser = argparse.ArgumentParser(description="full-rate produce to servers that are voters too")
     parser.add_argument("--minutes", type=float, default=10.0)

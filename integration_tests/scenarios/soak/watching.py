@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks at a cluster while it works: a sample of its state at intervals, and how long each server takes to answer anything at all.
+"""Watches a cluster at work: takes samples of its state at intervals, and measures how long each server takes to answer a health check.
 
-The question to a server is its health, which it answers on the event loop that does everything else, voter included: the longest answer
-bounds the longest stall of that loop from above (a busy client makes it longer).
+A server answers the health check on the event loop that does everything else, including the voter. So the longest answer is an upper
+bound of the longest stall of that loop (a busy client makes it longer).
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ REQUEST_TIMEOUT_MS = 5_000
 
 
 class Watch:
-    """Looks at a cluster at intervals, from `start` to `stop`.
+    """Watches a cluster at intervals, from `start` to `stop`.
 
     Args:
-        nodes: the servers, which run.
+        nodes: the running servers.
         admin: a client of them.
-        topic: topic whose partitions are looked at.
+        topic: topic whose partitions are sampled.
 
     Attributes:
-        samples: what was seen, in order.
+        samples: the samples, in order.
         answers_s: how long each server took to answer, by name.
-        unanswered: samples that could not be taken.
+        unanswered: number of samples that could not be taken.
     """
 
     def __init__(self, nodes: CombinedCluster, admin: Admin, topic: str) -> None:
@@ -50,13 +50,13 @@ class Watch:
         self._threads += [Repeated(f"ask {name}", self._asking(name), ASK_INTERVAL_S) for name in self._channels]
 
     def start(self) -> None:
-        """Take the first sample and begin."""
+        """Take the first sample and start."""
         self.samples.append(self._sample())
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
-        """Take the last sample and end."""
+        """Take the last sample and stop."""
         for thread in self._threads:
             thread.join()
         for channel in self._channels.values():
