@@ -13,7 +13,7 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 GREETING: Final = b"lograft-net-1\n"
-"""The connection preface: both sides send it first. If another program has taken over the port, it cannot take it for a request."""
+"""The connection preface: both sides send it first. A different program that now has the port cannot mistake it for a request."""
 
 MAX_BODY_BYTES: Final = 256 * 1024
 """Largest body of one frame in bytes. A longer message takes several frames."""
