@@ -217,10 +217,9 @@ class FeatureLevelRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoOpRecord:
-    """Nothing; makes commit progress visible."""
+    """Changes nothing; its commit shows progress."""
 
 
-"""Changes nothing; its commit shows progress."""
 MetadataRecord = (
     BrokerRecord
     | BrokerChangeRecord
