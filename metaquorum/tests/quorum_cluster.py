@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that nothing listens on."""
+    """Return ports that no process listens on."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for one in sockets:
@@ -183,11 +183,11 @@ class QuorumCluster:
         return offset
 
     def controllers(self, node_id: int) -> ControllerCalls:
-        """Return what a broker asks of a voter."""
+        """Return the calls of a broker to a voter."""
         return ControllerCalls(self.client, self.voters[node_id])
 
     def quorum(self, node_id: int) -> QuorumCalls:
-        """Return what a peer asks of a voter."""
+        """Return the calls of a peer to a voter."""
         return QuorumCalls(self.client, self.voters[node_id])
 
     async def close(self) -> None:
@@ -217,7 +217,7 @@ async def quorum_cluster(
 
 
 async def refused(call: Awaitable[object], code: ErrorCode) -> RemoteStatus | RefusalError:
-    """Await a call that must fail with a code; return what it said."""
+    """Await a call that must fail with a code; return the refusal's message."""
     said: RemoteStatus | RefusalError
     try:
         answer = await call
@@ -246,7 +246,7 @@ def registration(broker_id: int, *, process: int | None = None, port: int = 9) -
 
 
 class BrokerStub:
-    """What a broker process does towards the controller: registers, and beats when told to.
+    """The broker's side of the controller protocol: registers, and sends a heartbeat when the test calls it.
 
     The real broker lives in another package; this is its protocol over real connections, under the test's control.
     """
@@ -270,7 +270,7 @@ class BrokerStub:
     ) -> controller_pb2.HeartbeatResponse:
         """Send one heartbeat over a connection of its own, and return its answer.
 
-        With no metadata offset the broker has applied what the voter has.
+        Without `metadata_offset` the broker reports the offset that the voter has applied.
         """
         if metadata_offset is None:
             metadata_offset = self._cluster.servers[node_id].image.metadata_offset

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A topic comes under `flush.policy=ack` while brokers hold records that they never flushed: who may lead after a loss of power."""
+"""A topic changes to `flush.policy=ack` while brokers hold records that they never flushed: who may lead after a power loss."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def in_sync(world: World, topic: str = "t") -> tuple[tuple[int, ...], int | None
 
 
 def test_broker_that_registered_before_the_switch_is_not_trusted(world: World) -> None:
-    """It may have lost what counted as stored under `none`: the others are waited for."""
+    """It may have lost records that counted as stored under `none`, so the controller waits for the other replicas."""
     world.write_topic("t", BROKERS, configs={"flush.policy": "none"})
     set_policy(world, TOPIC, "t", "ack")
     stop_all(world)
@@ -63,7 +63,7 @@ def test_broker_that_registered_before_the_switch_is_not_trusted(world: World) -
 
 
 def test_broker_that_registered_after_the_switch_is_trusted(world: World) -> None:
-    """A start flushes every log that it opens, and from then on nothing counts unflushed."""
+    """A broker flushes every log that it opens at its start, and from then on no record counts before it is flushed."""
     world.write_topic("t", BROKERS, configs={"flush.policy": "none"})
     set_policy(world, TOPIC, "t", "ack")
     stop_all(world)

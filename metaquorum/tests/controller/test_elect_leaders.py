@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elections that are asked for, as decisions: preferred and unclean, what needs none, every refusal."""
+"""Requested elections as decisions: preferred, unclean, unnecessary, and every refusal."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def elect(*partitions: int, kind: ElectionKind = ElectionKind.PREFERRED, topic: 
 
 
 def results(world: World, command: ElectLeaders) -> list[ElectionResult]:
-    """Run a command; what it says of elected partitions must be what the image then has."""
+    """Run a command; the elected partitions in its response must match the image."""
     response = world.run(command).response
     assert isinstance(response, LeadersElected), response
     for each in response.results:
@@ -51,7 +51,7 @@ def results(world: World, command: ElectLeaders) -> list[ElectionResult]:
 
 
 def refusal(world: World, command: ElectLeaders) -> Refusal:
-    """Run a command for one partition that must be refused; nothing changes."""
+    """Run a command for one partition; it must be refused and change nothing."""
     before = world.log_end_offset
     (one,) = results(world, command)
     assert isinstance(one.outcome, Refusal)
@@ -76,7 +76,7 @@ def fence(world: World, *broker_ids: int) -> None:
 
 
 def test_preferred_election_gives_the_first_replica_the_lead_once(world: World) -> None:
-    """One epoch higher; asked again, nothing is elected and nothing changes."""
+    """The epoch rises by one; a second request elects no leader and changes nothing."""
     lead(world, 2)
     before = world.partition("t")
     first, second = results(world, elect())
@@ -108,7 +108,7 @@ def test_check_only_tells_and_changes_nothing(world: World) -> None:
 def test_preferred_election_is_refused_with_the_reason(
     world: World, fenced: tuple[int, ...], leader_id: int | None, isr: tuple[int, ...], text: str
 ) -> None:
-    """The first replica must be in sync and active, and somebody must lead."""
+    """The first replica must be in sync and active, and the partition must have a leader."""
     fence(world, *fenced)
     lead(world, leader_id, isr=isr)
     found = refusal(world, elect(0))
@@ -117,14 +117,14 @@ def test_preferred_election_is_refused_with_the_reason(
 
 
 def test_unclean_election_takes_a_live_replica_where_no_other_can(world: World) -> None:
-    """The last in-sync replica is gone: another one leads alone, and records may be lost because it was asked for."""
+    """The last in-sync replica is gone: another one leads alone, and records may be lost because the operator asked for it."""
     lead(world, 0, isr=(0,))
     fence(world, 0)
     assert world.partition("t").leader_id is None
     (one,) = results(world, elect(0, kind=ElectionKind.UNCLEAN))
     assert one.elected
     assert (world.partition("t").leader_id, world.partition("t").isr) == (1, (1,))
-    # What was not asked for waits on.
+    # The partition that the request did not name keeps waiting.
     assert world.partition("t", 1).leader_id is None
 
 
@@ -146,7 +146,7 @@ def test_unclean_election_takes_who_has_everything_first(world: World) -> None:
 
 
 def test_unclean_election_needs_a_live_replica(world: World) -> None:
-    """With all replicas away nobody can lead, and the refusal names them."""
+    """If all replicas are away no leader can be elected, and the refusal names them."""
     fence(world, 0, 1, 2)
     found = refusal(world, elect(0, kind=ElectionKind.UNCLEAN))
     assert found.code is ErrorCode.LEADER_NOT_AVAILABLE
@@ -154,7 +154,7 @@ def test_unclean_election_needs_a_live_replica(world: World) -> None:
 
 
 def test_unclean_election_takes_a_replica_that_is_being_added_last(world: World) -> None:
-    """It has the least, though it stands first in the list of replicas."""
+    """It has the fewest records, although it is first in the list of replicas."""
     world.start_broker(3)
     world.run(ReassignPartitions(reassignments=(Reassignment(topic="t", partition=0, replicas=(3, 0)),)))
     partition = world.partition("t")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a slice works out once for equal partitions is what each of them needs by itself."""
+"""A slice works a result out once for equal partitions; it equals the result for each of them alone."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def filled(topics: list[tuple[set[str], list[PartitionRecord]]], states: tuple[s
 
 
 def decided(world: World, command: Command | None) -> list[MetadataRecord]:
-    """All that a work decides about the image as it is, slice by slice, without what it says of brokers."""
+    """Return all that a work decides about the image, slice by slice, without the changes of brokers."""
     found: list[MetadataRecord] = []
     while command is not None:
         decision = world.decide(command)

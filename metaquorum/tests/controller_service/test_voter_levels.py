@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real quorum servers of versions that know different feature levels: who may vote, and when the level may go up."""
+"""Real quorum servers whose versions support different feature levels: which may vote, and when the level may rise."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ async def test_level_waits_for_the_voters(cluster: QuorumCluster) -> None:
 
 
 async def test_level_is_not_raised_over_a_voter_that_has_not_been_heard(cluster: QuorumCluster) -> None:
-    """Nobody knows what a voter that is away can run at when it comes back."""
+    """The level of a voter that is away is unknown until it returns."""
     leader = await cluster.active()
     second, away = (node_id for node_id in cluster.voters if node_id != leader)
     await cluster.stop(away)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metadata records as bytes: round trip, what is absent, what is refused."""
+"""Metadata records as bytes: round trip, absent fields, refused bytes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changing the voters one at a time: what KIP-853 and chapter 4 of the Raft dissertation demand, rule by rule."""
+"""Changing the voters one at a time: the rules of KIP-853 and of chapter 4 of the Raft dissertation, one by one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_added_voter_counts_from_the_append_and_the_answer_waits_for_the_new_maj
 
 
 def test_second_voter_of_a_quorum_of_one_must_have_the_record() -> None:
-    """From one voter to two: the majority is both."""
+    """From one voter to two: both make the majority."""
     node, role = settled([1])
     catch_up(node, 2)
     node.forget()
@@ -146,7 +146,7 @@ def test_second_change_waits_for_the_commit_of_the_first() -> None:
 
 
 def test_leader_without_a_commit_of_its_epoch_changes_nothing() -> None:
-    """Raft erratum of 2015: a change of an earlier leader may be uncommitted as long as nothing of this epoch is."""
+    """Raft erratum of 2015: a change by an earlier leader may be uncommitted until a record of this epoch is committed."""
     node, _ = leading([1, 2, 3])
     assert ask(node, RemoveVoter(key=key(3))) == refused(ChangeRefusal.NOT_READY)
 
@@ -170,7 +170,7 @@ def test_follower_changes_nothing() -> None:
 
 
 def test_removed_voter_counts_no_more_and_goes_on_as_observer() -> None:
-    """KIP-853: the new majority counts from the append; the removed replica may go on fetching."""
+    """KIP-853: the new majority counts from the append; the removed replica may continue to fetch."""
     node, role = settled([1, 2, 3])
     node.propose()
     node.forget()
@@ -199,7 +199,7 @@ def test_removal_of_the_slowest_commits_what_the_others_have() -> None:
 
 
 def test_unknown_and_last_voter_are_not_removed() -> None:
-    """KIP-853 VOTER_NOT_FOUND, also for another directory; and a quorum without voters would be nobody's."""
+    """KIP-853 VOTER_NOT_FOUND, also for another directory; a quorum must keep at least one voter."""
     node, _ = settled([1])
     assert ask(node, RemoveVoter(key=key(4))) == refused(ChangeRefusal.VOTER_NOT_FOUND)
     wiped = replace(key(1), directory_id=b"w" * 16)
@@ -241,7 +241,7 @@ def test_leader_that_removes_itself_leads_uncounted_until_the_commit_and_resigns
 
 
 def test_removed_leader_is_not_counted_for_check_quorum() -> None:
-    """It needs a majority of the others to stay in office."""
+    """It needs a majority of the other voters to stay leader."""
     node, _ = settled([1, 2, 3])
     node.advance(1_000)
     catch_up(node, 2, 3)
@@ -254,7 +254,7 @@ def test_removed_leader_is_not_counted_for_check_quorum() -> None:
 
 
 def test_removed_leader_delivers_its_removal_before_it_resigns() -> None:
-    """Its users hear of what is committed while it leads; a change meanwhile is refused."""
+    """Its users see the commit while it leads; a change during that time is refused."""
     node, _ = settled([1, 2, 3])
     node.auto_disk = False
     ask(node, RemoveVoter(key=key(1)))

@@ -28,7 +28,7 @@ def members(count: int) -> VoterSet:
 
 @pytest.mark.parametrize("count", range(1, 9))
 def test_majorities_before_and_after_one_change_share_a_voter(count: int) -> None:
-    """6, dissertation 4.1: no two leaders can be elected at the switch, for any two sets that differ by one voter."""
+    """6, dissertation 4.1: at the change no two leaders can be elected, for any two sets that differ by one voter."""
     smaller, larger = members(count), members(count + 1)
     for few in itertools.combinations(smaller.voters, smaller.majority):
         for many in itertools.combinations(larger.voters, larger.majority):
@@ -48,7 +48,7 @@ def test_new_server_gets_the_log_before_it_counts() -> None:
 
 
 def test_requests_are_served_while_the_voters_change() -> None:
-    """6: the cluster goes on with client requests during a change, and commits them by the new set."""
+    """6: the cluster serves client requests during a change, and commits them by the new set."""
     node, _ = settled([1, 2, 3])
     assert ask(node, RemoveVoter(key=key(3))) == []
     node.propose(2)
@@ -59,7 +59,7 @@ def test_requests_are_served_while_the_voters_change() -> None:
 
 
 def test_removed_server_that_has_not_heard_disturbs_nobody() -> None:
-    """6: a server that was removed times out and asks for votes; those that hear from the leader keep term and leader."""
+    """6: a removed server times out and asks for votes; servers that hear from the leader keep term and leader."""
     node = follower()
     send, _ = node.sent(FetchRequest)[-1]
     node.answer(send, node.leader_answer(3, high_watermark=LOG_END))
@@ -115,7 +115,7 @@ def test_every_node_makes_its_own_snapshots_of_what_is_committed() -> None:
 
 
 def test_second_snapshot_takes_the_place_of_the_first() -> None:
-    """7: a log that begins at a snapshot already begins at the new one, with its epoch before the start, and goes on from there."""
+    """7: a log that begins at a snapshot begins at the newer one afterwards, with the epoch before its start."""
     node = ScriptedNode(
         election=election_state(5), start=(10, 2), epochs=[(2, 10)], log_end_offset=12, snapshots=[(10, 2)]
     ).start()

@@ -88,7 +88,7 @@ ELECTIONS = [
 
 
 def random_event(node: ScriptedNode, rng: random.Random, outstanding: list[Effect]) -> Event:
-    """Anything that a shell or a peer, right or wrong, may say."""
+    """Any event that a shell or a peer, correct or not, may send."""
     from metaquorum.raft.effects import FlushLog, PersistElectionState, Send
 
     epoch = QuorumEpoch(rng.randint(0, 6))
@@ -144,7 +144,7 @@ def random_event(node: ScriptedNode, rng: random.Random, outstanding: list[Effec
 @settings(deadline=None, derandomize=True)
 @given(st.integers(0, 10**9), st.sampled_from(ELECTIONS), st.sampled_from([1, 9]), st.sampled_from([[1], [1, 2, 3]]))
 def test_no_sequence_of_events_breaks_a_node(seed: int, election: object, number: int, voters: list[int]) -> None:
-    """Whatever peers say, in whatever order, a node asserts nothing and keeps the laws of one node."""
+    """Whatever peers send, in any order, a node never fails an assertion and keeps the laws of a single node."""
     rng = random.Random(seed)
     assert election in ELECTIONS
     start = next(known for known in ELECTIONS if known == election)

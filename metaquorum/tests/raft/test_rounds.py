@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds: what is appended while records wait for their commit goes out, and is flushed, together."""
+"""Rounds: records that are appended while others wait for their commit are sent and flushed together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from metaquorum.tests.raft.steps import fetch, leading
 
 
 def sent(node: ScriptedNode) -> list[int]:
-    """Fetch offsets of what was answered with data since the last look away."""
+    """Fetch offsets of the answers with data since the last `forget`."""
     return [reply.fetch_offset for reply in node.of(ReplyWithBatches)]
 
 
@@ -86,7 +86,7 @@ def test_after_a_crowded_round_the_next_one_waits_for_as_many() -> None:
 
 
 def test_the_wait_is_short() -> None:
-    """Whoever comes alone after a crowd waits a few milliseconds, once."""
+    """A proposal that comes alone after a crowd waits a few milliseconds, once."""
     node, role = in_round(4, crowd_wait_ms=5)
     node.propose()
     node.advance(3)
@@ -117,7 +117,7 @@ def commit_round(node: ScriptedNode, role: Leader, size: int, *, wait_ms: int = 
 
 
 def test_rounds_grow_until_one_waits_in_vain() -> None:
-    """How many ask is not known while their questions wait unread: a little more is waited for each time, then as many as came."""
+    """The leader does not know how many proposals are unread: it waits for a few more each time, then for as many as came."""
     node, role = in_round(8, crowd_wait_ms=5, crowd_hold_rounds=2)
     assert role.round_target == 10
     commit_round(node, role, 10)
@@ -126,14 +126,14 @@ def test_rounds_grow_until_one_waits_in_vain() -> None:
     for _ in range(2):
         assert role.round_target == 11
         commit_round(node, role, 11)
-    # Everybody may have had to wait for one that was late: more is tried again later.
+    # All others may have waited for a late one: the leader tries a larger round again later.
     assert role.round_target == 11
     commit_round(node, role, 11)
     assert role.round_target == 13
 
 
 def test_more_than_was_waited_for_is_a_larger_crowd() -> None:
-    """What came by itself while a round was under way ends the hold."""
+    """Proposals that arrive without a hold while a round is under way end the hold."""
     node, role = in_round(8, crowd_wait_ms=5, crowd_hold_rounds=50)
     commit_round(node, role, 6, wait_ms=5)
     assert (role.round_target, role.round_hold) == (6, 50)
@@ -161,7 +161,7 @@ def test_size_of_a_crowd_counts_proposals() -> None:
 
 
 def test_control_record_is_never_held_back() -> None:
-    """A new voter commits nothing before it has the record that names it: the round that waits for it would wait for ever."""
+    """A new voter commits nothing without the record that names it: a round that waits for that voter would wait for ever."""
     node, role = leading([1], crowd_wait_ms=5)
     fetch(node, 2, 2, high_watermark=2)
     node.auto_disk = False

@@ -16,7 +16,7 @@ LOG_END = 10
 
 
 def unattached() -> ScriptedNode:
-    """Knows the epoch and nobody in it."""
+    """Knows the epoch, and neither its leader nor a candidate."""
     return ScriptedNode(election=election_state(EPOCH), epochs=[(3, 0)], log_end_offset=LOG_END).start()
 
 
@@ -31,7 +31,7 @@ def unattached_voted_for_3() -> ScriptedNode:
 
 
 def unattached_with_leader() -> ScriptedNode:
-    """Knows that node 8 leads and not where it is."""
+    """Knows that node 8 leads, and not its address."""
     return ScriptedNode(election=election_state(EPOCH, leader=8), epochs=[(3, 0)], log_end_offset=LOG_END).start()
 
 
@@ -109,7 +109,7 @@ def follower_of_a_gone_leader() -> ScriptedNode:
 
 
 def follower_of_a_resigning_leader() -> ScriptedNode:
-    """Has fetched from node 3, which then said that it resigns."""
+    """A follower of node 3, which has announced its resignation."""
     node = follower_that_fetched()
     node.receive(node.end_request(3, EPOCH, [2, 1]))
     return node
@@ -151,7 +151,7 @@ def ask(node: ScriptedNode, *, pre_vote: bool, log: tuple[int, int]) -> bool:
 
 @pytest.mark.parametrize(("build", "role", "pre_vote", "vote"), MATRIX, ids=IDS)
 def test_up_to_date_pre_vote(build: Callable[[], ScriptedNode], role: str, pre_vote: bool, vote: bool) -> None:
-    """A pre-vote binds nobody: it may be given to several, and leaves role and disk as they were."""
+    """A pre-vote binds no voter: several candidates may get one, and role and disk stay the same."""
     node = build()
     assert node.role == role
     before = node.disk

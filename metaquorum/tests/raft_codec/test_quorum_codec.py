@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Core messages survive the way over the wire, and what no correct peer sends is refused."""
+"""Core messages survive encoding and decoding, and messages that no correct peer sends are refused."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def test_unknown_refusal_of_a_newer_peer_is_unavailable() -> None:
     st.builds(UpdateVoterResponse, quorum_epoch=EPOCHS, leader_id=st.none() | NODE_IDS, refusal=REFUSALS),
 )
 def test_update_round_trip(request_: UpdateVoterRequest, response: UpdateVoterResponse) -> None:
-    """What a voter tells of its address arrives as it was."""
+    """The address that a voter reports arrives unchanged."""
     assert codec.decode_update_request(codec.encode_update_request(request_)) == request_
     assert codec.decode_update_response(codec.encode_update_response(response)) == response
 
@@ -285,7 +285,7 @@ def test_update_and_begin_with_an_impossible_address_are_refused(address: str) -
 
 @pytest.mark.parametrize("address", IMPOSSIBLE_ADDRESSES)
 def test_answer_with_an_impossible_address_of_the_leader_is_refused(address: str) -> None:
-    """Whoever believed it would dial it, log it and tell it to others."""
+    """The receiver would dial that address, log it and pass it on."""
     with pytest.raises(InvalidMessageError, match="leader_address"):
         codec.decode_fetch_response(pb.FetchQuorumResponse(leader_id=1, leader_address=address))
     with pytest.raises(InvalidMessageError, match="leader_address"):

@@ -34,7 +34,7 @@ def node(epoch: int = EPOCH) -> ScriptedNode:
 
 
 def update_request(made: ScriptedNode, epoch: int) -> Request:
-    """A voter says where it is."""
+    """A voter reports its address."""
     del made
     return UpdateVoterRequest(cluster_id=CLUSTER_ID, quorum_epoch=QuorumEpoch(epoch), voter=key(2), address="a:1")
 
@@ -65,7 +65,7 @@ def test_request_of_an_absurd_epoch_is_refused_and_teaches_nothing(kind: str, ep
 
 @pytest.mark.parametrize("kind", ["vote", "pre-vote", "begin"])
 def test_epoch_that_is_just_plausible_is_believed(kind: str) -> None:
-    """A node that was away for a million elections learns the epoch from whoever asks."""
+    """A node that was away for a million elections learns the epoch from the request."""
     made = node()
     made.receive(REQUESTS[kind](made, BEYOND - 1))
     assert made.state.quorum_epoch == BEYOND - 1
@@ -81,7 +81,7 @@ def test_replica_without_an_epoch_joins_an_old_quorum() -> None:
 
 
 def test_answer_of_an_absurd_epoch_counts_as_none() -> None:
-    """It is asked again later, as after a lost answer."""
+    """The request is repeated later, as after a lost answer."""
     made = node()
     made.advance(10_000)
     epoch = made.state.quorum_epoch
@@ -94,7 +94,7 @@ def test_answer_of_an_absurd_epoch_counts_as_none() -> None:
 
 @pytest.mark.parametrize("voters", [1, 3])
 def test_node_in_the_last_epoch_elects_nobody_and_says_what_to_do(voters: int) -> None:
-    """It asks for pre-votes, and opens no epoch that cannot be stored; alone it does not spin."""
+    """It asks for pre-votes, and opens no epoch that cannot be stored; an only voter does not loop."""
     made = ScriptedNode(election=election_state(MAX_QUORUM_EPOCH), voters=list(range(1, voters + 1))).start()
     for _ in range(50):
         made.advance(100)
@@ -138,7 +138,7 @@ async def test_forged_votes_stop_no_voter(tmp_path: Path) -> None:
 async def test_log_has_a_line_a_second_at_most_for_each_kind(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many forged requests come; the next line says for how many it stands."""
+    """However many forged requests come; the next line has their count."""
     monkeypatch.setattr(sparse_log, "LOG_INTERVAL_S", 1e9)
 
     def lines() -> list[str]:
@@ -165,7 +165,7 @@ def set_epoch(cluster: QuorumCluster, node_id: int, epoch: int) -> None:
 async def test_quorum_in_the_last_epoch_starts_says_how_to_recover_and_recovers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """All voters of three; what was committed before is there after."""
+    """All three voters are in the last epoch; their committed records are there after the recovery."""
     async with quorum_cluster(tmp_path, 3) as cluster:
         await asyncio.gather(*(cluster.stop(node_id) for node_id in list(cluster.servers)))
         for node_id in cluster.voters:

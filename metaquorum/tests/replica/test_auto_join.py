@@ -50,7 +50,7 @@ def agree(method: str) -> bytes:
 
 
 async def test_whatever_is_answered_the_replica_asks_again_until_it_is_let_in(monkeypatch: Any) -> None:
-    """Bytes that do not decode end nothing: without a person who looks the quorum would stay one voter short."""
+    """Bytes that do not decode end nothing: otherwise the quorum would lack a voter until an operator notices."""
     monkeypatch.setattr(auto_join, "PAUSE_MS", 1)
     answers: list[Answer] = [nonsense, nonsense_within, refuse, agree]
     asked: list[str] = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes of the log that were just read or appended are not read from the disk again, and never outlive what they were."""
+"""Recently read or appended bytes of the log are not read from the disk again, and are dropped when the log changes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_what_a_follower_appended_is_delivered_as_it_came() -> None:
 
 
 def test_bytes_beyond_the_commit_are_not_delivered() -> None:
-    """What was read for a follower reaches to the end of the log."""
+    """Bytes that were read for a follower reach to the end of the log, beyond the commit."""
     store = new_store()
     append(store, b"committed")
     append(store, b"not yet")
@@ -87,7 +87,7 @@ def test_read_after_another_append_has_everything() -> None:
 
 
 def test_truncated_records_are_forgotten() -> None:
-    """A log of the same length with other records in it is read anew."""
+    """A log of the same length with other records is read from the disk again."""
     store = new_store()
     append(store, b"first")
     append(store, b"lost", epoch=1)
@@ -99,7 +99,7 @@ def test_truncated_records_are_forgotten() -> None:
 
 
 def test_small_limit_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever takes less than is remembered gets less; what is too large is not remembered."""
+    """A caller with a small limit gets fewer bytes; a read that is too large is not remembered."""
     store = new_store()
     append(store, b"a" * 100)
     append(store, b"b" * 100)

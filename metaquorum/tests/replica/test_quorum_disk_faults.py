@@ -24,7 +24,7 @@ DIRECTORY = "/metadata"
 
 
 def test_crash_at_any_point_of_a_save_leaves_the_old_or_the_new_vote() -> None:
-    """Every call of a save is cut off in every way; what is read back is never a third state, and never nothing."""
+    """Every call of a save is cut off in every way; the next read finds the old or the new vote."""
     disk = SimDisk()
     disk.make_directory(DIRECTORY)
     disk.sync_directory("/")
@@ -113,7 +113,7 @@ async def server() -> AsyncIterator[SimulatedServer]:
 
 
 async def test_failed_flush_stops_the_node(server: SimulatedServer) -> None:
-    """After a failed fsync nothing is known about the disk: nothing more is committed, appended or said."""
+    """After a failed fsync the state of the disk is unknown: the node commits, appends and sends nothing more."""
     node = await server.lead()
     server.append(b"kept")
     await wait_for(lambda: server.listener.records == [b"kept"], "the first record")
@@ -149,7 +149,7 @@ async def test_failed_vote_write_stops_the_node(server: SimulatedServer) -> None
 
 @pytest.mark.parametrize("how", list(Crash))
 async def test_power_failure_loses_nothing_that_was_delivered(server: SimulatedServer, how: Crash) -> None:
-    """What a listener has seen is on disk; the node comes back in a later epoch with it."""
+    """Delivered records are on disk; the node returns with them in a later epoch."""
     await server.lead()
     expected = [b"record-%d" % number for number in range(20)]
     for record in expected:
@@ -164,7 +164,7 @@ async def test_power_failure_loses_nothing_that_was_delivered(server: SimulatedS
 
 
 async def test_damaged_log_refuses_to_start(server: SimulatedServer) -> None:
-    """Flushed records that are damaged may be committed ones: the node must not go on with the rest."""
+    """Damaged records that were flushed may be committed ones: the node must not use the rest."""
     node = await server.lead()
     for number in range(5):
         server.append(b"record-%d" % number)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FetchSnapshot over real connections: what it sends, what it refuses, and downloads that go wrong on the way."""
+"""FetchSnapshot over real connections: its messages, its refusals, and downloads that fail on the way."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def voter(tmp_path: Path) -> AsyncIterator[QuorumCluster]:
 
 
 def newest_snapshot(cluster: QuorumCluster, node_id: int) -> SnapshotId:
-    """The newest snapshot that a voter serves; one more may be made meanwhile, for two are kept."""
+    """Return the newest snapshot that a voter serves; if it makes another one, this one stays, because two are kept."""
     return cluster.servers[node_id].node.kept_snapshots[-1]
 
 
@@ -107,7 +107,7 @@ async def test_what_cannot_be_served_is_refused_in_band(
 
 
 async def test_streams_have_a_limit(voter: QuorumCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One more is told to come again."""
+    """One more is refused with advice to retry."""
     monkeypatch.setattr(snapshot_server, "MAX_STREAMS", 0)
     (message,) = await fetched(voter, request_for(voter))
     assert message.error == pb.QUORUM_ERROR_UNAVAILABLE
@@ -176,7 +176,7 @@ async def test_a_damaged_piece_is_noticed_and_the_snapshot_fetched_again(
 
 
 async def test_a_leader_that_dies_in_a_download_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The follower forgets the download, another leads, and the snapshot comes from that one."""
+    """The follower drops the download, another voter becomes leader, and the follower installs its snapshot."""
     cluster = await running(tmp_path, 3)
     started = asyncio.Event()
     hold = asyncio.Event()
