@@ -73,7 +73,7 @@ class _DecodingServer:
         self._server.add_generic_rpc_handlers(tuple(_Guarded(handler) for handler in handlers))
 
     def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, Handler]) -> None:
-        """Do nothing: the generic handler has the same methods, and grpc.aio uses that one."""
+        """Do nothing: grpc.aio uses the generic handler, which has the same methods."""
 
 
 class _Guarded(grpc.GenericRpcHandler):

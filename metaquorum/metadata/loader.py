@@ -8,7 +8,7 @@
     await loader.wait_for(offset, timeout_ms=1_000)
 
 Owns the image, its copy in RocksDB, the last changes, the waiters for offsets, and the subscribers to changes. It decides nothing
-about the metadata. Laws: the image holds only committed records, in offset order; `metadata_offset` never goes back; the controller
+about the metadata. Laws: the image holds only committed records, in offset order; `metadata_offset` never falls; the controller
 learns of a batch when the image has it, and everyone else after the controller. Everything runs on the event loop thread.
 Source: docs/controller.md; Kafka, MetadataLoader (KIP-866).
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recovery of a quorum that has used up its epochs: each stopped voter goes back to an epoch that its log has reached.
+"""Recovery of a quorum that has used up its epochs: each stopped voter returns to an epoch that its log has reached.
 
 Owns the checks. Every election opens an epoch, and the last one that can be stored is `MAX_QUORUM_EPOCH`: a voter in it cannot elect
 any leader. It takes two thousand million elections, or a message of a process that is no voter, which earlier versions believed.

@@ -86,7 +86,7 @@ class World:
         return self.controller
 
     def limit(self, **limits: int) -> None:
-        """Start a new leadership with other limits; everything is committed."""
+        """Start a new leadership with other limits; commit every record first."""
         self.commit()
         self.settings = replace(self.settings, **limits)
         self.take_over()
@@ -117,7 +117,7 @@ class World:
         self.controller.committed(self.log_end_offset)
 
     def run(self, command: Command) -> Decision:
-        """Append and commit a command and everything that follows from it; return its decision."""
+        """Append and commit a command and its follow-up commands; return its decision."""
         first = decision = self.append(command)
         self.commit()
         while decision.then is not None:
@@ -153,7 +153,7 @@ class World:
     def write_topic(
         self, topic: str, replicas: tuple[int, ...], *, partition_count: int = 1, configs: dict[str, str] | None = None
     ) -> None:
-        """Make a topic whose partitions all have these replicas, in sync and led by the first."""
+        """Write a topic whose partitions all have these replicas, in sync and led by the first."""
         self.write(
             TopicRecord(topic=topic, topic_id=topic_id(topic)),
             *(
@@ -209,5 +209,5 @@ class World:
 
 
 def view(image: MetadataImage) -> list[tuple[bytes, image_rows.Row]]:
-    """Return everything that an image holds, comparable."""
+    """Return the whole contents of an image in a comparable form."""
     return list(image_rows.all_rows(image))

@@ -81,7 +81,7 @@ class NormsPage:
         return f"{len(rows)} statements: {shown} shown by tests, {without} that do not apply, {not_met} not met."
 
     def unnamed(self) -> dict[str, set[str]]:
-        """Return the tests of statements that no statement names, by file; tests of pages are no such tests."""
+        """Return the tests for statements that no statement names, by file; tests of the pages themselves do not count."""
         named = {test for row in self.rows() for test in row.tests}
         missing: dict[str, set[str]] = {}
         for file in sorted((ROOT / self.tests).rglob("test_norms_*.py")):

@@ -47,7 +47,7 @@ def free_ports(count: int) -> list[int]:
 
 
 async def until(condition: Callable[[], T | None], *, what: str) -> T:
-    """Wait until a condition gives something true, and return that."""
+    """Wait until a condition returns a true value, and return it."""
     deadline = time.monotonic() + DEADLINE_S
     while True:
         value = condition()
@@ -114,7 +114,7 @@ class QuorumCluster:
             format_with_voters(self.path(node_id), node_id=node_id, cluster_id=CLUSTER, voters=self._initial)
 
     def format_again(self, node_id: int) -> None:
-        """Give a stopped voter an empty directory with its old identity, as if it had never come beyond its format."""
+        """Give a stopped voter an empty directory with its old identity, as if it had only been formatted."""
         shutil.rmtree(self.path(node_id))
         format_with_voters(self.path(node_id), node_id=node_id, cluster_id=CLUSTER, voters=self._initial)
 
@@ -288,7 +288,7 @@ class BrokerStub:
         return await ControllerCalls(self._client, self._cluster.voters[node_id]).heartbeat(request)
 
     async def break_connection(self) -> None:
-        """Let its connection end as when the process dies."""
+        """End its connection, as the death of its process does."""
         assert self._client is not None
         client, self._client = self._client, None
         await client.close()

@@ -70,7 +70,7 @@ def test_leader_epoch_stays_and_record_names_only_what_changes(world: World) -> 
 
 
 def test_same_replicas_again_change_nothing(world: World) -> None:
-    """A repeated proposal is answered with the state as it is, whatever its order."""
+    """The answer to a repeated proposal is the current state, whatever the order of its replicas."""
     assert world.decide(alter(world, propose(2, 1, 0))).records == ()
     assert results(world, propose(2, 1, 0)) == [world.partition("t")]
 

@@ -37,7 +37,7 @@ def stop(world: World, broker_id: int) -> None:
 
 
 def start(world: World, broker_id: int, *directories: bytes, process: int) -> None:
-    """Start the next process of a broker, which has these log directories, and let it in if it may."""
+    """Start the next process of a broker with these log directories, and unfence it if the controller allows that."""
     ids = directories or world.image.brokers[broker_id].log_directory_ids
     world.run(register(broker_id, process=process, clean_stop_epoch=world.epoch(broker_id), log_directory_ids=ids))
     world.beat(broker_id)
@@ -70,7 +70,7 @@ def elect_uncleanly(world: World) -> None:
 
 @pytest.fixture
 def world() -> World:
-    """Three brokers; those of topic "t" stopped one after the other, broker A the last."""
+    """Three brokers with topic "t" that stopped one after the other, broker A last."""
     world = World()
     for broker_id in (A, B, C):
         world.start_broker(broker_id)
@@ -165,7 +165,7 @@ def test_second_loss_does_not_change_what_the_first_one_awaits(world: World) -> 
 
 
 def test_loss_before_the_first_one_is_settled_awaits_what_was_before_both(world: World) -> None:
-    """The sweep had not come to the partition when the broker came back without the second directory too."""
+    """The sweep had not reached the partition when the broker returned without the second directory as well."""
     wiped = register(A, process=100, log_directory_ids=(Y,))
     world.append(wiped)
     world.commit()
@@ -185,7 +185,7 @@ def test_unclean_election_by_config_ends_it(world: World) -> None:
 
 
 def test_other_elections_pass_an_awaited_replica_over(world: World) -> None:
-    """Preferred ones, and the end of a reassignment."""
+    """Neither a preferred election nor the end of a reassignment elects it."""
     start(world, A, Y, process=100)
     start(world, B, process=101)
     target = ElectionTarget(topic="t", partitions=(0,))
@@ -199,7 +199,7 @@ def test_other_elections_pass_an_awaited_replica_over(world: World) -> None:
 
 
 def test_withdrawal_of_an_awaited_replica_is_refused(world: World) -> None:
-    """Its log does not open either: there is still no other replica that has everything."""
+    """Its log fails to open as well: still no other replica has every record."""
     start(world, A, Y, process=100)
     start(world, B, process=101)
     seen = world.partition("t")
@@ -218,7 +218,7 @@ def test_withdrawal_of_an_awaited_replica_is_refused(world: World) -> None:
 
 
 def test_another_replica_that_has_everything_takes_over_and_nothing_is_awaited(world: World) -> None:
-    """One that is eligible, or in sync and only away, is as good: the wiped one leaves."""
+    """An eligible replica, or an in-sync one that was only away, has every record: the wiped one leaves."""
     world.write_topic("u", (A, B), configs={"min.insync.replicas": "2"})
     world.run(FenceBroker(broker_id=A, broker_epoch=world.epoch(A)))
     start(world, A, Y, process=100)

@@ -48,7 +48,7 @@ def test_register_same_incarnation_again_keeps_epoch_and_writes_nothing() -> Non
 
 
 def test_register_same_incarnation_at_another_address_keeps_epoch_and_state() -> None:
-    """A process that moved keeps its epoch and is not fenced for it."""
+    """A process with another address keeps its epoch and is not fenced."""
     world = World()
     epoch = world.start_broker(1)
     world.run(register(1, host="elsewhere", port=1234, rack=None))
@@ -176,7 +176,7 @@ def test_heartbeat_of_unfenced_broker_writes_nothing() -> None:
 
 
 def test_heartbeat_that_wants_fence_fences_and_keeps_fenced() -> None:
-    """A broker may ask to be out of service: its partitions lose their leader until it no longer asks."""
+    """A broker may ask to be fenced: its partitions lose their leader until it no longer asks."""
     world = World()
     world.start_broker(1)
     world.run(create_topic("t"))
@@ -311,7 +311,7 @@ def test_take_over_gives_every_broker_a_whole_session() -> None:
 
 
 def test_grace_after_a_hold_up_starts_sessions_anew_and_keeps_offsets() -> None:
-    """A controller that was held up must not blame the brokers."""
+    """A controller that was blocked must not fence the brokers for that."""
     world = World()
     world.start_broker(1)
     world.now_ms += 10 * SETTINGS.session_timeout_ms
@@ -366,7 +366,7 @@ def test_producer_ids_end_with_the_64_bit_range() -> None:
 
 
 def test_removed_broker_is_gone_from_overlay_and_image() -> None:
-    """A broker that left for good is unknown, first to decisions, then to readers."""
+    """A removed broker is unknown, first to decisions, then to readers."""
     world = World()
     epoch = world.start_broker(1)
     record = RemoveBrokerRecord(broker_id=1, broker_epoch=epoch)
@@ -391,7 +391,7 @@ def test_record_about_another_registration_stops_the_process() -> None:
 
 
 def test_broker_record_without_epoch_takes_the_offset_of_its_place_in_the_log() -> None:
-    """The epoch is decided by the log, so that it is known only when the record is appended."""
+    """The log position decides the epoch, so it is known only when the record is appended."""
     world = World()
     record = register(4)
     written = world.append(record).records[0]

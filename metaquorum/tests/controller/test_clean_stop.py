@@ -27,7 +27,7 @@ from metaquorum.tests.controller_world import World, create_topic, incarnation, 
 
 
 def add(world: World, *records: MetadataRecord) -> None:
-    """Append and commit records that no command makes yet."""
+    """Append and commit records that the test writes itself."""
     for record in records:
         world.controller.replay(record, world.log_end_offset)
         world.log.append((world.log_end_offset, record))
@@ -64,7 +64,7 @@ def state(world: World, topic: str) -> tuple[tuple[int, ...], int | None]:
 
 @pytest.fixture
 def world() -> World:
-    """Three brokers that all went away at once, with a topic of each flush policy that all have in sync."""
+    """Three brokers that all stopped at once, with one topic of each flush policy, in sync on all of them."""
     world = World()
     for broker_id in (1, 2, 3):
         world.start_broker(broker_id)
@@ -85,7 +85,7 @@ def come_back(world: World, broker_id: int, *, clean: bool, process: int = 100) 
 
 
 def test_clean_restart_keeps_its_place_in_the_in_sync_replicas(world: World) -> None:
-    """The epoch of the clean stop is that of the registration that is replaced: it has all it was known to have."""
+    """The epoch of the clean stop is that of the replaced registration: the replica has all its records."""
     come_back(world, 1, clean=True)
     assert not world.image.brokers[1].unclean
     world.beat(1)
@@ -120,7 +120,7 @@ NEW_DIRECTORY = incarnation(7)
 
 
 def come_back_wiped(world: World, broker_id: int, *, clean: bool = False) -> Decision:
-    """Register the next process of a broker whose directory is another one than before."""
+    """Register the next process of a broker with another log directory than before."""
     epoch = world.epoch(broker_id) if clean else None
     directories = (NEW_DIRECTORY,)
     command = register(broker_id, process=300 + broker_id, clean_stop_epoch=epoch, log_directory_ids=directories)
@@ -193,7 +193,7 @@ def test_with_one_replica_an_unclean_restart_changes_nothing() -> None:
 
 @pytest.mark.parametrize("said", [None, 0, 10**6])
 def test_only_the_epoch_of_the_replaced_registration_proves_a_clean_stop(world: World, said: int | None) -> None:
-    """A mark from an earlier life, a mark without an epoch, and none at all are the same: unclean."""
+    """A mark of an earlier registration, a mark without an epoch and no mark all mean unclean."""
     world.append(register(1, process=101, clean_stop_epoch=said))
     broker = world.controller.image.broker(1)
     assert broker is not None
@@ -219,7 +219,7 @@ def test_unclean_broker_stays_fenced_until_the_sweep_is_over(world: World) -> No
 
 
 def test_new_controller_goes_on_with_a_broken_off_sweep(world: World) -> None:
-    """That a broker is unclean is a fact in the log until it has left everywhere."""
+    """The log keeps that a broker is unclean until it has left the in-sync replicas everywhere."""
     world.append(register(1, process=101))
     world.commit()
     assert world.image.brokers[1].unclean
@@ -304,7 +304,7 @@ def test_lossy_replicas_leave_one_after_the_other(
 
 
 def test_unclean_is_kept_in_records_and_rows(world: World) -> None:
-    """Through bytes and back, as a record, as a change, and as a row of the image."""
+    """The mark survives encoding, as a record, as a change, and as a row of the image."""
     world.append(register(1, process=101))
     world.commit()
     rows = [record for _, record in all_rows(world.image) if isinstance(record, BrokerRecord)]

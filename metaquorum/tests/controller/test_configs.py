@@ -130,7 +130,7 @@ def test_changes_of_one_request_are_limited(world: World) -> None:
 
 
 def test_validate_only_checks_and_changes_nothing(world: World) -> None:
-    """A check answers like the change and has no records; a bad one is refused."""
+    """A dry run answers like the change and has no records; a bad one is refused."""
     assert world.decide(alter(change(TOPIC, "t", segment__ms="9"), validate_only=True)).records == ()
     refusal = world.refusal(alter(change(TOPIC, "t", segment__ms="x"), validate_only=True))
     assert refusal.code is ErrorCode.INVALID_CONFIG
@@ -177,7 +177,7 @@ def _topic(world: World) -> dict[str, str]:
 
 
 def test_brokers_and_the_cluster_are_described_without_what_is_not_theirs(world: World) -> None:
-    """A broker shows its own values over the cluster's, the cluster its own; neither has a description."""
+    """A broker shows its own values over the cluster's, the cluster its own; neither has the config `description`."""
     world.run(alter(change(CLUSTER, "", retention__ms="1"), change(BROKER, "1", segment__ms="2")))
     of_broker, of_cluster = describe(world.image, BROKER, "1", None), describe(world.image, CLUSTER, "", None)
     assert not isinstance(of_broker, Refusal)
@@ -218,7 +218,7 @@ def test_configs_of_a_broker_that_left_can_be_seen_and_removed(world: World) -> 
 
 
 def test_configs_of_a_topic_go_with_it(world: World) -> None:
-    """A topic that is made again starts without the configs of the one that was deleted."""
+    """A new topic of the same name starts without the configs of the deleted one."""
     world.run(alter(change(TOPIC, "t", description="old")))
     world.run(DeleteTopic(topic="t"))
     world.run(create_topic("t"))
@@ -228,7 +228,7 @@ def test_configs_of_a_topic_go_with_it(world: World) -> None:
 
 @pytest.mark.parametrize("name", [CATCH_UP_RATE, MOVE_RATE])
 def test_rates_of_replication_are_set_for_brokers_and_the_cluster_only(world: World, name: str) -> None:
-    """They are stored, checked and described where they belong, and a broker's own value wins; a topic has no such configs."""
+    """They are stored, checked and described for both, and a broker's own value wins; a topic has no such configs."""
 
     def rate(resource: ConfigResource, resource_name: str) -> tuple[str, ConfigSource] | None:
         values = describe(world.image, resource, resource_name, None)

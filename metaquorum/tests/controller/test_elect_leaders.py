@@ -61,7 +61,7 @@ def refusal(world: World, command: ElectLeaders) -> Refusal:
 
 
 def lead(world: World, leader_id: int | None, *, isr: tuple[int, ...] | None = None) -> None:
-    """Write another leader of both partitions, as after earlier troubles."""
+    """Write another leader of both partitions."""
     for number in (0, 1):
         change = PartitionChangeRecord(
             topic_id=topic_id("t"), partition=number, leader=LeaderChange(leader_id=leader_id), isr=isr
@@ -70,7 +70,7 @@ def lead(world: World, leader_id: int | None, *, isr: tuple[int, ...] | None = N
 
 
 def fence(world: World, *broker_ids: int) -> None:
-    """Fence brokers, and let the sweeps that follow run."""
+    """Fence brokers and run the sweeps."""
     for broker_id in broker_ids:
         world.run(FenceBroker(broker_id=broker_id, broker_epoch=world.epoch(broker_id)))
 
@@ -89,7 +89,7 @@ def test_preferred_election_gives_the_first_replica_the_lead_once(world: World) 
 
 
 def test_check_only_tells_and_changes_nothing(world: World) -> None:
-    """The answer of a check is that of the election; no record is written."""
+    """A dry run answers like the election; no record is written."""
     lead(world, 2)
     checked = world.decide(replace(elect(0), validate_only=True))
     done = world.decide(elect(0))
@@ -136,7 +136,7 @@ def test_unclean_election_touches_no_partition_that_is_led(world: World) -> None
 
 
 def test_unclean_election_takes_who_has_everything_first(world: World) -> None:
-    """Before the sweep has come by, an in-sync replica is elected, not an earlier one that lags."""
+    """Before the sweep visits the partition, an in-sync replica is elected, even if a lagging one is earlier in the list."""
     lead(world, 0, isr=(0, 2))
     world.append(FenceBroker(broker_id=0, broker_epoch=world.epoch(0)))
     decision = world.decide(elect(0, kind=ElectionKind.UNCLEAN))
@@ -194,5 +194,5 @@ def test_unknown_partitions_are_refused_beside_known_ones(world: World, kind: El
 def test_request_of_no_use_is_refused_as_a_whole(
     world: World, targets: tuple[ElectionTarget, ...], code: ErrorCode
 ) -> None:
-    """No partition, a partition twice, too many, all of a topic that is not there."""
+    """No partition, a partition twice, too many, or all partitions of an unknown topic."""
     assert world.refusal(ElectLeaders(kind=ElectionKind.PREFERRED, targets=targets)).code is code

@@ -123,7 +123,7 @@ def test_sweep_runs_in_slices_that_end_with_a_whole_topic() -> None:
 
 
 def test_sweep_meets_a_topic_that_is_larger_than_a_slice() -> None:
-    """A topic is never cut: one that is larger than a slice is a slice."""
+    """The sweep changes every partition of the topic, a few in each slice."""
     world = World(settings=replace(SETTINGS, max_sweep_records=2))
     world.start_broker(1)
     world.run(create_topic("t", partition_count=5))
@@ -133,7 +133,7 @@ def test_sweep_meets_a_topic_that_is_larger_than_a_slice() -> None:
 
 
 def test_sweep_sees_topics_that_come_and_go_between_its_slices() -> None:
-    """The cursor is a name, so that a sweep survives creations and deletions between its slices."""
+    """The cursor is a name, so a sweep survives creations and deletions between its slices."""
     world = World(settings=replace(SETTINGS, max_sweep_partitions=1))
     world.start_broker(1)
     for name in ("a", "b", "c"):
@@ -209,7 +209,7 @@ def _partition_record(**changes: object) -> PartitionRecord:
     ],
 )
 def test_record_that_contradicts_the_image_stops_the_process(record: MetadataRecord, words: str) -> None:
-    """Law of replay, on both images: a fact that cannot be is a fault, never skipped."""
+    """Law of replay, on both images: an impossible record is a fault, and is never skipped."""
     world = World()
     for first in (TopicRecord(topic="t", topic_id=TOPIC), _partition_record()):
         world.image.replay(first, world.log_end_offset)

@@ -14,7 +14,7 @@ from metaquorum.tests.controller_world import World, register, view
 
 @pytest.fixture
 def world() -> World:
-    """A cluster at level 1 under a version that knows 3 levels, with brokers that know 3 and 2."""
+    """A cluster at level 1; its version supports 3 levels, and its brokers support 3 and 2."""
     made = World(settings=ControllerSettings(max_feature_level=3))
     made.run(Bootstrap())
     made.run(register(1, max_feature_level=3))

@@ -31,7 +31,7 @@ def grow(topic: str, partition_count: int, **changes: object) -> CreatePartition
 
 
 def test_growth_adds_partitions_and_leaves_the_others_alone() -> None:
-    """New partitions follow the old ones, each with a leader at epoch 0, where there is least of the topic."""
+    """New partitions follow the old ones, each with a leader at epoch 0, on the brokers with the fewest replicas of the topic."""
     world = world_with_brokers("a", "b")
     world.run(create_topic("t", partition_count=1))
     before = world.image.topic_by_name("t")
@@ -50,7 +50,7 @@ def test_growth_adds_partitions_and_leaves_the_others_alone() -> None:
 
 
 def test_growth_can_be_checked_only() -> None:
-    """A check answers like the growth and has no records."""
+    """A dry run answers like the growth and has no records."""
     world = world_with_brokers(None)
     world.run(create_topic("t"))
     decision = world.decide(grow("t", 3, validate_only=True))

@@ -106,7 +106,7 @@ def test_lower_min_isr_ends_eligibility_in_the_same_batch(world: World) -> None:
 
 
 def stop_uncleanly(world: World, broker_id: int, process: int) -> None:
-    """Have another process of a broker register that cannot prove a clean stop, with the sweep for it."""
+    """Register another process of a broker, without proof of a clean stop, and run its sweep."""
     fence(world, broker_id)
     world.run(register(broker_id, process=process))
 
@@ -171,7 +171,7 @@ def test_unclean_election_prefers_the_last_known_ones() -> None:
 
 
 def test_unclean_election_can_be_allowed_for_the_cluster_and_refused_for_a_topic(world: World) -> None:
-    """The topic's own value holds before the one of the cluster."""
+    """The topic's own value wins over the cluster's."""
     world.write_topic("t", (0, 1), configs={UNCLEAN: "false"})
     world.write_topic("u", (0, 1))
     fence(world, 1, 0)

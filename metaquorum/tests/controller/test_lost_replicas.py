@@ -103,7 +103,7 @@ def test_follower_that_lost_its_log_leaves_and_the_leader_stays(world: World) ->
 
 
 def test_below_min_isr_a_lost_replica_is_not_eligible(world: World) -> None:
-    """One that leaves for lag then has everything committed and may lead; one that has lost its log may not."""
+    """A replica that leaves for lag has every committed record and may lead; one that lost its log may not."""
     shrink(world, 0, 1)
     assert withdraw(world, 0) == PartitionImage(0, (0, 1, 2), (1,), 1, 1, 2, (), (0,))
 
@@ -173,7 +173,7 @@ def test_repeated_withdrawal_changes_nothing(world: World) -> None:
 
 
 def test_withdrawal_is_fenced_and_checked(world: World) -> None:
-    """Epochs that are ahead, replicas beside the flag, a broker without a replica, and an older process."""
+    """Epochs that are ahead, a list of replicas beside the flag, a broker without a replica, and an older process."""
     good = proposal(world, is_lost=True)
     for broker_id, bad, code in (
         (2, replace(good, partition_epoch=1), ErrorCode.NOT_CONTROLLER),
@@ -211,7 +211,7 @@ def test_proposal_that_was_under_way_does_not_bring_it_back(world: World) -> Non
 
 @pytest.mark.parametrize("directory", ["repaired", "empty"])
 def test_restart_brings_it_back_as_a_follower(world: World, directory: str) -> None:
-    """Whatever the directory has, the new process leads only after the leader has found it in sync."""
+    """Whatever its directory has, the new process leads only after a leader has found it in sync."""
     withdraw(world, 0)
     ids = (incarnation(900),) if directory == "repaired" else (incarnation(999),)
     world.run(FenceBroker(broker_id=0, broker_epoch=world.epoch(0)))

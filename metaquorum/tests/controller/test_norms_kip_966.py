@@ -114,7 +114,7 @@ def test_eligible_and_in_sync_replicas_never_overlap_and_are_replicas() -> None:
 
 
 def test_min_isr_above_the_replication_factor_counts_as_the_replication_factor() -> None:
-    """Otherwise a partition with fewer replicas could never commit, and all that ever left would be eligible."""
+    """Otherwise a partition with fewer replicas could never commit, and every replica that left would be eligible."""
     assert needed_in_sync(PartitionImage(0, (0, 1), (0, 1), 0, 1, 1), 3) == 2
     assert changed_isr(PartitionImage(0, (0,), (0,), 0, 1, 1), (0,), min_isr=3).elr == ()
 
@@ -155,7 +155,7 @@ def test_higher_min_isr_makes_nobody_eligible(world: World) -> None:
     ("alive", "leader"), [({0, 1, 2}, 1), ({1, 2}, 1), ({0, 2}, 0), ({0}, 0), ({2}, 2), (set[int](), None)]
 )
 def test_in_sync_replicas_are_elected_before_eligible_ones(alive: set[int], leader: int | None) -> None:
-    """An election asks the in-sync replicas first, then the eligible ones, in replica order; fenced ones never lead."""
+    """An election tries the in-sync replicas first, then the eligible ones, in replica order; fenced ones never lead."""
     record = change((1,), (0, 2), alive)
     elected = None if record is None or record.leader is None else record.leader.leader_id
     assert elected == leader
@@ -163,7 +163,7 @@ def test_in_sync_replicas_are_elected_before_eligible_ones(alive: set[int], lead
 
 @pytest.mark.parametrize("unclean", [False, True])
 def test_eligible_replica_is_elected_where_an_unclean_election_is_allowed_too(unclean: bool) -> None:
-    """An unclean election is the last resort: a replica with everything committed that lives makes it needless."""
+    """An unclean election is the last resort: a live replica with every committed record makes it needless."""
     record = change((1,), (2,), {0, 2}, unclean=unclean)
     assert record is not None
     assert (record.leader, record.isr, record.elr) == (LeaderChange(leader_id=2), (2,), (1,))
@@ -219,7 +219,7 @@ def test_replica_that_leaves_in_order_below_min_isr_is_eligible(world: World) ->
 
 @pytest.mark.parametrize(("resource", "name"), [(ConfigResource.BROKER, "1"), (ConfigResource.CLUSTER, "")])
 def test_min_isr_is_a_matter_of_topics(world: World, resource: ConfigResource, name: str) -> None:
-    """The controller decides by it, so that it has one place: a broker or the cluster cannot have another value."""
+    """Only topics have it, because the controller decides by it: a broker or the cluster cannot have another value."""
     command = AlterConfigs(resources=(ResourceChanges(resource=resource, name=name, changes=((MIN_ISR, "1"),)),))
     assert world.refusal(command).code is ErrorCode.INVALID_CONFIG
 

@@ -63,7 +63,7 @@ def test_ids_that_the_broker_never_registered_are_passed_over() -> None:
 
 
 def test_what_else_a_heartbeat_asks_for_is_answered_by_the_next_one() -> None:
-    """A change of directories stands alone in its decision."""
+    """The decision has only the change of directories."""
     world = started()
     assert beat(world, SECOND, want_shutdown=True).response == HeartbeatAnswered(
         fenced=False, caught_up=True, should_shutdown=False

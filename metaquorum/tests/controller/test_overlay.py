@@ -29,7 +29,7 @@ def switches(image: MetadataImage) -> list[tuple[ConfigResource, str]]:
 
 
 def appended_view(appended: AppendedImage, shadow: MetadataImage) -> list[object]:
-    """Return everything that decisions can see, in the form of `image_view`."""
+    """Return the state that decisions see, in the form of `image_view`."""
     return [
         appended.brokers(),
         [replace(topic) for topic in appended.topics()],

@@ -32,7 +32,7 @@ def world() -> World:
 
 
 def test_works_are_due_once_in_each_interval(world: World) -> None:
-    """The first time an interval after the take-over, then an interval after the last time, however late that was."""
+    """First one interval after the take-over, then one interval after the last time, however late that was."""
     world.write_topic("t", (0, 1))
     lead(world, "t", None)
     began_ms = world.now_ms
@@ -76,7 +76,7 @@ def test_nothing_is_begun_that_is_switched_off_or_has_no_subject(world: World) -
 
 
 def test_take_over_begins_the_intervals_anew(world: World) -> None:
-    """A controller does not know when an earlier one did it."""
+    """A controller does not know when an earlier one did the work."""
     world.now_ms += DEFAULT_INTERVAL_MS - 1
     world.take_over()
     assert world.controller.due(world.now_ms + DEFAULT_INTERVAL_MS - 1) == ()

@@ -56,7 +56,7 @@ def test_replica_that_is_not_in_sync_does_not_lead(world: World) -> None:
 
 
 def test_broker_that_leaves_gets_no_leadership(world: World) -> None:
-    """One in controlled shutdown is live and in sync and may not lead; nor may one that is fenced, unclean or not."""
+    """A broker in controlled shutdown is live and in sync and may not lead; neither may a fenced or unclean one."""
     world.write(BrokerChangeRecord(broker_id=0, broker_epoch=world.epoch(0), in_controlled_shutdown=True))
     assert slices(world, ElectPreferredLeaders()) == [0]
     world.write(BrokerChangeRecord(broker_id=0, broker_epoch=world.epoch(0), in_controlled_shutdown=False, fenced=True))
@@ -74,7 +74,7 @@ def test_partition_without_leader_is_left_to_elections(world: World) -> None:
 
 
 def test_only_what_is_committed_elsewhere_is_touched(world: World) -> None:
-    """A partition that is right stays as it is, its epochs included."""
+    """A partition with its preferred leader keeps its epochs."""
     world.write(PartitionChangeRecord(topic_id=topic_id("t"), partition=1, leader=LeaderChange(leader_id=0)))
     right = world.partition("t", 1)
     decision = world.run(ElectPreferredLeaders())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leaders for partitions without one where lacking records is allowed: at each interval, and when it becomes allowed."""
+"""Leaders for partitions without one, if the config allows missing records: at each interval, and when it becomes allowed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def orphan(world: World, topic: str, *, partition_count: int = 1, configs: dict[
 
 
 def test_partition_without_leader_gets_one_at_the_interval(world: World) -> None:
-    """The first replica that lives leads, and is the only one in sync."""
+    """The first live replica leads, and is the only one in sync."""
     orphan(world, "t", configs={UNCLEAN: "true"})
     before = world.partition("t")
     assert world.controller.due(world.now_ms + DEFAULT_INTERVAL_MS)[-1] == ElectUncleanLeaders()

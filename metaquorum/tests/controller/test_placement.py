@@ -137,7 +137,7 @@ def test_brokers_of_one_rack_are_even_in_any_cluster(
 
 @pytest.mark.parametrize("sizes", [(1, 2), (1, 2, 3), (2, 2, 1)])
 def test_larger_racks_get_more_where_the_spread_allows_it(sizes: tuple[int, ...]) -> None:
-    """With one replica each, brokers are even whatever their racks; a rack never counts as one broker."""
+    """With one replica each, brokers are even in any racks; a rack never counts as one broker."""
     usable = [UsableBroker(10 * rack + number, str(rack)) for rack, size in enumerate(sizes) for number in range(size)]
     counts = count(PartitionCounts(), new(60, 1, usable))
     assert width(counts.replicas, usable) == 0
@@ -180,7 +180,7 @@ def test_leaders_are_mended_along_chains() -> None:
 
 
 def test_leaders_stay_as_they_are_beyond_the_limit() -> None:
-    """The mending is bounded; without it the placement is still complete."""
+    """The number of moves is bounded; without them the placement is still complete."""
     usable = [UsableBroker(number, None) for number in range(5)]
     assert len(new(40, 3, usable, max_leader_lookups=0)) == 40
 

@@ -95,7 +95,7 @@ def test_shrink_inside_the_in_sync_replicas_completes_at_once(world: World) -> N
 
 
 def test_other_order_changes_the_preferred_leader_only(world: World) -> None:
-    """Same replicas, another first one: no new leader yet. The same again is no change."""
+    """With the same replicas and another first one no new leader is elected. Repeating it changes nothing."""
     assert result(world, reassign(2, 1, 0)) == PartitionImage(0, (2, 1, 0), (0, 1, 2), 0, 0, 1)
     assert world.decide(reassign(2, 1, 0)).records == ()
     assert result(world, reassign(2, 1, 0)) == world.partition("t")
@@ -173,7 +173,7 @@ def test_change_that_completes_at_once_is_one_leader_epoch(world: World) -> None
 
 
 def test_reassignment_waits_while_nobody_of_the_target_can_lead(world: World) -> None:
-    """Without a leader among them it stays under way, and completes when it is asked for again."""
+    """If no replica of the target can lead, it stays under way, and completes when requested again."""
     for broker_id in (0, 1, 2):
         world.run(FenceBroker(broker_id=broker_id, broker_epoch=world.epoch(broker_id)))
     assert world.partition("t").isr == (2,)

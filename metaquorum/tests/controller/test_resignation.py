@@ -68,7 +68,7 @@ def refusal(world: World, partition: LedPartition, *, broker_id: int = 0) -> Ref
 
 
 def change(world: World, **changes: object) -> None:
-    """Write a change of the first partition, as after earlier troubles."""
+    """Write a change of the first partition."""
     world.write(replace(PartitionChangeRecord(topic_id=T, partition=0), **changes))
 
 
@@ -93,7 +93,7 @@ def test_last_known_eligible_replicas_stay(world: World) -> None:
 
 
 def test_later_leader_gives_way_to_the_first_replica(world: World) -> None:
-    """The order begins with the preferred leader, not behind the one that resigns."""
+    """The order begins with the preferred leader, not after the one that resigns."""
     change(world, leader=LeaderChange(leader_id=1))
     (result,) = results(world, led(leader_epoch=1), broker_id=1)
     assert isinstance(result, PartitionImage)
@@ -133,7 +133,7 @@ def test_eligible_replica_leads_where_no_other_one_is_in_sync(careful: World) ->
 
 
 def test_eligible_replica_does_not_lead_where_it_will_not_do(careful: World) -> None:
-    """The broker alone acknowledged records (acks=1): they would be lost with its leadership."""
+    """The broker alone has acknowledged records (acks=1): they would be lost with its leadership."""
     change(careful, isr=(0,), elr=(1, 2))
     kept = refusal(careful, led(allow_eligible=False))
     assert kept.code is ErrorCode.LEADER_NOT_AVAILABLE
@@ -157,7 +157,7 @@ def test_broker_without_room_is_no_heir_of_one_that_has_none_either(world: World
 
 
 def test_preferred_leader_without_room_does_not_return_by_itself(world: World) -> None:
-    """It would hand over again at the next append; it returns once it has room."""
+    """It would resign again at the next append; it returns once it has room."""
     results(world, led())
     world.beat(0, lacks_room=True)
     world.run(ElectPreferredLeaders())
@@ -175,7 +175,7 @@ def test_broker_that_hands_over_for_room_gets_nothing_back_before_its_next_heart
 
 
 def test_replica_in_sync_leads_rather_than_an_eligible_one(careful: World) -> None:
-    """Whatever their order; the lists stay as they are."""
+    """The order of replicas does not matter; the lists stay the same."""
     careful.write(BrokerChangeRecord(broker_id=1, broker_epoch=careful.epoch(1), fenced=True))
     change(careful, isr=(0,), elr=(1, 2), last_known_elr=())
     assert results(careful, led()) == [PartitionImage(0, (0, 1, 2), (2,), 2, 1, 2, (0, 1))]

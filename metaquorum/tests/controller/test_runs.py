@@ -33,7 +33,7 @@ def made() -> World:
 
 @st.composite
 def changes(draw: st.DrawFn) -> PartitionChangeRecord:
-    """A change that is possible whatever was before: it says which replicas are in sync and who leads, or neither."""
+    """A change that is possible in any state: it has both in-sync replicas and leader, or neither."""
     in_sync = draw(st.sampled_from((None, (1,), (1, 2), (2, 3), REPLICAS)))
     leader = None if in_sync is None else LeaderChange(leader_id=draw(st.sampled_from((None, *in_sync))))
     return PartitionChangeRecord(
@@ -114,7 +114,7 @@ def test_runs_are_all_records_in_order(batches: list[list[MetadataRecord]], base
 
 
 def test_partition_that_goes_back_and_forth_in_one_batch_is_counted_at_every_step() -> None:
-    """A broker that leads one partition only: three changes at once would take it away twice before it is given back."""
+    """A broker leads one partition: a batch of three changes must not take it away twice before it is returned."""
     world = World()
     world.write_topic("a", (1, 2))
     there = PartitionChangeRecord(topic_id=topic_id("a"), partition=0, leader=LeaderChange(leader_id=2))

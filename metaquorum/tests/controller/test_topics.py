@@ -70,7 +70,7 @@ def test_create_topic_twice_is_refused_committed_or_not() -> None:
 
 
 def test_create_topic_validate_only_changes_nothing() -> None:
-    """Checking answers like creating and leaves no record."""
+    """A dry run answers like the creation and leaves no record."""
     world = world_with_brokers(1)
     decision = world.run(create_topic("t", validate_only=True))
     assert isinstance(decision.response, TopicCreated)
@@ -174,7 +174,7 @@ def test_create_topic_without_a_usable_broker_is_refused() -> None:
 
 
 def test_want_of_brokers_is_for_now_where_those_that_are_registered_would_do() -> None:
-    """Then it is worth to try again; not where more replicas are asked for than there are brokers."""
+    """The refusal is retriable then; it is not if the request has more replicas than there are brokers."""
     world = World()
     for broker_id in (1, 2):
         world.run(register(broker_id))
@@ -189,7 +189,7 @@ def test_want_of_brokers_is_for_now_where_those_that_are_registered_would_do() -
 
 
 def test_want_of_brokers_is_for_now_while_brokers_arrive() -> None:
-    """A cluster that starts gets its brokers one after the other: each new one, and each new controller, may be followed by more."""
+    """The brokers of a starting cluster register one after the other: after each of them, and each new controller, more may follow."""
     world = World()
     asked = create_topic("t", replication_factor=3)
     for broker_id in (1, 2):
@@ -264,7 +264,7 @@ def test_every_config_has_a_valid_default_and_effective_settings_follow_what_is_
 
 
 def test_old_data_goes_after_a_week_unless_the_topic_says_otherwise() -> None:
-    """The defaults of retention, and the word for no limit."""
+    """The defaults of retention, and the value for no limit."""
     defaults = topic_configs.effective({})
     assert (defaults.retention_ms, defaults.retention_bytes) == (7 * 24 * 3_600_000, None)
     assert (defaults.cleanup_policy, defaults.file_delete_delay_ms) == (CleanupPolicy.DELETE, 60_000)
@@ -347,7 +347,7 @@ def test_topic_deleted_and_created_again_has_another_id() -> None:
 
 
 def test_topic_id_drawn_twice_stops_the_process() -> None:
-    """16 random bytes that repeat mean that the source of randomness is broken."""
+    """A repeated id of 16 random bytes means that the source of randomness is broken."""
     world = world_with_brokers(1)
     world.run(create_topic("a"))
     with pytest.raises(AssertionError, match="drawn twice"):

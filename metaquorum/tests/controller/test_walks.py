@@ -28,7 +28,7 @@ CONFIGS = ("min.insync.replicas=2", "unclean.leader.election.enable=true", "flus
 
 @st.composite
 def partitions(draw: st.DrawFn) -> PartitionRecord:
-    """A possible partition, numbered 0, of no topic; few kinds, so that equal ones come together."""
+    """A possible partition with number 0, without a topic; there are few kinds, so that some are equal."""
     replicas = draw(st.sampled_from(((1,), (1, 2), (2, 1), (1, 2, 3), (3, 1, 4))))
     isr = replicas[: draw(st.integers(1, len(replicas)))]
     rest = tuple(each for each in replicas if each not in isr)
@@ -137,7 +137,7 @@ def test_sweep_decides_for_each_partition_what_it_needs(
 
 
 def test_equal_partitions_are_judged_once_in_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many there are, in however many topics; another config is another question."""
+    """This holds for any number of partitions and topics; a topic with another config is judged separately."""
     world = World()
     for broker_id in (1, 2):
         world.start_broker(broker_id)

@@ -62,7 +62,7 @@ def member(node_id: int, broker_epoch: int | None = None) -> controller_pb2.IsrM
 def request(
     cluster: QuorumCluster, *proposals: controller_pb2.IsrProposal, broker_id: int = 7
 ) -> controller_pb2.AlterPartitionRequest:
-    """Return the request of a broker with the epoch that it has."""
+    """Return the request of a broker with its current epoch."""
     return controller_pb2.AlterPartitionRequest(
         cluster_id=CLUSTER,
         broker_id=broker_id,
@@ -155,7 +155,7 @@ async def test_request_as_a_whole_is_fenced_by_cluster_broker_and_epoch(cluster:
 
 
 async def test_voter_that_is_not_the_controller_names_it(tmp_path: Path) -> None:
-    """A follower refuses with a hint, so that the leader of a partition asks there."""
+    """A follower refuses with a hint, so that the partition leader turns to the controller."""
     async with quorum_cluster(tmp_path, 3) as cluster:
         active = await cluster.active()
         other = next(node_id for node_id in cluster.voters if node_id != active)

@@ -49,7 +49,7 @@ async def test_broker_that_stops_beating_is_fenced_after_its_session(tmp_path: P
 
 
 async def test_broker_whose_process_died_is_fenced_at_once(cluster: QuorumCluster) -> None:
-    """A broken heartbeat stream and a port that refuses are a proof of death: no session timeout is waited for."""
+    """A broken heartbeat stream and a refused connection prove its death: the controller does not wait for the session."""
     (port,) = free_ports(1)
     broker = BrokerStub(cluster, 7, port=port)
     await broker.join(1)
@@ -101,7 +101,7 @@ async def test_port_that_closes_connections_is_dialled_again_until_it_refuses() 
 
 
 async def test_port_that_only_closes_or_is_silent_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a refusal the session timeout decides; the look itself is bounded."""
+    """Without a refusal the session timeout decides; the probe itself is bounded."""
     monkeypatch.setattr(controller_service, "REDIAL_TIMEOUT_MS", 50)
 
     async def close(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines about changes: each one, as long as there are not too many in a second."""
+"""Log lines about changes: each change has one, up to a number per second."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 
 
 async def test_answer_comes_with_the_commit_and_not_before(shell: Shell) -> None:
-    """An answer is given when its records are committed, in order, with the offset at which it is visible."""
+    """An answer is sent when its records are committed, in order, with the offset at which they are visible."""
     await shell.activate()
     await shell.broker(1)
     first = asyncio.ensure_future(shell.host.submit(create_topic("a"), timeout_ms=5_000))
@@ -57,7 +57,7 @@ async def test_answer_comes_with_the_commit_and_not_before(shell: Shell) -> None
 
 
 async def test_answer_without_records_waits_for_what_it_rests_on(shell: Shell) -> None:
-    """A refusal because of an uncommitted topic is given only when that topic is committed."""
+    """A refusal because of an uncommitted topic is sent only when that topic is committed."""
     await shell.activate()
     await shell.broker(1)
     creation = asyncio.ensure_future(shell.host.submit(create_topic("a"), timeout_ms=5_000))
@@ -194,7 +194,7 @@ async def test_inactive_node_says_why(shell: Shell, known: QuorumLeader, code: E
 
 
 async def test_full_or_lost_log_refuses_and_changes_nothing(shell: Shell) -> None:
-    """An append that fails leaves the overlay as it was, so that the next decision is right."""
+    """A failed append leaves the overlay unchanged, so that the next decision is right."""
     await shell.activate()
     await shell.broker(1)
     shell.log.failure = BusyError("full")
@@ -209,7 +209,7 @@ async def test_full_or_lost_log_refuses_and_changes_nothing(shell: Shell) -> Non
 
 
 async def test_own_work_is_tried_again_when_there_was_no_room(shell: Shell, caplog: pytest.LogCaptureFixture) -> None:
-    """A sweep or a bootstrap that found the log full is not forgotten."""
+    """A sweep or a bootstrap that found the log full is repeated."""
     shell.log.failure = BusyError("full")
     with caplog.at_level(logging.INFO):
         shell.loader.on_activate(EPOCH)
@@ -224,7 +224,7 @@ async def test_own_work_is_tried_again_when_there_was_no_room(shell: Shell, capl
 
 
 async def test_parked_commands_are_bounded(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More commands than may wait are refused, and there is room again after a commit."""
+    """Further commands are refused, and there is room again after a commit."""
     monkeypatch.setattr(commit_waiters, "MAX_PARKED_COMMANDS", 3)
     await shell.activate()
     await shell.broker(1)
@@ -239,7 +239,7 @@ async def test_parked_commands_are_bounded(shell: Shell, monkeypatch: pytest.Mon
 
 
 async def test_offset_waiters_are_bounded_and_woken_in_any_order(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Readers wait for their offset, not more of them than allowed, and a stop sends them away."""
+    """Readers wait for their offset, a bounded number of them, and a stop ends their wait."""
     monkeypatch.setattr(waiters, "MAX_OFFSET_WAITERS", 2)
     here = shell.host.image.metadata_offset
     await shell.host.wait_for_offset(here, timeout_ms=1)
@@ -278,7 +278,7 @@ async def test_stop_lets_own_work_and_ticks_rest(tmp_path: Path) -> None:
 
 
 async def test_missed_heartbeats_fence_after_the_session(tmp_path: Path) -> None:
-    """The tick comes by itself at the end of the first session."""
+    """The tick comes at the end of the first session."""
     shell = Shell(tmp_path / "image", settings=ControllerSettings(session_timeout_ms=150))
     await shell.activate()
     await shell.broker(1)
@@ -328,7 +328,7 @@ async def test_restart_replays_only_what_the_image_lacks(shell: Shell, tmp_path:
 
 
 async def test_damaged_record_stops_the_listener(shell: Shell) -> None:
-    """A committed record that cannot be read is not skipped: the node must stop."""
+    """A committed record that cannot be read is never skipped: the node must stop."""
     broken = CommittedBatch(
         base_offset=2, next_offset=3, quorum_epoch=EPOCH, append_timestamp_ms=0, records=[b"\xff"], is_control=False
     )

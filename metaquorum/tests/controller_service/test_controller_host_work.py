@@ -51,7 +51,7 @@ async def test_two_slices_of_a_sweep_wait_for_their_commit_and_the_next_one_for_
 
 
 async def test_slices_in_flight_end_with_the_leadership(shell: Shell) -> None:
-    """The next leadership of the same node begins its own sweep, however many slices of the one before never committed."""
+    """The next leadership of the same node begins its own sweep, however many earlier slices never committed."""
     await shell.activate()
     epoch = await shell.broker(1)
     await shell.run(create_topic("t", partition_count=5))

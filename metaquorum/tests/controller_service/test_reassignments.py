@@ -115,7 +115,7 @@ async def test_cancelled_reassignment_leaves_the_partition_as_it_was(cluster: Qu
 
 
 async def test_each_reassignment_is_refused_alone(cluster: QuorumCluster) -> None:
-    """Unknown partitions and brokers, no replicas: beside them the good one begins."""
+    """Unknown partitions and brokers, no replicas: the valid reassignment beside them begins."""
     empty = admin_pb2.PartitionReassignment(topic="t", partition=2)
     moves = (move(0, 5), move(9, 8), move(0, 8, topic="none"), empty, move(-1, 8), move(1, 8))
     answer = await alter(cluster, *moves)

@@ -68,7 +68,7 @@ def led(cluster: QuorumCluster, number: int = 0) -> controller_pb2.LedPartition:
 def request(
     cluster: QuorumCluster, *partitions: controller_pb2.LedPartition, broker_id: int = 7
 ) -> controller_pb2.ResignLeadershipRequest:
-    """Return the request of a broker with the epoch that it has."""
+    """Return the request of a broker with its current epoch."""
     return controller_pb2.ResignLeadershipRequest(
         cluster_id=CLUSTER,
         broker_id=broker_id,
@@ -149,7 +149,7 @@ async def test_request_as_a_whole_is_fenced_by_cluster_broker_and_epoch(cluster:
 
 
 async def test_voter_that_is_not_the_controller_names_it(tmp_path: Path) -> None:
-    """A follower refuses with a hint, so that the broker asks there."""
+    """A follower refuses with a hint, so that the broker turns to the controller."""
     async with quorum_cluster(tmp_path, 3) as cluster:
         active = await cluster.active()
         other = next(node_id for node_id in cluster.voters if node_id != active)

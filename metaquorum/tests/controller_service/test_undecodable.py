@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes that are no message, at every method that a voter serves by gRPC and to other servers: a typed refusal, no traceback."""
+"""Bytes that are no message, at every method that a voter serves over gRPC and to other servers: a typed refusal, no traceback."""
 
 from __future__ import annotations
 

@@ -41,14 +41,14 @@ def voters_of(server: QuorumServer) -> dict[int, bytes]:
 
 
 def raft_voters(server: QuorumServer) -> tuple[Voter, ...]:
-    """The voters as the log has them, without the configured addresses."""
+    """Return the voters in the log, without the configured addresses."""
     raft = server.node._raft  # pyright: ignore[reportPrivateUsage]
     assert raft is not None, "the server runs"
     return raft.state.voter_set.voters
 
 
 async def caught_up(server: QuorumServer, node_id: int, directory_id: bytes) -> None:
-    """Wait until the leader knows that an observer has everything."""
+    """Wait until the leader knows that an observer has caught up."""
     await until(
         lambda: any(
             each.directory_id == directory_id and each.last_caught_up_age_ms is not None
@@ -187,7 +187,7 @@ async def test_what_cannot_be_done_is_refused_and_changes_nothing(cluster: Quoru
 
 
 async def test_change_without_a_majority_has_an_unknown_outcome(cluster: QuorumCluster) -> None:
-    """The record is appended and cannot be committed: neither done nor not done."""
+    """The record is appended and cannot be committed."""
     leader = await cluster.active()
     admin = cluster.admin(leader)
     others = [node_id for node_id in cluster.voters if node_id != leader]
@@ -233,7 +233,7 @@ async def test_wiped_voter_with_auto_join_replaces_itself(cluster: QuorumCluster
 
 
 async def test_auto_join_does_not_push_out_a_living_voter(cluster: QuorumCluster) -> None:
-    """A second process under a voter's node id is a mistake: it waits, as long as the first one fetches."""
+    """A second process with a voter's node id is a mistake: it waits as long as the first one fetches."""
     leader = await cluster.active()
     before = voters_of(cluster.servers[leader])
     twin = next(node_id for node_id in cluster.voters if node_id != leader)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ids of deleted topics: kept in order, bounded, equal in every image, and still there after a reload or a snapshot."""
+"""Ids of deleted topics: in order, bounded, equal in every image, and kept through a reload or a snapshot."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_rows_rebuild_the_ids() -> None:
     [(1, b""), (1, bytes(15)), (1, bytes((BLOCK_IDS + 1) * ID_BYTES)), (2, bytes(16)), (0, bytes(16))],
 )
 def test_damaged_or_misplaced_blocks_are_refused(number: int, data: bytes) -> None:
-    """Empty, cut, too long, or out of turn: the image is rebuilt then."""
+    """Empty, truncated, too long, or out of order: the image is rebuilt."""
     kept = DeletedTopics()
     kept.add_block(0, bytes(BLOCK_IDS * ID_BYTES))
     with pytest.raises(AssertionError):

@@ -95,7 +95,7 @@ sys.stdin.read()
 
 @pytest.mark.process
 def test_image_of_a_killed_process_is_whole_at_one_offset(tmp_path: Path) -> None:
-    """Kill -9 without close: the next process reads exactly the image of the offset that it names."""
+    """Kill -9 without close: the next process reads the whole image at one offset."""
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD, str(tmp_path / "image")],
         stdin=subprocess.PIPE,
@@ -221,7 +221,7 @@ def test_rows_that_cannot_be_are_refused(tmp_path: Path, key: bytes, value: byte
 
 
 def test_image_of_format_2_is_read_and_written_anew(tmp_path: Path) -> None:
-    """Rows of single partitions give the same image, and blocks stand in their place from then on."""
+    """Rows of single partitions give the same image, and are replaced by blocks from then on."""
     world = sample_world()
     store, loaded = open_image(tmp_path / "image")
     write(store, loaded.image, world.log)
@@ -272,7 +272,7 @@ def test_close_releases_the_lock_and_later_writes_are_refused(tmp_path: Path) ->
 
 
 def test_rows_of_what_is_not_there_are_none() -> None:
-    """A key of something absent has no row; a key of no kind stops the process."""
+    """An absent object has no row; a key of an unknown kind stops the process."""
     image = sample_world().image
     for key in (
         image_rows.feature_key("none"),

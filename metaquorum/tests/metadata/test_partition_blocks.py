@@ -117,7 +117,7 @@ def test_partition_costs_few_bytes() -> None:
 
 
 def test_partitions_for_which_nothing_is_chosen_are_passed_over() -> None:
-    """The question is asked once for each distinct members of a block; the others come by number, with the choice."""
+    """The predicate runs once for each distinct set of members of a block; the partitions come by number, with its result."""
     table = Partitions([image(number, number % 3) for number in range(BLOCK_PARTITIONS + 10)])
     put(table, image(0, 2))
     asked: list[int | None] = []
@@ -140,7 +140,7 @@ def test_example_has_the_members_and_nothing_else() -> None:
 
 
 def test_copy_and_original_change_apart() -> None:
-    """Blocks are shared, changes are not; nor does a walk that began see them."""
+    """They share blocks and no changes; a walk that has begun sees none of them either."""
     table = Partitions([image(0, 1), image(1, 1)])
     other = table.copy()
     put(other, image(0, 2))

@@ -71,7 +71,7 @@ def test_bytes_are_those_of_protobuf_and_read_back(record: PartitionChangeRecord
 def test_bytes_of_another_shape_are_read_as_protobuf_reads_them(
     record: PartitionChangeRecord, data: st.DataObject
 ) -> None:
-    """Property: bytes changed, cut or with more behind them give the record that protobuf sees in them, or its refusal."""
+    """Property: changed, truncated or extended bytes give protobuf's record, or its refusal."""
     changed = bytearray(record_codec.encode(record))
     for _ in range(data.draw(st.integers(0, 3))):
         changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
@@ -109,7 +109,7 @@ HEAD = b"\x0a\x10" + TOPIC_ID
     ],
 )
 def test_fields_twice_out_of_order_or_unusual_are_read_as_protobuf_reads_them(body: bytes) -> None:
-    """The last one counts, the order does not, unpacked lists are lists, unknown fields are passed over."""
+    """The last value of a field wins, the order does not matter, unpacked lists are lists, and unknown fields are skipped."""
     data = b"\x3a" + bytes([len(body)]) + body
     expected = read_by_protobuf(data)
     if expected is None:
@@ -127,7 +127,7 @@ def test_damaged_record_is_refused(data: bytes) -> None:
 
 
 def test_kind_of_another_record_behind_a_change_counts() -> None:
-    """Of two fields of the one kind, the last holds."""
+    """Of two fields of the oneof, the last one wins."""
     change = record_codec.encode(PartitionChangeRecord(topic_id=TOPIC_ID, partition=3))
     other = pb.MetadataRecord(no_op=pb.NoOpRecord())
     assert type(record_codec.decode(change + other.SerializeToString())).__name__ == "NoOpRecord"

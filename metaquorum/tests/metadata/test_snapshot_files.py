@@ -40,7 +40,7 @@ RECORD = encode_voters(VOTERS)
 
 
 def filled(directory: Path) -> tuple[ImageStore, MetadataImage]:
-    """An open store with something of everything, and voters."""
+    """Return an open store with every kind of row, and voters."""
     world = sample_world()
     store, loaded = open_image(directory)
     write(store, loaded.image, world.log)
@@ -123,7 +123,7 @@ def test_a_checkpoint_is_the_image_of_one_offset_whatever_is_written_afterwards(
 
 
 def transferred(source: Path, target: Path, snapshot: SnapshotId, *, max_bytes: int) -> MetadataImage:
-    """Send a snapshot from one directory to another; returns the image filled on the way."""
+    """Send a snapshot from one directory to another; return the image that the receiver builds."""
     reader = SnapshotReader(source, snapshot)
     writer = SnapshotWriter(target, snapshot, reader.voters_record)
     for piece in reader.pieces(max_bytes):
@@ -151,7 +151,7 @@ def test_a_sent_snapshot_is_the_same_whatever_the_pieces(tmp_path: Path, max_byt
 
 
 def test_a_snapshot_of_format_2_is_received_as_blocks(tmp_path: Path) -> None:
-    """A sender that still has rows of single partitions serves receivers that write blocks."""
+    """A sender with rows of single partitions serves receivers that write blocks."""
     store, image = filled(tmp_path / "image")
     as_format_2(store, image)
     files = SnapshotFiles(tmp_path / "snapshots")
@@ -302,7 +302,7 @@ def test_a_snapshot_that_is_not_what_its_name_says_is_set_aside(tmp_path: Path) 
 
 
 def test_a_damaged_snapshot_gives_way_to_a_good_one_and_goes_with_the_log(tmp_path: Path) -> None:
-    """The same name again: the new one takes its place. Below the log start it is removed like any other."""
+    """A good snapshot of the same name replaces it. Below the log start it is removed like any other."""
     for end in (10, 20, 30):
         (tmp_path / snapshot_name(snapshot_id(end, 1))).mkdir()
     files = SnapshotFiles(tmp_path)

@@ -23,7 +23,7 @@ ECHO, SLOW, COUNT = 100, 101, 102
 
 
 def carrier(node_id: int, cluster_id: str = "c") -> Carrier:
-    """One that answers its node id, or slowly, or by a stream."""
+    """A carrier that answers with its node id, slowly, or by a stream."""
     made = Carrier(cluster_id=cluster_id, node_id=node_id)
 
     def echo(request: pb.ProbeRequest, call: ServedCall) -> None:
@@ -111,7 +111,7 @@ async def test_bound_port_answers_from_the_start_on() -> None:
 
 
 async def test_port_of_another_process_is_refused_at_the_bind() -> None:
-    """Two must not share one, and get half of the connections each."""
+    """Otherwise each of them would get half of the connections."""
     first, second = carrier(1), carrier(2)
     port = first.bind("127.0.0.1", 0)
     assert port > 0

@@ -115,7 +115,7 @@ def test_request_is_answered_once_and_either_side_may_ask(pair: Pair) -> None:
 
 
 def test_request_without_an_answer_in_time_fails_and_the_other_side_hears_that_nobody_waits(pair: Pair) -> None:
-    """The late answer is dropped, and is no second one."""
+    """The late answer is dropped, and the call has no second outcome."""
     asked = pair.ends[0].request(1, b"", timeout_ms=300, now_ms=0)
     pair.settle()
     assert pair.ends[0].deadline_ms() == 300
@@ -362,7 +362,7 @@ def test_whoever_breaks_the_rules_is_disconnected_and_open_calls_are_told(pair: 
 
 
 def test_partial_messages_of_all_calls_are_bounded(pair: Pair) -> None:
-    """Many calls that begin a message each and never end it."""
+    """Many calls begin a message each and never end it."""
     told: list[Happening] = []
     for number in range(1, 5):
         told += pair.ends[0].receive(frame(Kind.REQUEST, 2 * number, bytes(4_000), goes_on=True), 0)

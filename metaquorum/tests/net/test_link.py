@@ -82,7 +82,7 @@ class Side:
 
 @asynccontextmanager
 async def connected(limits: Limits = LIMITS, *, refusal: bytes | None = None) -> AsyncIterator[tuple[Link, Side, Side]]:
-    """Two sides over a socket of this machine: the link of the one that dialled, and both sides."""
+    """Two sides over a loopback socket: yields the dialling link and both sides."""
     dialler, listener = Side(), Side(refusal=refusal)
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: listener.link(is_dialler=False, limits=limits), "127.0.0.1", 0)
@@ -322,7 +322,7 @@ def test_attempt_to_connect_that_is_cancelled_just_before_its_end_leaves_nothing
 
 
 class _Cancelling(asyncio.Protocol):
-    """Stands before a link, and cancels the attempt to connect once it knows its transport."""
+    """Wraps a link, and cancels the attempt to connect once the link has its transport."""
 
     def __init__(self, link: Link, dialling: asyncio.Task[Any]) -> None:
         self._link = link

@@ -294,7 +294,7 @@ async def test_two_that_dial_at_once_both_get_answers() -> None:
 async def test_second_connection_of_two_that_dialled_at_once_goes_and_no_call_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each uses the one that it dialled: the sweep must not take it from under a call, nor take both."""
+    """Each side uses the connection that it dialled: the sweep must not close one during a call, nor close both."""
     monkeypatch.setattr(peers, "SPARE_SWEEP_MS", 50)
     one, two = Node(1), Node(2)
     stop = asyncio.Event()

@@ -126,7 +126,7 @@ async def refusal_of(link: Link, method: int, message: bytes) -> RefusalError:
 
 
 async def stream_refusal(stream: Stream) -> RefusalError:
-    """Read until the stream is ended with a reason, and return that."""
+    """Read until the stream ends with a reason, and return the reason."""
     try:
         while await stream.read() is not None:
             pass
@@ -178,7 +178,7 @@ async def test_refusal_of_a_handler_is_told_with_all_that_it_says() -> None:
 
 
 async def test_fault_of_a_handler_is_internal_and_does_not_leak(caplog: pytest.LogCaptureFixture) -> None:
-    """The log has the details, once for each; the connection carries on."""
+    """The log has the details, once for each; the connection stays usable."""
     async with served() as (_, link):
         refusals = [await refusal_of(link, method, doing(RAISES)) for method in (PLAIN, WAITING)]
         refusals.append(await stream_refusal(link.open(STREAM, doing(RAISES), window_bytes=100)))
@@ -213,7 +213,7 @@ def test_refusal_that_says_nothing_of_use_is_internal(body: bytes) -> None:
 
 
 async def test_request_that_nobody_waits_for_any_more_ends_its_task() -> None:
-    """The time of its asker is up, its asker is cancelled, the connection ends."""
+    """The deadline passes, the caller cancels, or the connection ends."""
     async with served() as (made, link):
         with pytest.raises(UnansweredError) as late:
             await link.ask(WAITING, doing(WAITS), timeout_ms=50)

@@ -84,7 +84,7 @@ def wait_for_controller(address: str) -> None:
 @pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_run_serves_until_a_signal_and_ends_with_status_zero(tmp_path: Path, number: signal.Signals) -> None:
-    """Format, run, ask, signal: an orderly stop ends with 0, and the directory can be used again."""
+    """Format, run, ask, signal: an orderly stop exits with 0, and the directory can be used again."""
     port, admin_port = free_ports(2)
     formatted(tmp_path / "d", port)
     address, admin_address = f"127.0.0.1:{port}", f"127.0.0.1:{admin_port}"
@@ -381,7 +381,7 @@ LOOPBACK = Address(host="127.0.0.1", port=9641)
     ],
 )
 def test_settings_that_cannot_work_are_refused(changes: dict[str, object], words: str) -> None:
-    """Each impossible setting is refused before anything is opened."""
+    """Each impossible setting is refused before any file or port is opened."""
     fields: dict[str, object] = {"node_id": 1, "cluster_id": "c", "listen": LOOPBACK, **changes}
     with pytest.raises(SettingsError, match=words):
         QuorumServerSettings(**fields).check()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A start that needs a snapshot and finds the newest one damaged: an older one, or the log, is used where they cover it."""
+"""A start that needs a snapshot and finds the newest one damaged: it uses an older one, or the log, if they have the records."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ async def test_start_refuses_when_the_log_begins_at_a_damaged_snapshot(cluster: 
 
 
 async def test_start_without_a_readable_snapshot_replays_a_log_that_has_everything(tmp_path: Path) -> None:
-    """The log is trimmed only when two snapshots exist: with one, a log from offset 0 covers its loss."""
+    """The log is trimmed only when two snapshots exist: with one, the log begins at offset 0 and replaces it."""
     patient = SnapshotSettings(log_bytes=1_000, kept=1_000)
     cluster = QuorumCluster(tmp_path, 1, controller=PATIENT, snapshots=patient)
     try:

@@ -57,7 +57,7 @@ async def create(cluster: QuorumCluster, topic: str) -> int:
 
 
 async def test_metrics_show_the_state_of_the_quorum(cluster: MeteredCluster) -> None:
-    """Leader and followers: each its own role, log and counters; units in the names, a help for each."""
+    """Leader and followers: each with its own role, log and counters; names have units, and each metric has a help text."""
     leader = await cluster.active()
     await BrokerStub(cluster, 7).join(leader)
     before = await cluster.scrape(leader)
@@ -134,7 +134,7 @@ async def test_other_paths_and_methods_are_refused(cluster: MeteredCluster) -> N
 
 
 async def test_taken_address_is_told(cluster: MeteredCluster, tmp_path: Path) -> None:
-    """The server does not start without the metrics that it was asked for."""
+    """The server does not start without its metrics."""
     taken = cluster.servers[1].metrics_address
     assert taken is not None
     await cluster.stop(2)

@@ -51,7 +51,7 @@ def test_lines_are_those_of_the_standard_formatter() -> None:
 
 
 def test_an_exception_is_written_with_its_trace() -> None:
-    """A line about an exception has the trace below it, as in Python's own formatter."""
+    """The traceback is below the line, as in Python's own formatter."""
     with fresh_process() as stderr:
         log_to_stderr("INFO", line_format=LINE_FORMAT)
         try:
@@ -75,7 +75,7 @@ def test_the_level_is_respected() -> None:
 
 
 def test_logging_that_is_set_up_is_left_alone() -> None:
-    """A process that logs already keeps its handlers, its level, and where each record comes from."""
+    """A process with its own logging keeps its handlers, its level, and the source positions of records."""
     with fresh_process() as stderr:
         logger = logging.getLogger()
         handler = logging.StreamHandler(io.StringIO())

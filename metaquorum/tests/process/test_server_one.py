@@ -110,7 +110,7 @@ async def test_partitions_are_added_checked_and_refused(cluster: QuorumCluster) 
 
 
 async def test_validate_only_answers_and_creates_nothing(cluster: QuorumCluster) -> None:
-    """A check has no metadata offset and leaves no topic."""
+    """A dry run has no metadata offset and leaves no topic."""
     await BrokerStub(cluster, 7).join(1)
     checked = await cluster.admin(1).CreateTopic(create("t", validate_only=True))
     assert checked.metadata_offset == 0
@@ -137,7 +137,7 @@ async def test_validate_only_answers_and_creates_nothing(cluster: QuorumCluster)
 async def test_bad_creation_is_refused_with_its_code(
     cluster: QuorumCluster, fields: dict[str, object], code: ErrorCode
 ) -> None:
-    """Every refusal of the core reaches the client as its typed status, and the server lives on."""
+    """Every refusal of the core reaches the client as its typed status, and the server keeps serving."""
     admin = cluster.admin(1)
     await refused(admin.CreateTopic(admin_pb2.CreateTopicRequest(**fields)), code)
     assert (await admin.ListTopics(admin_pb2.ListTopicsRequest(cluster_id=CLUSTER))).topics == []
@@ -213,7 +213,7 @@ async def test_log_directories_are_a_matter_of_brokers(cluster: QuorumCluster) -
 
 
 async def test_broker_registers_beats_and_gets_producer_ids(cluster: QuorumCluster) -> None:
-    """A broker's whole conversation with the controller over a real connection."""
+    """All calls of a broker to the controller, over a real connection."""
     broker = BrokerStub(cluster, 7)
     registered = await broker.register(1)
     assert (registered.heartbeat_interval_ms, registered.session_timeout_ms) == (500, 3_000)

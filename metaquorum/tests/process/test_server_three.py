@@ -44,7 +44,7 @@ def create(topic: str) -> admin_pb2.CreateTopicRequest:
 
 
 async def create_somewhere(cluster: QuorumCluster, topic: str) -> admin_pb2.CreateTopicResponse | None:
-    """Create a topic as a client does: follow hints and retry within a deadline; None when it turned out to exist."""
+    """Create a topic as a client does: follow hints and retry within a deadline; return None if it already exists."""
     deadline = time.monotonic() + DEADLINE_S
     unsure = False
     while True:

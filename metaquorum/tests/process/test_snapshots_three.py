@@ -82,7 +82,7 @@ async def test_an_empty_voter_catches_up_by_snapshot(cluster: QuorumCluster) -> 
 
 
 async def test_snapshots_of_one_id_have_one_digest_on_every_node(cluster: QuorumCluster) -> None:
-    """Each made its own; where two have the same id, they have the same rows."""
+    """Each node makes its own; snapshots with the same id have the same rows."""
     await with_broker(cluster)
     offset = await cluster.create_topics(0, 30)
     await equal(cluster, offset)
@@ -103,7 +103,7 @@ async def test_snapshots_of_one_id_have_one_digest_on_every_node(cluster: Quorum
 
 
 async def test_a_restart_reads_only_the_tail_of_the_log(cluster: QuorumCluster) -> None:
-    """No record that the image has is read again, neither for the image nor for voters or epochs."""
+    """Records in the image are not read again, neither for the image nor for voters or epochs."""
     await with_broker(cluster)
     offset = await cluster.create_topics(0, 60)
     await equal(cluster, offset)
@@ -188,7 +188,7 @@ async def test_a_snapshot_that_cannot_be_made_stops_nothing(
 
 
 async def test_a_quiet_log_gets_its_snapshot_by_the_clock(tmp_path: Path) -> None:
-    """Few records, far below the bytes: the time since the first of them counts."""
+    """There are few records, far below the size limit: the time since the first of them counts."""
     settings = SnapshotSettings(log_bytes=1 << 40, interval_ms=1, kept=1)
     cluster = QuorumCluster(tmp_path, 1, controller=PATIENT, snapshots=settings)
     try:

@@ -38,7 +38,7 @@ def test_lost_pre_vote_without_a_known_leader_falls_back_to_unattached() -> None
 
 
 def test_lost_pre_vote_with_a_known_leader_falls_back_to_it() -> None:
-    """KIP-996: a prospective that loses and knows a leader with its address follows it again."""
+    """KIP-996: a prospective that loses and knows a leader with its address follows that leader again."""
     node = ScriptedNode(election=election_state(3, leader=2)).start()
     node.advance(1_000)
     assert node.role == "Prospective"
@@ -49,7 +49,7 @@ def test_lost_pre_vote_with_a_known_leader_falls_back_to_it() -> None:
 
 
 def test_name_of_the_silent_leader_does_not_end_a_pre_vote() -> None:
-    """A follower that grants a pre-vote names the leader that is silent; that is no news (found by the simulator)."""
+    """A follower that grants a pre-vote names the silent leader; the prospective knows it already (found by the simulator)."""
     node = ScriptedNode(election=election_state(3, leader=2)).start()
     node.advance(1_000)
     send, _ = node.sent(PreVoteRequest)[1]
@@ -58,7 +58,7 @@ def test_name_of_the_silent_leader_does_not_end_a_pre_vote() -> None:
 
 
 def test_vote_answer_tells_where_the_silent_leader_is_now() -> None:
-    """A voter whose set of voters is old, and whom the leader cannot reach either, would ask at the old place for ever (seed 802)."""
+    """Otherwise a voter with an old voter set that the leader cannot reach would use the old address for ever (seed 802)."""
     node = ScriptedNode(election=election_state(3, leader=2)).start()
     node.advance(1_000)
     assert node.state.leader_address() == "n2"
@@ -129,7 +129,7 @@ def test_unavailable_voter_is_asked_again_and_not_counted() -> None:
 
 
 def test_votes_of_an_earlier_round_do_not_count() -> None:
-    """A late yes to the pre-vote is no yes to the election, and a late yes to an old epoch none to the new."""
+    """A late grant of a pre-vote does not count as a vote, nor one of an old epoch in the new one."""
     node = ScriptedNode(voters=[1, 2, 3, 4, 5]).start()
     node.advance(500)
     pre_votes = [send for send, _ in node.sent(PreVoteRequest)]
@@ -299,7 +299,7 @@ def test_leader_without_a_known_address_is_remembered_until_the_address_comes() 
 
 
 def test_leader_name_learnt_in_the_same_epoch_without_address_is_recorded() -> None:
-    """The name alone is worth recording: it rules out a vote for another."""
+    """The name alone is stored: it rules out a vote for another node."""
     node = ScriptedNode(number=9, knows_voters=False).start()
     for leader_id in (None, NodeId(2)):
         send, _ = node.sent(FetchRequest)[-1]
@@ -350,7 +350,7 @@ def test_repeated_begin_quorum_epoch_of_the_same_leader_is_no_news() -> None:
 
 
 def test_word_that_an_earlier_life_of_this_node_leads_is_ignored() -> None:
-    """Peers may still name a wiped node as leader; its successor on a fresh disk only takes the epoch."""
+    """Peers may still name a wiped node as leader; its successor on a fresh disk only learns the epoch."""
     node = ScriptedNode(number=9).start()
     send: Send = node.sent(FetchRequest)[0][0]
     node.answer(
@@ -417,7 +417,7 @@ def test_late_vote_counts_in_its_round() -> None:
 
 
 def test_lost_search_for_a_leader_goes_on_with_the_next_peer() -> None:
-    """A peer that does not answer does not end the search, and one that refuses does neither."""
+    """Neither a silent nor a refusing peer ends the search."""
     node = ScriptedNode(number=9, config=RaftConfig(request_timeout_ms=200)).start()
     node.advance(220)
     node.fail(node.sent(FetchRequest)[-1][0])
@@ -457,7 +457,7 @@ def test_voter_that_asks_itself_is_asked_again() -> None:
 
 
 def test_fallback_to_a_silent_leader_gives_it_no_second_fetch_timeout() -> None:
-    """After a lost round the leader has been silent already: it is given up again soon unless it answers."""
+    """The leader has been silent before the lost round: it is given up again soon unless it answers."""
     node = ScriptedNode(election=election_state(3, leader=2)).start()
     node.advance(1_000)
     for send, _ in node.sent(PreVoteRequest):

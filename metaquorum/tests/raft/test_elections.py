@@ -175,7 +175,7 @@ def test_vote_is_not_given_again_to_a_candidate_that_came_back_with_less() -> No
 
 
 def test_vote_is_said_only_when_it_is_on_disk() -> None:
-    """Raft 5.2 and figure 2: a vote that could be forgotten is no vote."""
+    """Raft 5.2 and figure 2: a vote that a crash could lose must not be sent."""
     node = ScriptedNode(auto_disk=False).start()
     assert node.receive(node.vote_request(2, 3)) is None
     assert node.of(Reply) == []

@@ -262,7 +262,7 @@ def test_late_answer_to_a_fetch_counts() -> None:
 
 
 def test_late_failure_of_a_fetch_says_that_the_leader_is_gone() -> None:
-    """The process ends after its follower has asked it again: the connections break one by one."""
+    """The leader's process ends after its follower has sent a second fetch: the connections break one by one."""
     node = ScriptedNode(election=election_state(3, leader=2)).start()
     first, _ = node.sent(FetchRequest)[-1]
     node.advance(600)
@@ -343,7 +343,7 @@ def test_flush_of_an_observer_is_no_word_of_the_leader() -> None:
 
 @pytest.mark.parametrize("how", ["refused connection", "not leader", "unavailable"])
 def test_leader_that_refuses_is_given_up_sooner(how: str) -> None:
-    """A killed leader refuses connections within a millisecond: no need to wait out the fetch timeout."""
+    """A dead leader's port refuses connections within a millisecond: the follower need not wait out the fetch timeout."""
     node = ScriptedNode(election=election_state(3, leader=2)).start()
     send = node.sent(FetchRequest)[0][0]
     if how == "refused connection":
@@ -359,7 +359,7 @@ def test_leader_that_refuses_is_given_up_sooner(how: str) -> None:
 
 
 def test_leader_that_is_back_in_time_is_not_given_up() -> None:
-    """One refused connection is no election if the next fetch succeeds."""
+    """One refused connection causes no election if the next fetch succeeds."""
     node = ScriptedNode(election=election_state(3, leader=2)).start()
     node.fail(node.sent(FetchRequest)[0][0])
     node.advance(20)

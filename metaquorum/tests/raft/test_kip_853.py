@@ -72,7 +72,7 @@ def test_parked_fetches_get_the_record_of_voters_at_once() -> None:
 
 
 def test_fetch_of_an_observer_below_its_record_is_not_its_word() -> None:
-    """An observer need not flush before it fetches: only a fetch above the record that added it is counted."""
+    """An observer need not flush before it fetches: only a fetch above the record that added it counts."""
     node, role = settled([1])
     catch_up(node, 2)
     node.propose()
@@ -106,7 +106,7 @@ def test_full_quorum_takes_no_further_voter() -> None:
 
 
 def test_replica_that_never_fetched_or_lags_or_fell_silent_is_refused() -> None:
-    """KIP-853: it must have reached the log end, and fetched lately."""
+    """KIP-853: it must have reached the log end, and have fetched lately."""
     node, _ = settled([1])
     assert ask(node, AddVoter(key=key(4))) == refused(ChangeRefusal.NOT_CAUGHT_UP)
     fetch(node, 4, 0)
@@ -152,7 +152,7 @@ def test_leader_without_a_commit_of_its_epoch_changes_nothing() -> None:
 
 
 def test_voters_of_the_format_are_a_change_as_well() -> None:
-    """The first record of voters is written by the first leader; until it is committed there is no second."""
+    """The first leader writes the first record of voters; until its commit no second change is allowed."""
     node, role = leading([1, 2, 3])
     fetch(node, 2, 1)
     assert role.high_watermark == 1
@@ -208,7 +208,7 @@ def test_unknown_and_last_voter_are_not_removed() -> None:
 
 
 def test_removal_that_would_lose_the_quorum_is_refused() -> None:
-    """Of the remaining voters a majority must fetch and have caught up."""
+    """A majority of the remaining voters must fetch and have caught up."""
     node, _ = settled([1, 2, 3])
     node.advance(1_400)
     catch_up(node, 2)

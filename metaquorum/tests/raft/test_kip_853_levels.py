@@ -19,7 +19,7 @@ NEW = 4
 
 
 def says(node: ScriptedNode, replica: int, levels: LevelRange) -> None:
-    """A replica that has everything fetches twice, of a process that can run at these levels."""
+    """Let a replica that has every record fetch twice, from a process that supports these levels."""
     end, epoch = int(node.state.log.log_end_offset), int(node.state.quorum_epoch)
     for _ in range(2):
         request = node.fetch_request(replica, offset=end, last_epoch=epoch)
@@ -48,7 +48,7 @@ def test_voter_that_cannot_run_at_the_level_is_refused(levels: LevelRange, level
 
 
 def test_last_word_of_a_replica_counts() -> None:
-    """A process of a newer version on the same disk opens the way, one of an older version closes it."""
+    """A newer version on the same disk allows the change, and an older one forbids it."""
     node, _ = settled([1, 2, 3])
     newer, older = LevelRange(min_level=1, max_level=2), FIRST_LEVEL_ONLY
     says(node, NEW, newer)
@@ -67,7 +67,7 @@ def test_replica_that_says_nothing_knows_the_first_level_only() -> None:
 
 
 def test_voter_is_not_taken_out_for_a_replacement_that_could_not_be_added() -> None:
-    """A replacement takes two changes: the first one is refused where the second one would be."""
+    """A replacement takes two changes: the first is refused if the second would be."""
     node, _ = settled([1, 2, 3])
     unknown = RemoveVoter(key=key(3), replacement=AddVoter(key=key(NEW), level=2))
     assert ask(node, unknown) == refused(ChangeRefusal.NOT_CAUGHT_UP)

@@ -140,7 +140,7 @@ def test_proposal_gets_its_offsets_at_once_and_counts_against_the_limits_until_c
 
 
 def test_number_of_uncommitted_batches_is_bounded() -> None:
-    """Tiny batches cannot grow the leader's memory without bound either."""
+    """Tiny batches must not grow the leader's memory without bound either."""
     node, _ = leading([1, 2, 3], max_uncommitted_batches=1)
     node.propose()
     node.propose()
@@ -161,7 +161,7 @@ def test_rejected_proposal_leaves_no_trace() -> None:
 
 
 def test_progress_of_replicas_tells_who_has_caught_up_and_when() -> None:
-    """KIP-595 DescribeQuorum: a replica has caught up when it has all that there was when it last asked."""
+    """KIP-595 DescribeQuorum: a replica has caught up when it has every record of the time of its last fetch."""
     node, role = leading([1, 2, 3])
     progress = role.voters[NodeId(2)]
     start_ms = node.now_ms
@@ -180,7 +180,7 @@ def test_progress_of_replicas_tells_who_has_caught_up_and_when() -> None:
 
 
 def test_silent_observers_are_forgotten_and_their_number_is_bounded() -> None:
-    """Observer sessions end; beyond the limit an observer is served and not remembered."""
+    """Observer sessions end; an observer beyond the limit is served and not remembered."""
     node, role = leading([1, 2, 3], observer_session_ms=600, max_observers=2)
     fetch(node, 8, 0)
     node.advance(300)

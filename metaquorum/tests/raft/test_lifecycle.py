@@ -71,7 +71,7 @@ def test_restarted_leader_gives_no_vote_in_its_epoch_and_leads_a_later_one() -> 
 
 
 def test_restarted_candidate_asks_for_votes_of_the_same_epoch() -> None:
-    """Its own vote is on disk and it cannot have led: asking again is the same candidacy."""
+    """Its own vote is on disk and it cannot have led: a second request belongs to the same candidacy."""
     node = ScriptedNode(election=election_state(5, voted=1), epochs=[(2, 0)], log_end_offset=4).start()
     assert [request.quorum_epoch for _, request in node.sent(VoteRequest)] == [5, 5]
     assert node.of(PersistElectionState) == []
@@ -100,7 +100,7 @@ def test_restarted_follower_fetches_from_its_leader_at_once() -> None:
 
 
 def test_node_starts_once() -> None:
-    """Events before the start or a second start are bugs of the shell."""
+    """An event before the start, and a second start, are bugs of the shell."""
     with pytest.raises(AssertionError, match="out of turn"):
         ScriptedNode().step(Tick())
     node = ScriptedNode().start()
@@ -259,7 +259,7 @@ def test_leader_that_leaves_waits_no_longer_than_its_grace() -> None:
 
 
 def test_leader_whose_voters_are_all_gone_leaves_at_once() -> None:
-    """A cluster that is stopped as a whole does not wait for itself."""
+    """The voters of a stopping cluster do not wait for each other."""
     node = ScriptedNode().start().elect()
     node.step(ShutdownRequested())
     first, second = [send for send, _ in node.sent(EndQuorumEpochRequest)]
@@ -288,7 +288,7 @@ def test_node_that_does_not_lead_leaves_at_once(election: ElectionState) -> None
 
 
 def test_node_that_leaves_starts_no_election() -> None:
-    """A former leader in shutdown gives its vote and does not stand itself."""
+    """A former leader in shutdown grants its vote and does not become a candidate."""
     node = ScriptedNode().start().elect()
     node.step(ShutdownRequested())
     node.receive(node.vote_request(2, 2, last_epoch=1, log_end_offset=99))
@@ -303,7 +303,7 @@ def test_node_that_leaves_starts_no_election() -> None:
 
 
 def test_node_that_leaves_and_votes_again_draws_no_timer() -> None:
-    """A second vote in a later epoch does not bring the timer back."""
+    """A second vote in a later epoch does not restart the timer."""
     node = ScriptedNode().start().elect()
     node.step(ShutdownRequested())
     for epoch in (2, 3):
@@ -383,7 +383,7 @@ def test_election_state_laws_are_asserted(change: ElectionState, law: str) -> No
 
 
 def test_role_that_does_not_settle_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step ends: roles that chase each other stop the process instead of hanging it."""
+    """A step must end: roles that keep changing stop the process instead of hanging it."""
     from metaquorum.raft import follower
 
     def restless(state: object, role: Unattached, *, now_ms: int) -> None:

@@ -74,7 +74,7 @@ def test_voter_of_another_candidate_follows_the_winner_and_keeps_its_vote() -> N
 
 
 def test_leader_is_on_disk_before_its_word_is_answered() -> None:
-    """The answer to BeginQuorumEpoch, and the first fetch, wait until epoch and leader are written."""
+    """The answer to BeginQuorumEpoch, and the first fetch, wait until epoch and leader are on disk."""
     node = ScriptedNode(auto_disk=False).start()
     node.forget()
     assert node.receive(node.begin_request(2, 4)) is None

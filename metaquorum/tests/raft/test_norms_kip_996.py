@@ -32,7 +32,7 @@ def fetched() -> ScriptedNode:
 
 
 def test_silent_leader_makes_a_prospective_of_the_same_epoch() -> None:
-    """A follower whose fetch timeout passes asks for pre-votes in the epoch that it is in, and for no votes."""
+    """After its fetch timeout a follower asks for pre-votes in its current epoch, and for no votes."""
     node = fetched()
     node.forget()
     node.advance(1_000)
@@ -143,7 +143,7 @@ def test_pre_vote_needs_a_majority_of_all_voters(voters: int, needed: int) -> No
 
 
 def test_candidate_whose_time_passes_asks_for_pre_votes_in_its_epoch() -> None:
-    """A candidate does not raise the epoch again by itself: it is prospective first, and keeps the vote for itself."""
+    """A candidate does not raise the epoch again: it becomes prospective first, and keeps its own vote."""
     node = candidate()
     node.forget()
     node.advance(500)

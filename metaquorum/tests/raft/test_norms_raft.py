@@ -122,7 +122,7 @@ def test_candidate_refuses_a_leader_of_an_older_term(epoch: int) -> None:
 
 
 class RecordingRng:
-    """Draws at random and remembers within which bounds."""
+    """Draws at random and records the bounds."""
 
     def __init__(self) -> None:
         self._random = random.Random(1)
@@ -207,7 +207,7 @@ def test_leader_never_cuts_its_own_log(seed: int) -> None:
 
 
 def test_new_leader_leaves_its_log_as_it_is_and_only_appends() -> None:
-    """5.3: a leader takes no action to make logs agree when it comes to power; its first record is all that it adds."""
+    """5.3: a new leader takes no action to make logs agree; it only adds its first record."""
     node = ScriptedNode(election=election_state(4), epochs=[(1, 0), (3, 6)], log_end_offset=9).start()
     node.advance(500)
     for kind in (PreVoteRequest, VoteRequest):
@@ -264,7 +264,7 @@ def test_delivery_only_goes_up() -> None:
 
 
 def test_records_keep_their_terms_under_later_leaders() -> None:
-    """5.4.2: a leader sends records of earlier terms as they are, and a follower appends them with the term that they have."""
+    """5.4.2: a leader sends records of earlier terms unchanged, and a follower appends them with their terms."""
     old = ScriptedNode(election=election_state(4), epochs=[(1, 0), (3, 6)], log_end_offset=9).start().elect()
     fetch(old, 2, 6, last_epoch=1)
     (reply,) = old.of(ReplyWithBatches)
@@ -295,7 +295,7 @@ def test_records_keep_their_terms_under_later_leaders() -> None:
 def test_repeated_request_is_answered_alike_and_changes_nothing_more(
     role: str, request_of: Callable[[ScriptedNode], Request]
 ) -> None:
-    """5.5: requests are idempotent: a sender that got no answer may ask again."""
+    """5.5: requests are idempotent: a sender without an answer may ask again."""
     node = VOTERS[role]()
     request = request_of(node)
     first = node.receive(request)

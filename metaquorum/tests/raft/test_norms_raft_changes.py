@@ -36,7 +36,7 @@ def test_majorities_before_and_after_one_change_share_a_voter(count: int) -> Non
 
 
 def test_new_server_gets_the_log_before_it_counts() -> None:
-    """6: servers join as members without a vote first, get the log, and count for majorities only afterwards."""
+    """6: servers join without a vote first, get the log, and count for majorities only afterwards."""
     node, _ = settled([1, 2, 3])
     fetch(node, 4, 0)
     assert ask(node, AddVoter(key=key(4), address="n4")) == refused(ChangeRefusal.NOT_CAUGHT_UP)
@@ -73,7 +73,7 @@ def test_removed_server_that_has_not_heard_disturbs_nobody() -> None:
 
 
 def test_server_answers_others_whatever_its_own_set_of_voters_says() -> None:
-    """6: requests of servers that are not in the own set are served: votes are given, and the log is sent."""
+    """6: requests of servers outside the node's own set are served: votes are granted, and the log is sent."""
     voter = ScriptedNode(election=election_state(2), epochs=[(2, 0)], log_end_offset=4).start()
     answer = voter.receive(voter.vote_request(7, 3, last_epoch=2, log_end_offset=4))
     assert isinstance(answer, VoteResponse)
@@ -89,7 +89,7 @@ def test_server_answers_others_whatever_its_own_set_of_voters_says() -> None:
 
 @pytest.mark.parametrize("offer", [(5, 1), (6, 1)])
 def test_snapshot_of_what_the_log_has_takes_nothing_away(offer: tuple[int, int]) -> None:
-    """7: records that follow the end of a snapshot in the log are kept: an offer of a prefix of the log is refused and reported."""
+    """7: records after a snapshot's end stay in the log: a snapshot of a prefix of the log is refused and reported."""
     node = ScriptedNode(election=election_state(5), epochs=[(1, 0)], log_end_offset=6, committed_offset=4).start()
     send = node.follow(2, 6)
     node.answer(send, node.leader_answer(2, snapshot=offer))
@@ -99,7 +99,7 @@ def test_snapshot_of_what_the_log_has_takes_nothing_away(offer: tuple[int, int])
 
 
 def test_every_node_makes_its_own_snapshots_of_what_is_committed() -> None:
-    """7: each server, leader or follower, makes snapshots by itself, and drops the log below them and older snapshots."""
+    """7: each server, leader or follower, makes snapshots itself, and drops older ones and the log below them."""
     trimmed: list[list[TrimLog]] = []
     for leads in (True, False):
         node = ScriptedNode(

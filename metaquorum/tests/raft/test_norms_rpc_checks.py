@@ -132,7 +132,7 @@ def test_request_to_a_leader_is_refused_by_others(rpc: str, role: str) -> None:
 @pytest.mark.parametrize("rpc", TO_A_VOTER)
 @pytest.mark.parametrize("wrong", [key(2), ReplicaKey(node_id=key(1).node_id, directory_id=bytes(16))])
 def test_request_for_another_voter_key_is_refused(wrong: ReplicaKey, rpc: str, role: str) -> None:
-    """Another node id, and the same node id on another directory, alike; also when its epoch is higher or lower."""
+    """This holds for another node id, for the same node id on another directory, and for any epoch."""
     for epoch in (EPOCH - 1, EPOCH, EPOCH + 1):
         node = VOTERS[role]()
         before = shape(node)
@@ -145,7 +145,7 @@ def test_request_for_another_voter_key_is_refused(wrong: ReplicaKey, rpc: str, r
 
 @pytest.mark.parametrize("voter", [key(7), ReplicaKey(node_id=key(2).node_id, directory_id=bytes(16))])
 def test_update_for_a_key_that_does_not_vote_is_refused(voter: ReplicaKey) -> None:
-    """Only the voter itself, node id and directory id, has its address in the set changed."""
+    """Only the voter itself, by node id and directory id, may change its address in the set."""
     node = VOTERS["Leader"]()
     before = shape(node)
     request = UpdateVoterRequest(
@@ -156,7 +156,7 @@ def test_update_for_a_key_that_does_not_vote_is_refused(voter: ReplicaKey) -> No
 
 
 def test_every_kind_of_request_is_here() -> None:
-    """A request that is added to the messages must be added to the checks."""
+    """A new kind of request must be added to the checks."""
     from metaquorum.raft import messages
 
     checked = {type(make(VOTERS["Leader"]())) for make in REQUESTS.values()} - {DownloadRequest}

@@ -93,7 +93,7 @@ def test_transition_table_of_the_page_is_that_of_the_core() -> None:
 
 
 def attempts(node: ScriptedNode) -> dict[str, list[tuple[int, Callable[[], None]]]]:
-    """Return every way to a role that the core has, with the epoch that it leads to, by the name of the role."""
+    """Return every way into a role that the core has, with the epoch that it leads to, by the role's name."""
     state, now_ms = node.state, node.now_ms
     candidate = Candidate(election_deadline_ms=0, votes={})
     leader = Leader(started_ms=0, epoch_start_offset=state.log.log_end_offset, voters={}, begin_calls={})
@@ -172,7 +172,7 @@ def votes(kind: type[PreVoteRequest | VoteRequest], *, granted: bool) -> Play:
 
 
 def answer(epoch: int, leader: int | None) -> Play:
-    """An answer, to whatever it may be, shows an epoch and perhaps its leader."""
+    """Return an event: an answer to some request, with an epoch and perhaps its leader."""
     response = FetchResponse(
         quorum_epoch=QuorumEpoch(epoch),
         leader_id=None if leader is None else NodeId(leader),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A voter whose address is not the one in the set of voters: KIP-853 "UpdateRaftVoter"."""
+"""A voter whose address differs from that in the voter set: KIP-853 "UpdateRaftVoter"."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def update_request(node: ScriptedNode, number: int, **changes: object) -> Update
 
 
 def settled() -> ScriptedNode:
-    """Node 1 leads three voters that have everything."""
+    """Node 1 leads three voters that have every record."""
     node, _ = leading([1, 2, 3])
     for _ in range(2):
         for voter in (2, 3):
@@ -175,7 +175,7 @@ def test_leader_sees_to_its_own_address() -> None:
 
 
 def test_leader_of_many_whose_own_address_change_is_cut_short_answers_nobody() -> None:
-    """A change without an asker ends without an answer."""
+    """A change without a request ends without an answer."""
     node = settled()
     node.forget()
     node.state.identity = replace(node.state.identity, address="moved:1")

@@ -70,7 +70,7 @@ def test_flush_covers_what_was_appended_before_it_began() -> None:
 
 
 def test_flush_overtaken_by_a_truncation_covers_nothing() -> None:
-    """The bytes at an offset may be others by the time that the flush ends."""
+    """The bytes at an offset may be different ones by the end of the flush."""
     log = view()
     first = log.begin_flush()
     log.truncate_suffix(Offset(5))

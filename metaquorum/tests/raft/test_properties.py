@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Properties of the Raft core: clever arithmetic against dumb, and every event in every role."""
+"""Properties of the Raft core: fast arithmetic against simple models, and every event in every role."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_majority_offset_is_the_largest_that_a_majority_has_reached(end_offsets:
     )
 )
 def test_log_view_agrees_with_a_list_of_epochs(steps: list[tuple[str, float, int | None]]) -> None:
-    """A list with the epoch of each record is the dumb model of the epoch table."""
+    """A list with the epoch of each record is the simple model of the epoch table."""
     view = LogView()
     model: list[int] = []
     epoch = 1

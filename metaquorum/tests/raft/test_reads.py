@@ -77,7 +77,7 @@ def test_reads_that_come_during_a_round_share_the_next_one() -> None:
 
 
 def test_majority_of_five_needs_two_others() -> None:
-    """The leader is one of the majority, and a voter that repeats itself is one voter."""
+    """The leader is one of the majority, and a voter that repeats its fetch counts once."""
     node = committed([1, 2, 3, 4, 5])
     read(node, 1)
     for _ in range(2):

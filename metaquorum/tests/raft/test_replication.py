@@ -337,7 +337,7 @@ def test_parked_fetches_are_refused_when_leadership_ends() -> None:
 
 
 def test_commit_of_the_step_that_ends_the_leadership_is_delivered_before_its_end() -> None:
-    """A slow disk of the leader: its flush completes a majority when no voter has fetched for too long."""
+    """On a slow disk the leader's flush completes a majority after no voter has fetched for too long."""
     node, _ = leading([1, 2, 3])
     fetch(node, 2, 2)
     node.auto_disk = False

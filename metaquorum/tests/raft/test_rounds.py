@@ -23,7 +23,7 @@ def flush_of(effects: list[Effect]) -> FlushLog:
 
 
 def in_round(proposal_count: int, **arguments: object) -> tuple[ScriptedNode, Leader]:
-    """A leader of three whose last committed round had so many proposals; both voters wait for more."""
+    """A leader of three whose last committed round had this many proposals; both voters wait for more."""
     node, role = leading([1, 2, 3], **arguments)
     fetch(node, 2, 2, high_watermark=2)
     fetch(node, 3, 2, high_watermark=2)
@@ -41,7 +41,7 @@ def in_round(proposal_count: int, **arguments: object) -> tuple[ScriptedNode, Le
 
 
 def test_lone_record_waits_for_nothing() -> None:
-    """The voter that a commit needs is sent it in the step that appends it, and the leader flushes at the same time."""
+    """The voter that a commit needs gets it in the same step, and the leader flushes at the same time."""
     node, role = in_round(1)
     for offset in range(4, 8):
         node.propose()
@@ -52,7 +52,7 @@ def test_lone_record_waits_for_nothing() -> None:
 
 
 def test_what_comes_meanwhile_makes_the_next_round() -> None:
-    """Four records, one exchange and one flush; a voter that lacks a part of the round is sent everything there is."""
+    """Four records, one exchange and one flush; a voter that lacks a part of the round is sent the whole rest."""
     node, role = in_round(1)
     node.auto_disk = False
     flush = flush_of(node.propose())
@@ -74,7 +74,7 @@ def test_what_comes_meanwhile_makes_the_next_round() -> None:
 
 
 def test_after_a_crowded_round_the_next_one_waits_for_as_many() -> None:
-    """The answers of a round bring their next questions one by one: they share the next round, and one more may come."""
+    """The answers of a round bring the next proposals one by one: these share the next round, and one more may come."""
     node, role = in_round(4)
     for _ in range(4):
         node.propose()
@@ -104,7 +104,7 @@ def test_the_wait_is_short() -> None:
 
 
 def commit_round(node: ScriptedNode, role: Leader, size: int, *, wait_ms: int = 0) -> None:
-    """Propose, wait, and let the voter that was given the round have it."""
+    """Propose, wait, and let the voters fetch the round."""
     node.forget()
     for _ in range(size):
         node.propose()
@@ -150,7 +150,7 @@ def test_more_than_was_waited_for_is_a_larger_crowd() -> None:
 
 
 def test_size_of_a_crowd_counts_proposals() -> None:
-    """One asker with many records in each proposal is no crowd."""
+    """One caller with many records in each proposal is no crowd."""
     node, role = in_round(1)
     node.propose(50)
     fetch(node, 2, 54, high_watermark=4)

@@ -75,7 +75,7 @@ def test_an_interrupted_install_is_seen_at_the_next_start(newest: tuple[int, int
 
 
 def test_a_trimmed_log_keeps_its_epochs_from_the_start_on() -> None:
-    """The epoch that the start lies in begins there; one that ends there is known as the one before."""
+    """The epoch at the log start begins there; the one that ends there is known as the previous epoch."""
     log = LogView(
         epochs=[(QuorumEpoch(1), Offset(0)), (QuorumEpoch(3), Offset(10)), (QuorumEpoch(5), Offset(25))],
         log_end_offset=Offset(30),

@@ -105,7 +105,7 @@ def test_a_log_that_the_leader_can_continue_gets_batches(offset: int, last_epoch
     ],
 )
 def test_logs_that_part_inside_the_leaders_log_diverge(offset: int, last_epoch: int, end: tuple[int, int]) -> None:
-    """No snapshot where a diverging epoch can be named, not even for the epoch of the record before the log start."""
+    """No snapshot is offered if the leader can name a diverging epoch, even that of the record before the log start."""
     response = answer_to(trimmed_leader(), offset, last_epoch)
     assert response.snapshot is None
     assert response.diverging == EpochEnd(epoch=QuorumEpoch(end[0]), end_offset=Offset(end[1]))
@@ -378,7 +378,7 @@ def test_a_log_may_be_trimmed_to_its_end_and_goes_on() -> None:
 
 
 def test_a_snapshot_that_was_overtaken_is_ignored() -> None:
-    """One of the leader was installed while an older one of this node was being made."""
+    """A snapshot of the leader was installed while this node was making an older one."""
     node, download = following()
     node.step(SnapshotDownloaded(download_id=download.download_id, voters=MEMBERS))
     node.forget()
@@ -389,6 +389,6 @@ def test_a_snapshot_that_was_overtaken_is_ignored() -> None:
 
 @pytest.mark.parametrize(("snapshot", "text"), [((13, 1), "beyond what is committed"), ((5, 2), "not of the log")])
 def test_a_snapshot_of_what_is_not_committed_is_a_bug(snapshot: tuple[int, int], text: str) -> None:
-    """The process stops before such a snapshot could be served."""
+    """The process stops before it could serve such a snapshot."""
     with pytest.raises(AssertionError, match=text):
         committed_leader(2).step(SnapshotCreated(snapshot=snapshot_id(*snapshot)))

@@ -17,7 +17,7 @@ def told(node: ScriptedNode) -> list[int]:
 
 
 def waiting(voters: list[int], **arguments: object) -> tuple[ScriptedNode, Leader]:
-    """A leader whose other voters have everything, know that it is committed, and wait; the last one came last."""
+    """A leader whose other voters have every record, know its commit, and wait; the last one waits last."""
     node, role = leading(voters, **arguments)
     for voter in voters[1:]:
         fetch(node, voter, 2, high_watermark=0)
@@ -29,7 +29,7 @@ def waiting(voters: list[int], **arguments: object) -> tuple[ScriptedNode, Leade
 
 
 def holders(role: Leader) -> list[int]:
-    """Node ids of the voters that a round is on its way to."""
+    """Node ids of the voters that are being sent a round."""
     return [number for number, progress in role.voters.items() if progress.sent_end_offset is not None]
 
 

@@ -62,7 +62,7 @@ def test_leader_resigns_at_once_for_a_voter_that_has_everything(to: int | None, 
 
 
 def test_proposals_wait_while_the_successor_catches_up() -> None:
-    """Otherwise it might never have everything; all that was appended is committed and delivered first."""
+    """Otherwise it might never catch up; all appended records are committed and delivered first."""
     node, _ = settled([1, 2, 3])
     node.propose()
     end = node.state.log.log_end_offset
@@ -125,7 +125,7 @@ def test_anybody_is_the_first_that_has_everything() -> None:
 
 
 def refusal(node: ScriptedNode, to: int | None) -> ChangeRefusal | None:
-    """Why a transfer is refused; None when it is not."""
+    """Return why a transfer is refused; None if it is not."""
     node.forget()
     ask(node, to, token=6)
     match answers(node):
@@ -136,7 +136,7 @@ def refusal(node: ScriptedNode, to: int | None) -> ChangeRefusal | None:
 
 
 def test_transfer_is_refused_for_what_it_cannot_do() -> None:
-    """Typed refusals; the leadership stays as it is."""
+    """The refusals are typed; the leadership does not change."""
     node, _ = settled([1, 2, 3])
     assert refusal(node, 1) is ChangeRefusal.ALREADY_LEADER
     assert refusal(node, 9) is ChangeRefusal.VOTER_NOT_FOUND

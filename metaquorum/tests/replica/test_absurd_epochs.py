@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Epochs that no peer can have reached: they are not believed, and the last one there is ends no process and no start."""
+"""Epochs that no peer can have reached: nodes refuse them, and even the last epoch stops no process and no start."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ REQUESTS = {
 @pytest.mark.parametrize("kind", list(REQUESTS))
 @pytest.mark.parametrize("epoch", [BEYOND, MAX_QUORUM_EPOCH])
 def test_request_of_an_absurd_epoch_is_refused_and_teaches_nothing(kind: str, epoch: int) -> None:
-    """Whatever it asks; the operator reads of it, and the node is in its own epoch as before."""
+    """Any kind of request is refused; the operator sees it in the log, and the node keeps its own epoch."""
     made = node()
     before = made.state.election
     response = made.receive(REQUESTS[kind](made, epoch))
@@ -72,7 +72,7 @@ def test_epoch_that_is_just_plausible_is_believed(kind: str) -> None:
 
 
 def test_replica_without_an_epoch_joins_an_old_quorum() -> None:
-    """A wiped or new replica knows epoch 0: it believes any epoch that leaves room for elections, and no other one."""
+    """A wiped or new replica knows epoch 0: it accepts any epoch that leaves room for elections, and no other one."""
     made = node(0)
     made.receive(made.begin_request(2, MAX_QUORUM_EPOCH - MAX_EPOCH_LEAP + 1))
     assert made.state.quorum_epoch == 0
@@ -121,7 +121,7 @@ async def forge(cluster: QuorumCluster, node_id: int, *, pre_vote: bool) -> quor
 
 
 async def test_forged_votes_stop_no_voter(tmp_path: Path) -> None:
-    """Two of three voters exited with "Value out of range: 2147483648", and could not start again."""
+    """Two of three voters once exited with "Value out of range: 2147483648", and could not start again."""
     async with quorum_cluster(tmp_path, 3) as cluster:
         for node_id in cluster.voters:
             for pre_vote in (True, False):
@@ -155,7 +155,7 @@ async def test_log_has_a_line_a_second_at_most_for_each_kind(
 
 
 def set_epoch(cluster: QuorumCluster, node_id: int, epoch: int) -> None:
-    """Give a stopped voter an epoch, as a version left it that believed any."""
+    """Give a stopped voter an epoch, as an earlier version without the check may have left it."""
     own = ReplicaKey(node_id=NodeId(node_id), directory_id=node_id.to_bytes(16, "big"))
     store = ElectionStore(PosixDisk(), f"{cluster.path(node_id)}/metadata", own)
     store.load()
@@ -190,7 +190,7 @@ async def test_quorum_in_the_last_epoch_starts_says_how_to_recover_and_recovers(
 
 
 async def test_reset_refuses_an_epoch_that_had_a_leader_or_is_no_way_back(tmp_path: Path) -> None:
-    """Below the log an epoch could get a second leader; upwards it is no recovery."""
+    """An epoch below that of the log could get a second leader; a higher one is no recovery."""
     async with quorum_cluster(tmp_path, 1) as cluster:
         await cluster.stop(1)
         found = read_epochs(cluster.path(1))

@@ -74,7 +74,7 @@ class Delivery:
             self.log.append_as_leader(effect, encode_records([b"record"]))
 
     async def lead(self, *, delivered: int) -> None:
-        """Deliver so many batches to a listener that leads epoch 1."""
+        """Deliver some batches to a listener that leads epoch 1."""
         self.feed.advance(delivered)
         self.feed.activate(1, delivered)
         await turns()

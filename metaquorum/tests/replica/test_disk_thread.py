@@ -62,7 +62,7 @@ class Store:
 
 
 async def test_work_runs_in_order_in_one_thread(thread: DiskThread) -> None:
-    """Each piece after the one before, its end reported on the loop, a failure with it."""
+    """Each piece runs after the one before; its end, or its failure, is reported on the loop."""
     ran: list[tuple[int, str]] = []
     ends: list[tuple[int, str]] = []
     last = asyncio.Event()
@@ -139,7 +139,7 @@ async def test_flush_that_is_asked_for_meanwhile_follows(thread: DiskThread) -> 
 
 
 async def test_stopped_flusher_begins_no_more(thread: DiskThread) -> None:
-    """The one under way is taken back, the next one is not begun."""
+    """The flush under way is reported, and no other one begins."""
     store = Store(thread)
     store.append(1)
     store.flusher.flush(1)

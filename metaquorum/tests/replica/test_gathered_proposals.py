@@ -88,7 +88,7 @@ def test_proposals_become_one_batch(store: LogStore) -> None:
     ids=["read", "read committed", "flush", "truncate", "append", "close"],
 )
 def test_whoever_looks_finds_them(disk: SimDisk, store: LogStore, look: Callable[[LogStore], object]) -> None:
-    """Everything that touches the log writes them first."""
+    """Every read or write of the log writes them first."""
     gather(store, b"a", b"b", offset=0)
     look(store)
     store.close(is_clean=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damage of a batch's leader epoch in the metadata log: no CRC covers it, so the log's own epochs judge it."""
+"""Damage of a batch's leader epoch in the metadata log: no CRC covers it, so the log's own epoch list decides."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def damage_epoch(disk: SimDisk, store: LogStore, offset: int) -> None:
 
 @pytest.mark.parametrize("offset", [1, 4])
 def test_batch_with_another_epoch_than_the_log_has_there_is_never_served(offset: int) -> None:
-    """A follower would append it, and two logs would have different records under one name (a seed of the simulation)."""
+    """A follower would append it, and two logs would have different records at one offset and epoch (a seed of the simulation)."""
     disk, store = log_of_two_epochs()
     damage_epoch(disk, store, offset)
     with pytest.raises(DamagedLogError, match=f"offset {offset} .*epoch 4.*Wipe"):

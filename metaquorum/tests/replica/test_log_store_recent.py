@@ -55,7 +55,7 @@ def test_second_follower_of_a_round_and_the_own_image_cost_no_read() -> None:
 
 
 def test_what_a_follower_appended_is_delivered_as_it_came() -> None:
-    """The bytes of the leader are in memory when they are committed."""
+    """The leader's bytes are still in memory when they are committed."""
     leader = new_store()
     append(leader, b"one", b"two", epoch=3)
     data = leader.read(0, LIMIT)
@@ -77,7 +77,7 @@ def test_bytes_beyond_the_commit_are_not_delivered() -> None:
 
 
 def test_read_after_another_append_has_everything() -> None:
-    """Memory of a shorter log does not hide the records that came since."""
+    """Remembered bytes of a shorter log do not hide later records."""
     store = new_store()
     append(store, b"first")
     assert values(store.read(0, LIMIT)) == [b"first"]

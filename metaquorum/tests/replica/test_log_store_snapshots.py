@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metadata log and snapshots on a simulated disk: trimmed, begun again, and a crash between any two writes."""
+"""The metadata log and snapshots on a simulated disk: trims, installs, and a crash between any two writes."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_flush_that_was_under_way_is_taken_back() -> None:
 
 
 def crash_points(disk: SimDisk, action: Callable[[], None]) -> list[SimDisk]:
-    """Copies of the disk before each call of an action that changes something, and after the last."""
+    """Copies of the disk before each modifying call of an action, and after the last."""
     points: list[SimDisk] = []
     disk.on_call = lambda call: points.append(disk.fork())
     action()
@@ -112,7 +112,7 @@ def crash_points(disk: SimDisk, action: Callable[[], None]) -> list[SimDisk]:
 
 @pytest.mark.parametrize("count", [9, 30])
 def test_every_crash_point_of_an_install_is_healed(count: int) -> None:
-    """Whatever of the install reached the disk, the next start has the log at the snapshot, empty and usable."""
+    """Whatever part of the install reached the disk, the next start has the log at the snapshot, empty and usable."""
     disk, store = log_of(count)
     store.truncate_prefix(snapshot_id(8, 1))
     append(store, 1, epoch=2)
@@ -152,7 +152,7 @@ def test_every_crash_point_of_a_trim_leaves_a_log_at_a_snapshot() -> None:
 @pytest.mark.parametrize("how", list(Crash))
 @pytest.mark.parametrize("count", [5, 30])
 def test_a_crash_after_the_snapshot_got_its_name_is_healed(how: Crash, count: int) -> None:
-    """The log was not touched yet: the start begins it again at the snapshot, shorter or diverging as it may be."""
+    """The log is unchanged: the start begins it again at the snapshot, even if it is shorter or diverges."""
     disk, store = log_of(count)
     store.close(is_clean=False)
     disk.crash(how, random.Random(1))
@@ -165,7 +165,7 @@ def test_a_crash_after_the_snapshot_got_its_name_is_healed(how: Crash, count: in
 
 
 def test_a_log_that_has_the_end_of_the_newest_snapshot_stays() -> None:
-    """A node's own snapshot, or an install that was finished."""
+    """The snapshot is the node's own, or the install was finished."""
     disk, store = log_of(30)
     store.close(is_clean=False)
     store = LogStore.open(disk, LOG, base(25, snapshot_id(20, 1)))
@@ -174,7 +174,7 @@ def test_a_log_that_has_the_end_of_the_newest_snapshot_stays() -> None:
 
 
 def test_snapshots_below_the_log_start_are_not_kept() -> None:
-    """A crash between the new log start and their removal."""
+    """The node crashed between the new log start and their removal."""
     disk, store = log_of(30)
     store.truncate_prefix(snapshot_id(20, 1))
     store.close(is_clean=False)
@@ -194,7 +194,7 @@ def test_a_trimmed_log_without_its_snapshot_refuses_to_start(snapshots: tuple[Sn
 
 
 def test_a_log_that_is_shorter_than_its_image_refuses_to_start() -> None:
-    """The image has records that were flushed here: the log has lost them."""
+    """The image has records that this log had flushed: the log has lost them."""
     disk, store = log_of(10)
     store.close(is_clean=True)
     with pytest.raises(DamagedLogError, match="its image at 11"):
@@ -231,7 +231,7 @@ def test_a_damaged_snapshot_that_the_log_does_not_have_keeps_the_node_from_start
 
 @pytest.mark.parametrize("count", [9, 30])
 def test_no_crash_point_of_an_install_is_taken_for_a_whole_log_when_the_new_snapshot_is_damaged(count: int) -> None:
-    """Whatever of the install reached the disk: without the snapshot the start refuses, and never votes with an emptied log."""
+    """Whatever part of the install reached the disk: without the snapshot the start refuses, and never votes with an empty log."""
     disk, store = log_of(count)
     store.truncate_prefix(snapshot_id(8, 1))
     append(store, 1, epoch=2)

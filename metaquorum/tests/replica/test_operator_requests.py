@@ -56,7 +56,7 @@ async def test_answer_to_somebody_who_went_away_is_dropped() -> None:
 
 
 async def test_next_leader_is_the_first_of_a_higher_epoch() -> None:
-    """Epochs that are not above the one asked for, and epochs without a leader, are none."""
+    """Epochs up to the given one, and epochs without a leader, do not count."""
     requests = OperatorRequests(lambda event: None)
     old = QuorumLeader(leader_id=1, quorum_epoch=4, address="a")
     new = QuorumLeader(leader_id=2, quorum_epoch=5, address="b")

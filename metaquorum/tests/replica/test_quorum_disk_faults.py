@@ -129,7 +129,7 @@ async def test_failed_flush_stops_the_node(server: SimulatedServer) -> None:
 
 
 async def test_failed_append_stops_the_node(server: SimulatedServer) -> None:
-    """The log and its shadow in the core must not part: a failed write ends the process."""
+    """The log and its shadow in the core must not diverge: a failed write ends the process."""
     node = await server.lead()
     server.disk.refuse("append", ".log", Refusal.IO_ERROR)
     with pytest.raises(NotLeaderError):
@@ -139,7 +139,7 @@ async def test_failed_append_stops_the_node(server: SimulatedServer) -> None:
 
 
 async def test_failed_vote_write_stops_the_node(server: SimulatedServer) -> None:
-    """A vote that may not be on disk is never spoken of: the only voter does not even lead."""
+    """A vote that may not be on disk is never sent: the only voter does not even lead."""
     server.disk.refuse("sync", "quorum-state", Refusal.IO_ERROR)
     node = await server.start()
     with pytest.raises(DiskFailedError):

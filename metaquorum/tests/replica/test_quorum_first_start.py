@@ -80,13 +80,13 @@ def test_three_fresh_nodes_format_with_each_other() -> None:
 
 
 def test_silent_peer_means_wait() -> None:
-    """Architecture 7: two fresh nodes and one silent do not begin a cluster without it."""
+    """Two fresh nodes do not begin a cluster without the silent third one."""
     assert decide(fresh(2)) == Wait(reason="no answer from nodes [3]")
     assert isinstance(decide(), Wait)
 
 
 def test_peer_with_history_makes_an_observer_even_when_another_is_silent() -> None:
-    """A wiped voter is never the old voter: one peer that knows better is enough."""
+    """A wiped voter is never the old voter: one peer with history is enough."""
     decision = decide(formatted(2, key(1, "old"), key(2), key(3), history=True))
     assert isinstance(decision, FormatObserver)
 

@@ -57,7 +57,7 @@ def test_window_tells_sums_for_ever_and_average_and_maximum_of_the_last_minute()
 
 
 def test_one_record_of_those_that_wait_is_timed_to_its_commit() -> None:
-    """The next one is timed when that is committed; a commit below it is not its commit."""
+    """The next record is timed from that commit on; a commit below the timed record does not end its time."""
     clock = Clock()
     meter = QuorumMeter(clock, quorum_epoch=0)
     meter.note(append(0, 3))

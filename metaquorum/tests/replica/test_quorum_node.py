@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real nodes over loopback gRPC with real files: election, replication, restart, wipe, observers, limits."""
+"""Real nodes over loopback connections with real files: election, replication, restart, wipe, observers, limits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ QuorumOf = Callable[[int], LoopbackQuorum]
 
 @pytest.fixture
 async def quorum_of(tmp_path: Path) -> AsyncIterator[QuorumOf]:
-    """Makes quorums of some voters; whatever still runs at the end is stopped."""
+    """Make quorums of some voters; stop those that still run at the end."""
     made: list[LoopbackQuorum] = []
 
     def make(voter_count: int) -> LoopbackQuorum:
@@ -210,7 +210,7 @@ async def test_observer_follows_by_addresses_alone(quorum_of: QuorumOf) -> None:
 
 
 async def test_first_start_of_three_nodes_makes_one_quorum(quorum_of: QuorumOf) -> None:
-    """Fresh nodes format only when all have answered; two and a silent one wait."""
+    """Fresh nodes format only when all have answered; two of them wait for a silent third."""
     quorum = quorum_of(3)
     await quorum.serve()
     silent = quorum.machines[2]
@@ -229,7 +229,7 @@ async def test_first_start_of_three_nodes_makes_one_quorum(quorum_of: QuorumOf) 
 
 
 async def test_wiped_voter_comes_back_as_an_observer_and_gets_no_vote(quorum_of: QuorumOf) -> None:
-    """A wiped disk is never the old voter: fresh directory id, no vote given to it, none counted from it."""
+    """A wiped disk is never the old voter: it has a fresh directory id, gets no vote, and its votes do not count."""
     quorum = quorum_of(3)
     await quorum.start()
     leader = await quorum.wait_for_leader()
@@ -431,7 +431,7 @@ async def test_node_on_the_directory_of_another_is_refused(quorum_of: QuorumOf) 
 async def test_deadline_that_is_put_off_needs_no_new_timer(
     quorum_of: QuorumOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nearly every event puts some deadline off; the timer that waits is left alone then, and is set again when it fires too early."""
+    """Nearly every event puts some deadline off; the timer stays then, and is set again when it fires too early."""
     quorum = quorum_of(3)
     await quorum.start()
     leader = await quorum.wait_for_leader()

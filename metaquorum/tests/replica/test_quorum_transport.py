@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way to the peers: answers belong to their requests, failures are named, a connection that is silent is left."""
+"""Requests to peers: each answer belongs to its request, failures are named, and a silent connection is closed."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ async def failure_in(answer: Answer) -> PeerFailureError:
 
 
 async def within(answer: Answer) -> Response | PeerFailureError:
-    """Wait for an outcome that comes before the test gives up."""
+    """Wait for an outcome, with a time limit."""
     async with asyncio.timeout(WAIT_S):
         return await answer
 
@@ -212,7 +212,7 @@ async def download_failure(transport: QuorumTransport, address: str, *, timeout_
 async def test_many_fetches_share_a_connection_and_each_gets_its_own_answer(
     transport: QuorumTransport, peer: Peer
 ) -> None:
-    """Whatever the order in which they are answered."""
+    """The order of the answers does not matter."""
     held: list[ServedCall] = []
     peer.answer = held.append
     answers = [fetch(transport, peer.address, offset) for offset in range(20)]
@@ -333,7 +333,7 @@ async def test_other_program_at_the_port_is_told_nothing(transport: QuorumTransp
     ids=["no message", "out of range"],
 )
 async def test_answer_that_is_none_counts_as_lost(transport: QuorumTransport, peer: Peer, nonsense: bytes) -> None:
-    """Anything may have happened; the connection and the next request are not concerned."""
+    """The request may have been handled; the connection and the next request are not affected."""
     peer.answer = lambda call: call.respond(nonsense)
     failure = await failure_in(fetch(transport, peer.address, 1))
     assert failure.failure is Failure.TIMED_OUT
@@ -367,7 +367,7 @@ async def test_probe_answered_with_nonsense_counts_as_lost(transport: QuorumTran
 
 
 async def test_refusal_of_a_peer_is_one(transport: QuorumTransport, peer: Peer) -> None:
-    """One that stops, one that knows no such method."""
+    """From a peer that stops, and from one without such a method."""
     peer.answer = lambda call: call.fail(RefusalError(ErrorCode.SHUTTING_DOWN, "it stops").encode())
     failure = await failure_in(fetch(transport, peer.address, 1))
     assert failure.failure is Failure.REFUSED

@@ -50,7 +50,7 @@ def newest_snapshot(cluster: QuorumCluster, node_id: int) -> SnapshotId:
 
 
 def request_for(cluster: QuorumCluster, **changes: object) -> pb.FetchSnapshotRequest:
-    """A good request of an observer, and changes for the worse."""
+    """Return a valid request of an observer, with changes that may make it invalid."""
     snapshot = newest_snapshot(cluster, 1)
     fields: dict[str, object] = {
         "cluster_id": CLUSTER,
@@ -69,7 +69,7 @@ async def fetched(cluster: QuorumCluster, request: pb.FetchSnapshotRequest) -> l
 
 
 async def test_a_stream_is_header_rows_and_end(voter: QuorumCluster) -> None:
-    """Pieces are bounded, each has its CRC, and the digest at the end is over all of it."""
+    """Pieces are bounded, each has its CRC, and the digest at the end covers all of it."""
     request = request_for(voter)
     header, *middle, end = await fetched(voter, request)
     assert header.header.snapshot == request.snapshot
@@ -116,7 +116,7 @@ async def test_streams_have_a_limit(voter: QuorumCluster, monkeypatch: pytest.Mo
 async def test_a_reader_that_goes_away_gives_its_place_back(
     voter: QuorumCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A broken stream neither holds the limit nor the snapshot's files."""
+    """A broken stream frees its slot and the snapshot's files."""
     monkeypatch.setattr(snapshot_server, "MAX_STREAMS", 1)
     stream = await voter.client.open_snapshot(voter.voters[1], request_for(voter, max_bytes=1))
     assert await stream.read() is not None
@@ -131,7 +131,7 @@ async def test_a_reader_that_goes_away_gives_its_place_back(
 
 
 async def catch_up(cluster: QuorumCluster) -> None:
-    """Empty a follower's directory, start it again, and wait until it has everything."""
+    """Empty a follower's directory, start it again, and wait until it has caught up."""
     empty = next(node_id for node_id in cluster.voters if not cluster.servers[node_id].host.is_active)
     await cluster.stop(empty)
     cluster.format_again(empty)
@@ -145,7 +145,7 @@ async def catch_up(cluster: QuorumCluster) -> None:
 async def test_a_damaged_piece_is_noticed_and_the_snapshot_fetched_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The first download has a wrong CRC in it, the second a wrong digest, the third is whole."""
+    """The first download has a wrong CRC, the second a wrong digest, the third is whole."""
     cluster = await running(tmp_path, 3)
     lies = iter(["crc", "digest"])
     lie = next(lies)

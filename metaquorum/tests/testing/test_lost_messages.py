@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A few messages in a row that are lost in silence cost the quorum no leadership, whichever they are: simulated, one by one."""
+"""A few lost messages in a row cost the quorum no leadership, whichever they are: each case is simulated."""
 
 from __future__ import annotations
 

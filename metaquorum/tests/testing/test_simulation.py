@@ -149,7 +149,7 @@ def test_command_line_hunts_mutants(capsys: pytest.CaptureFixture[str], monkeypa
 
 
 def leading() -> tuple[ScriptedNode, SimDisk, dict[object, SimDisk]]:
-    """A leader of epoch 1 with two records, and its disk in step with it."""
+    """A leader of epoch 1 with two records, and its matching disk."""
     node = ScriptedNode().start().elect()
     disk = SimDisk()
     for end in (1, 2):
@@ -184,7 +184,7 @@ def shadow_out_of_step(node: ScriptedNode, disk: SimDisk, disks: object) -> None
 
 
 def log_start_out_of_step(node: ScriptedNode, disk: SimDisk, disks: object) -> None:
-    """The disk was trimmed and the core does not know."""
+    """The disk was trimmed without the core's knowledge."""
     disk.snapshots.append(SimSnapshot(last=disk.batches[0]))
     disk.truncate_prefix(snapshot_id(1, 1))
 
@@ -196,7 +196,7 @@ def trimmed_without_a_snapshot(node: ScriptedNode, disk: SimDisk, disks: object)
 
 
 def snapshot_not_on_disk(node: ScriptedNode, disk: SimDisk, disks: object) -> None:
-    """The core would offer a snapshot that is not there."""
+    """The core would offer a snapshot that is not on the disk."""
     node.state.snapshots.replace([snapshot_id(1, 1)])
 
 
@@ -396,7 +396,7 @@ def test_crash_keeps_what_was_durable() -> None:
 
 
 def test_whatever_the_shell_lets_through_is_a_failure_of_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Real code of the log runs in the simulation: an error of it does not end the run of the other seeds."""
+    """The simulation runs real code of the log: its error does not end the run of the other seeds."""
 
     def fail(_quorum: SimulatedQuorum, _event_count: int) -> None:
         raise OSError("no such luck")

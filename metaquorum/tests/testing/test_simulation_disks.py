@@ -66,7 +66,7 @@ def new_disk(trouble: Trouble | None = None) -> StoredDisk:
 
 
 def append(disk: StoredDisk, count: int, *, epoch: int = 1) -> SimBatch:
-    """Append batches of two records; returns the last one."""
+    """Append batches of two records; return the last one."""
     for number in range(count):
         base = disk.log_end_offset
         effect = AppendAsLeader(
@@ -139,7 +139,7 @@ def cut(disk: StoredDisk, kind: int) -> None:
 
 
 def test_power_that_goes_in_the_middle_of_an_operation_leaves_a_disk_that_starts() -> None:
-    """Every kind of operation is cut short somewhere; whatever is left obeys the laws of a start."""
+    """Every kind of operation is cut short somewhere; the resulting disk keeps the laws of a start."""
     lost = 0
     for seed in range(60):
         disk = new_disk()

@@ -43,14 +43,14 @@ class AskedOperator(SimOperator):
 
 
 def settled(options: SimOptions = CALM) -> tuple[SimulatedQuorum, SimNode, AskedOperator]:
-    """A world after a while, its leader, and an operator."""
+    """A world after 1.5 s, its leader, and an operator."""
     world = SimulatedQuorum(2, options)
     world.run(1_500)
     return world, next(node for node in world.nodes if node.is_leader), AskedOperator(world)
 
 
 def test_answer_that_comes_twice_or_from_another_is_seen() -> None:
-    """Exactly one answer, from the process that was asked."""
+    """Each request has exactly one answer, from the process that got it."""
     world, leader, operator = settled()
     token = operator.ask_change(leader)
     answer = AnswerVoterChange(token=token, outcome=ChangeCommitted(next_offset=Offset(2)))
@@ -108,7 +108,7 @@ def test_no_disk_is_lost_while_the_voters_disagree_or_are_few() -> None:
 
 
 def test_no_disk_is_lost_beside_a_damaged_one() -> None:
-    """The fault budget: with one voter damaged the others are needed."""
+    """The fault budget: with one damaged voter the others are needed."""
     _, leader, operator = settled()
     assert operator.disk_to_lose((leader.key,)) is None
 
