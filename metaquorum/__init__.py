@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""metaquorum."""
+"""The metadata quorum: a Raft log of metadata records, and the controller that decides every change of metadata."""
 
 from __future__ import annotations

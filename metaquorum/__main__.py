@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `metaquorum`: format a data directory, run a quorum server.
+"""The command `metaquorum`: formats a data directory, runs a quorum server.
 
-Owns the command line and the process: signals, exit status, one clear line for an error. Every option is also an
-environment variable, `LOGRAFT_` and the option's name in capitals. Exit status: 0 ended as asked, 1 failed, 2 usage.
+Owns the command line and the process: signals, exit status, one clear line for an error. Every option is also an environment
+variable: `LOGRAFT_` and the option's name in capitals. Exit status: 0 success, 1 failure, 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ from storage.errors import StorageError
 logger = logging.getLogger("metaquorum")
 
 DIRECTORY_ID_BYTES: Final = 16
-"""Size of a directory id."""
+"""Bytes of a directory id."""
 
 LOG_FORMAT: Final = "time=%(asctime)s level=%(levelname)s logger=%(name)s %(message)s"
-"""One line of the log: key=value."""
+"""Format of a log line: key=value pairs."""
 
 EXPECTED_FAILURES: Final = (
     SettingsError,
@@ -61,7 +61,7 @@ EXPECTED_FAILURES: Final = (
     DamagedLogError,
     OSError,
 )
-"""Failures of settings and environment: one clear line instead of a traceback."""
+"""Failures of settings and environment: they print one clear line instead of a traceback."""
 
 app = typer.Typer(
     name="metaquorum",
@@ -271,7 +271,7 @@ def run_command(
     ] = False,
 ) -> None:
     """Run a voter until SIGTERM or SIGINT."""
-    # Taken, so that start scripts of versions with a second port go on.
+    # Accepted, so that start scripts for versions with a second port still work.
     del fetch_port
 
     def run() -> None:
@@ -300,7 +300,7 @@ def run_command(
 
 
 def guarded(run: Callable[[], None]) -> int:
-    """Run a command; print one line for an expected failure. Returns the exit status."""
+    """Run a command. Print one line for an expected failure. Return the exit status."""
     try:
         run()
     except UsageError as error:
@@ -313,7 +313,7 @@ def guarded(run: Callable[[], None]) -> int:
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return uvloop's loop where it is installed, else None for asyncio's own."""
+    """Return uvloop's loop factory if it is installed, else None for asyncio's own."""
     try:
         import uvloop
     except ImportError:
@@ -322,7 +322,7 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 async def serve(server: QuorumServer) -> None:
-    """Run a server until a signal asks to stop, or until it fails by itself.
+    """Run a server until a signal stops it, or until it fails.
 
     Raises:
         ServerError, StorageError, QuorumError: it could not start, or a failure stopped it.
@@ -335,7 +335,7 @@ async def serve(server: QuorumServer) -> None:
     starting = loop.create_task(server.start())
     await asyncio.wait((waiting, starting), return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
-        # Asked to stop while it waits for its peers.
+        # Stopped by a signal while it waits for its peers.
         starting.cancel()
         await asyncio.wait((starting,))
         logger.info("event=server_stopped before=start")
@@ -357,7 +357,7 @@ async def serve(server: QuorumServer) -> None:
 
 
 def parse_directory_id(text: str) -> bytes:
-    """Parse a directory id.
+    """Return the directory id of a text.
 
     Raises:
         UsageError: it is not 32 hexadecimal digits.
@@ -372,7 +372,7 @@ def parse_directory_id(text: str) -> bytes:
 
 
 def parse_initial_voters(text: str) -> list[InitialVoter]:
-    """Parse `id@host:port:directory-id-hex`, separated by commas.
+    """Return the voters of a text `id@host:port:directory-id-hex`, separated by commas.
 
     Raises:
         UsageError, SettingsError: a voter is malformed or named twice, or there is none.
@@ -399,7 +399,7 @@ def parse_initial_voters(text: str) -> list[InitialVoter]:
 def main() -> None:
     """Run the command line."""
     if not __debug__:
-        # Assertions guard the log: without them a fault would be written instead of stopping the process.
+        # Assertions protect the log: without them a bug would write wrong data instead of stopping the process.
         sys.exit("error: metaquorum does not run under python -O")
     app()
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Python's cyclic collector around large loads: off while one goes on, and blind to what a server keeps for good.
+"""Switches of Python's cyclic garbage collector: off during large loads, and blind to what a server keeps for good.
 
-Owns both switches. `freeze_started` is for the owner of a process only: what another program has made is not ours to freeze.
+Owns both switches. Only the owner of a process may call `freeze_started`: it also freezes the objects of everything else in it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_off() -> Generator[None]:
-    """Keep the collector off for the length of the block: a load makes no garbage, and looking for it costs more than the load."""
+    """Keep the collector off during the block. A load makes no garbage, and a search for it costs more than the load."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -24,6 +24,6 @@ def collector_off() -> Generator[None]:
 
 
 def freeze_started() -> None:
-    """Collect once, then leave everything that a started server has made out of all later collections."""
+    """Collect once, then exclude every object that exists from all later collections. For a server that has just started."""
     gc.collect()
     gc.freeze()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The controller: pure, event-sourced core that decides about brokers, topics, partitions.
+"""The controller: a pure, event-sourced core that decides about brokers, topics and partitions.
 
 Source: `docs/controller.md`.
 """

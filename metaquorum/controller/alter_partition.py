@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AlterPartition: the leader of a partition proposes other in-sync replicas, or a replica says that its log is lost, or found.
+"""AlterPartition: a leader proposes in-sync replicas, or any replica reports that its own log is lost, or found again.
 
-Owns the fences; `lost_replicas.py` has what the two last ones come to. Each partition of a request is accepted or refused alone.
-Law: a proposal changes only the state that it was made for (leader epoch and partition epoch), by the process that leads it
-(broker epoch), to replicas that live as the same processes as the leader saw (their broker epochs). A replica speaks of itself
-only.
+Owns the fences; `lost_replicas.py` decides about lost and found logs. The controller accepts or refuses each partition of a request
+separately. Law: a proposal changes only the state for which it was made (leader epoch and partition epoch). It must come from the
+process that leads the partition (broker epoch), and it names replicas whose processes are still those that the leader saw (their
+broker epochs). A replica reports only about itself.
 Source: KIP-497, KIP-841, KIP-903, KIP-966; `docs/controller.md` section "AlterPartition".
 """
 
@@ -48,7 +48,7 @@ def alter_partition(image: AppendedImage, settings: ControllerSettings, command:
             result = _alter(image, topic, before, command.broker_id, proposal)
         if isinstance(result, PartitionImage) and result != before:
             done = completed(topic, result, fit.__contains__)
-            # A lost leader and a completed reassignment together are one change of the leader.
+            # A lost leader and a completed reassignment in one step raise the leader epoch only once.
             result = replace(done, leader_epoch=min(done.leader_epoch, before.leader_epoch + 1))
             records.append(record_of(topic.topic_id, before, result))
         results.append(result)
@@ -58,7 +58,7 @@ def alter_partition(image: AppendedImage, settings: ControllerSettings, command:
 def _alter(
     image: AppendedImage, topic: TopicImage, partition: PartitionImage, broker_id: int, proposal: IsrProposal
 ) -> PartitionImage | Refusal:
-    """Return the partition as proposed, equal to what it is if nothing changes; or the refusal."""
+    """Return the partition with the proposed ISR, equal to `partition` if nothing changes; or the refusal."""
     refusal = _proposal_problem(partition, broker_id, proposal) or _member_problem(image, proposal)
     if refusal is not None:
         return refusal
@@ -79,7 +79,7 @@ def _alter(
 def _epoch_problem(partition: PartitionImage, proposal: IsrProposal) -> Refusal | None:
     own, named = (partition.leader_epoch, partition.partition_epoch), (proposal.leader_epoch, proposal.partition_epoch)
     if named[0] > own[0] or named[1] > own[1]:
-        # The broker knows more than this controller: there must be a newer one.
+        # The broker knows more than this controller, so a newer controller must exist.
         return Refusal(
             code=ErrorCode.NOT_CONTROLLER,
             message=f"leader epoch {named[0]} and partition epoch {named[1]} are ahead of {own[0]} and {own[1]} here; "

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metadata that decisions see: the committed image and, over it, the records appended and not committed yet.
+"""The metadata that decisions see: the committed image, with the appended but uncommitted records over it.
 
-Owns the overlay. It holds copies of only those brokers and topics that uncommitted records touch and gives them back as
-their records commit, so that a million committed partitions exist once. It lives as long as one leadership: dropping it
-drops everything uncommitted. Law: after every record its view equals an image that replayed the same records.
-Must not be read by anybody who answers from committed state.
+Owns the overlay. It holds copies of only those brokers and topics that uncommitted records touch, and drops them as the records
+commit; so a million committed partitions exist only once in memory. It lives as long as one leadership: dropping it drops everything
+uncommitted. Law: after every record its view equals an image that replayed the same records. Answers from committed state must not
+read it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ V = TypeVar("V")
 
 
 class _Layer(Generic[K, V]):
-    """Values changed by uncommitted records; None stands for a removed one."""
+    """Values that uncommitted records changed; None means removed."""
 
     def __init__(self) -> None:
         self.values: dict[K, V | None] = {}
@@ -38,14 +38,14 @@ class _Layer(Generic[K, V]):
         self._last_offsets: dict[K, int] = {}
 
     def put(self, key: K, value: V | None, offset: int) -> None:
-        """Set a value as of the record at `offset`."""
+        """Set a value, changed by the record at `offset`."""
         self.values[key] = value
         if self._last_offsets.get(key) != offset:
             self._last_offsets[key] = offset
             self._changes.append((offset, key))
 
     def forget(self, next_offset: int) -> None:
-        """Forget the values whose last change is below `next_offset`: the committed image has them now."""
+        """Drop values whose last change is below `next_offset` (exclusive): the committed image has them now."""
         while self._changes and self._changes[0][0] < next_offset:
             offset, key = self._changes.popleft()
             if self._last_offsets[key] == offset:
@@ -53,7 +53,7 @@ class _Layer(Generic[K, V]):
 
 
 class AppendedImage:
-    """Committed image plus overlay; see the module."""
+    """The committed image with the overlay of uncommitted records."""
 
     def __init__(self, committed: MetadataImage) -> None:
         self._committed = committed
@@ -100,12 +100,12 @@ class AppendedImage:
 
     @property
     def next_producer_id(self) -> int:
-        """First producer id that nobody has."""
+        """First producer id that no broker has received."""
         return self._next_producer_id
 
     @property
     def overlay_size(self) -> int:
-        """Number of entries held for uncommitted records."""
+        """Number of overlay entries for uncommitted records."""
         return sum(len(layer.values) for layer in self._layers)
 
     def feature_level(self, name: str) -> int | None:
@@ -138,7 +138,7 @@ class AppendedImage:
         return self._committed.topic_by_id(topic_id)
 
     def topics(self, *, after: str | None = None) -> Iterator[TopicImage]:
-        """Iterate over topics ascending by name, from the first name greater than `after` on."""
+        """Iterate over topics ascending by name, starting after the name `after` (exclusive)."""
         start = 0 if after is None else bisect_right(self._names, after)
         for index in range(start, len(self._names)):
             topic = self.topic_by_name(self._names[index])
@@ -146,20 +146,20 @@ class AppendedImage:
             yield topic
 
     def configs_of(self, resource: ConfigResource, name: str) -> Mapping[str, str]:
-        """Return what is set for a broker or for the cluster; to be read only."""
+        """Return the configs set for a broker or for the cluster. Callers must not change them."""
         overlaid = self._other_configs.values.get((resource, name))
         return self._committed.configs_of(resource, name) if overlaid is None else overlaid
 
     def ack_switch(self, resource: ConfigResource, resource_name: str) -> int | None:
-        """Return what `MetadataImage.ack_switch` does."""
+        """Return the offset of a resource's switch to `ack`; see `MetadataImage.ack_switch`."""
         key = (resource, resource_name)
         return self._ack_switches.values.get(key, self._committed.ack_switch(resource, resource_name))
 
     def left_leadership_offset(self, broker_id: int) -> int:
-        """Offset (exclusive) from which on the broker leads nothing more than now.
+        """Return the offset (exclusive) of the last change that took a leadership from the broker.
 
-        A process that applied the metadata up to here does not take the broker for a leader that it no longer is. For
-        what happened before this leadership of the controller, the answer is its start.
+        A process that has applied the metadata up to here knows every partition that the broker no longer leads. For changes before
+        this leadership of the controller, the answer is the start of the leadership.
         """
         return self._left_leadership.get(broker_id, self._base_offset)
 
@@ -167,10 +167,10 @@ class AppendedImage:
         """Apply the appended record at `offset`, or the run that begins there.
 
         Raises:
-            AssertionError: the offset goes back, or the record contradicts the state; the process must stop.
+            AssertionError: the offset is below the last one, or the record contradicts the state; the process must stop.
         """
         assert offset >= self._offset, f"replay of {offset} below {self._offset}"
-        # A topic is forgotten with the commit of the last record that changed it.
+        # Overlay entries are kept until the last record that changed them commits: for a run, its last record.
         self._offset = offset + record_count(record) - 1
         apply(self, record, offset)
         self._offset += 1
@@ -181,7 +181,7 @@ class AppendedImage:
             layer.forget(next_offset)
         self._offset = max(self._offset, next_offset)
 
-    # Tables for `apply`; `self._offset` is the offset of the record at hand, or of the last one of a run.
+    # Tables for `apply`. It runs while `self._offset` is the offset of the current record, or of the last one of a run.
 
     def put_broker(self, broker: BrokerImage) -> None:
         """Add or replace a broker."""
@@ -200,7 +200,7 @@ class AppendedImage:
         insort(self._names, topic.topic)
 
     def topic_for_change(self, topic_id: bytes) -> TopicImage | None:
-        """Return the overlay's own copy of a topic, made now if there was none."""
+        """Return the overlay's own copy of a topic; make one first if needed. None if the topic does not exist."""
         topic = self._topics.values.get(topic_id)
         if topic is None and topic_id not in self._topics.values:
             committed = self._committed.topic_by_id(topic_id)
@@ -217,11 +217,11 @@ class AppendedImage:
         del self._names[bisect_left(self._names, topic.topic)]
 
     def note_left_leadership(self, broker_id: int, offset: int) -> None:
-        """Remember when a broker stopped to lead a partition."""
+        """Store when a broker last stopped leading a partition."""
         self._left_leadership[broker_id] = max(offset + 1, self._left_leadership.get(broker_id, 0))
 
     def put_ack_switch(self, resource: ConfigResource, resource_name: str, offset: int) -> None:
-        """Remember when a resource's `flush.policy` may have become `ack`."""
+        """Store at which offset `flush.policy` of a resource may have become `ack`."""
         self._ack_switches.put((resource, resource_name), offset, self._offset)
 
     def put_other_config(self, record: ConfigRecord) -> None:
@@ -234,10 +234,10 @@ class AppendedImage:
         self._other_configs.put((record.resource, record.resource_name), configs, self._offset)
 
     def put_producer_ids(self, record: ProducerIdsRecord) -> None:
-        """Remember which producer ids are given out."""
+        """Store which producer ids are allocated."""
         assert record.next_producer_id >= self._next_producer_id, f"producer ids go back: {record}"
         self._next_producer_id = record.next_producer_id
 
     def put_feature_level(self, record: FeatureLevelRecord) -> None:
-        """Remember the level of a feature."""
+        """Store the level of a feature."""
         self._features.put(record.name, record.level, self._offset)

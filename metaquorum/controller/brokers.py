@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decisions about brokers: registration, heartbeats, fencing, controlled shutdown, removal, producer ids; and what state one is in.
+"""Decisions about brokers: registration, heartbeats, fencing, controlled shutdown, removal and producer ids; also their states.
 
-Owns the rules by which a broker enters, lives and leaves. Law: one broker id belongs to one live process; every request
-of a broker carries the epoch of its registration, and an older one is refused. A broker is removed only when nothing is heard of it any
-more and no partition has a replica on it, so that removing one loses nothing and stops nobody.
-Source: Kafka's ClusterControlManager and BrokerHeartbeatManager (KIP-631, KIP-841); KIP-746
-(UnregisterBroker); `docs/controller.md` "Brokers".
+Owns the rules for the life of a broker. Law: one broker id belongs to one live process. Every request of a broker carries the epoch
+of its registration, and an older epoch is refused. A broker is removed only when its session is over and no partition has a replica
+on it, so a removal loses no record and stops no live broker.
+Source: Kafka's ClusterControlManager and BrokerHeartbeatManager (KIP-631, KIP-841); KIP-746 (UnregisterBroker); `docs/controller.md`
+"Brokers".
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ from metaquorum.metadata.records import (
 from metaquorum.metadata.state import BrokerImage
 
 ID_BYTES = 16
-"""Size of incarnation and directory ids."""
+"""Bytes of incarnation and directory ids."""
 
 SHOWN_PARTITIONS = 5
-"""Partitions that a refusal names."""
+"""Partitions that a refusal names at most."""
 
 
 def register(
@@ -60,10 +60,10 @@ def register(
 ) -> Decision:
     """Decide about a registration.
 
-    The same incarnation keeps its epoch. Another incarnation is refused while the registered one is unfenced and in
-    session (unless it said that it leaves); otherwise it takes the broker id over and starts fenced. One that cannot prove a
-    clean stop of the registration that it replaces, or that lacks a log directory of it, is *unclean*: it may lack records, and
-    stays fenced until it has left the in-sync replicas (`elections`).
+    The same incarnation keeps its epoch. Another incarnation is refused while the registered one is unfenced, in session and not in
+    controlled shutdown; otherwise it takes over the broker id and starts fenced. It is *unclean* if it cannot prove a clean shutdown
+    of the registration that it replaces, or lacks one of its log directories. An unclean broker may lack records, and stays fenced
+    until it has left the ISR of its partitions (`elections.py`).
     """
     refusal = _registration_problem(image, settings, command)
     if refusal is not None:
@@ -79,11 +79,11 @@ def register(
         )
     lost = present is not None and _has_lost_directories(present, command)
     unclean = lost or (present is not None and (present.unclean or command.clean_stop_epoch != present.broker_epoch))
-    # What an earlier unclean stop may have cost is not dealt with yet: the oldest registration says how far back that goes.
+    # The sweep for an earlier unclean shutdown may not be complete: then its registration, the oldest one, counts.
     stopped = 0 if present is None or not unclean else _stopped_epoch(present)
     replaced: tuple[bytes, ...] = ()
     if present is not None and lost:
-        # While a sweep is not over, replicas are still in sync by the directories of before the first loss.
+        # Until a sweep is complete, replicas are still in sync according to the directories from before the first loss.
         replaced = present.replaced_log_directory_ids or tuple(sorted(present.log_directory_ids))
     record = replace(
         _broker_record(command, broker_epoch=None, fenced=True),
@@ -96,18 +96,18 @@ def register(
         response=BrokerRegistered(broker_epoch=None),
         records=(record,),
         heard=Heard(broker_id=command.broker_id, broker_epoch=None, metadata_offset=0),
-        # The process that is replaced may have led partitions, or lost records that it was known to have.
+        # The replaced process may have led partitions, or may have lost records that count as present.
         then=SweepPartitions() if unclean or (present is not None and present.can_lead) else None,
     )
 
 
 def _stopped_epoch(present: BrokerImage) -> int:
-    """Return the epoch of the registration that stopped uncleanly, of several that are not dealt with the first."""
+    """Return the epoch of the registration that stopped uncleanly; of several without a complete sweep, the first."""
     return present.replaced_broker_epoch if present.unclean else present.broker_epoch
 
 
 def _has_lost_directories(present: BrokerImage, command: RegisterBroker) -> bool:
-    """Tell whether a directory is gone, wiped or taken out: which partitions it had is not known here."""
+    """Return whether a log directory is gone, wiped or removed. The metadata does not know which partitions it had."""
     return present.lost_directories or not set(present.log_directory_ids) <= set(command.log_directory_ids)
 
 
@@ -184,7 +184,7 @@ def _registration_problem(
 
 
 def registered(image: AppendedImage, broker_id: int, broker_epoch: int) -> BrokerImage | Refusal:
-    """Return the registration that a request of a broker belongs to, or the refusal."""
+    """Return the registration that a broker's request belongs to, or the refusal."""
     broker = image.broker(broker_id)
     if broker is None:
         return Refusal(code=ErrorCode.BROKER_FENCED, message=f"broker {broker_id} is not registered; register it first")
@@ -198,7 +198,7 @@ def registered(image: AppendedImage, broker_id: int, broker_epoch: int) -> Broke
 
 
 def heartbeat(image: AppendedImage, sessions: Sessions, command: Heartbeat) -> Decision:
-    """Decide the next state of a broker; the table stands in `docs/controller.md` section "Heartbeats"."""
+    """Decide the next state of a broker; `docs/controller.md` section "Heartbeats" has the table."""
     broker = registered(image, command.broker_id, command.broker_epoch)
     if isinstance(broker, Refusal):
         return Decision(response=broker)
@@ -220,7 +220,7 @@ def heartbeat(image: AppendedImage, sessions: Sessions, command: Heartbeat) -> D
 
     offline = tuple(sorted(set(command.offline_log_directory_ids) & set(broker.log_directory_ids)))
     if offline != broker.offline_log_directory_ids:
-        # Alone in its decision: the next heartbeat says the rest again.
+        # Nothing else is decided with it: the next heartbeat repeats the broker's other wishes.
         failed = BrokerChangeRecord(
             broker_id=broker.broker_id, broker_epoch=broker.broker_epoch, offline_log_directory_ids=offline
         )
@@ -243,7 +243,7 @@ class _Answer(Protocol):
 
 
 def _leave(image: AppendedImage, sessions: Sessions, broker: BrokerImage, answer: _Answer) -> Decision:
-    """Let an unfenced broker go once it leads nothing and every other live broker knows that."""
+    """Let an unfenced broker stop once it leads nothing and every other live broker knows that."""
     if not broker.in_controlled_shutdown:
         if image.counts.leaders.get(broker.broker_id, 0) == 0:
             return answer(fenced=True, stop=True, change=_change(broker, fenced=True))
@@ -275,7 +275,7 @@ def fence(image: AppendedImage, command: FenceBroker) -> Decision:
 
 
 def expire(image: AppendedImage, sessions: Sessions, settings: ControllerSettings, now_ms: int) -> Decision:
-    """Fence the unfenced brokers whose session is over, as many as one decision takes."""
+    """Fence unfenced brokers whose session is over, as many as one decision may have."""
     unfenced = (broker for broker in image.brokers() if not broker.fenced)
     gone = [broker for broker in unfenced if not sessions.is_live(broker, now_ms)][: settings.max_expired_brokers]
     records = tuple(_change(broker, fenced=True) for broker in gone)
@@ -283,13 +283,13 @@ def expire(image: AppendedImage, sessions: Sessions, settings: ControllerSetting
 
 
 def next_expiry_ms(image: AppendedImage, sessions: Sessions) -> int | None:
-    """Return the time at which the next session of an unfenced broker ends, or None without such a broker."""
+    """Return when the next session of an unfenced broker ends, in milliseconds; None without an unfenced broker."""
     ends = [sessions.expiry_ms(broker) or 0 for broker in image.brokers() if not broker.fenced]
     return min(ends, default=None)
 
 
 def allocate_producer_ids(image: AppendedImage, settings: ControllerSettings, command: AllocateProducerIds) -> Decision:
-    """Give the next block of producer ids to a registered broker."""
+    """Allocate the next block of producer ids to a registered broker."""
     broker = registered(image, command.broker_id, command.broker_epoch)
     if isinstance(broker, Refusal):
         return Decision(response=broker)
@@ -310,13 +310,13 @@ class BrokerState(Enum):
     """State of a registered broker."""
 
     REGISTERED = "registered"
-    """It is heard of and may not lead: it catches up, or asks to be fenced, or its unclean stop is being dealt with."""
+    """Alive but not allowed to lead: it is catching up, asks to be fenced, or came back uncleanly."""
     ACTIVE = "active"
-    """It may lead."""
+    """Allowed to lead."""
     SHUTTING_DOWN = "shutting down"
-    """It leaves in an orderly way, and waits for other leaders of its partitions."""
+    """In controlled shutdown: it waits for other leaders of its partitions."""
     FENCED = "fenced"
-    """It has stopped, or nothing is heard of it."""
+    """Stopped, or silent for a whole session."""
 
 
 def state_of(broker: BrokerImage, *, session_lasts: bool) -> BrokerState:
@@ -324,7 +324,7 @@ def state_of(broker: BrokerImage, *, session_lasts: bool) -> BrokerState:
 
     Args:
         broker: its registration.
-        session_lasts: True while it counts as alive.
+        session_lasts: True while its session lasts.
     """
     if broker.can_lead:
         return BrokerState.ACTIVE
@@ -337,7 +337,7 @@ def state_of(broker: BrokerImage, *, session_lasts: bool) -> BrokerState:
 def remove(
     image: AppendedImage, sessions: Sessions, settings: ControllerSettings, command: RemoveBroker, now_ms: int
 ) -> Decision:
-    """Decide about the end of a registration. What is set for the broker stays, and can be unset."""
+    """Decide about the removal of a registration. The broker's configs stay, and can still be removed."""
     broker = image.broker(command.broker_id)
     if broker is None:
         return refuse(ErrorCode.INVALID_REQUEST, f"no broker {command.broker_id} is registered")
@@ -365,7 +365,7 @@ def remove(
 
 
 def _examples(image: AppendedImage, settings: ControllerSettings, broker_id: int) -> str:
-    """Return the names of some partitions that a broker has; not all are looked at."""
+    """Return the names of some partitions of a broker. Examines at most `max_sweep_partitions`."""
     partitions = ((topic.topic, partition) for topic in image.topics() for partition in topic.partitions)
     looked_at = islice(partitions, settings.max_sweep_partitions)
     names = (f"{topic}:{each.partition}" for topic, each in looked_at if broker_id in each.replicas)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be asked of the controller, and its answers.
+"""Commands of the controller, and its responses.
 
-Owns the shapes of commands, responses, refusals and decisions. Commands that go over all partitions, a slice at a time, the controller
-gives to itself.
-A decision is a proposal: it becomes true when its records are committed, and its response may be given only then.
+Owns the types of commands, responses, refusals and decisions. Commands that scan all partitions, a slice at a time, come from the
+controller itself. A decision is a proposal: it becomes true when its records are committed, and only then may its response be given.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from metaquorum.metadata.state import PartitionImage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bootstrap:
-    """First command of every leadership: writes what a new cluster needs, goes on with work that was left."""
+    """First command of every leadership: writes the records that a new cluster needs, and continues unfinished work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisterBroker:
-    """A broker process asks to be part of the cluster.
+    """Registers a broker process.
 
     Attributes:
         broker_id: node id.
@@ -35,10 +34,10 @@ class RegisterBroker:
         port: TCP port that clients use.
         rack: rack, or None.
         log_directory_ids: ids of its log directories, 16 bytes each.
-        min_feature_level: lowest feature level that it can run at, inclusive.
-        max_feature_level: highest feature level that it can run at, inclusive.
-        replication_port: TCP port at the host for replication; 0: not known.
-        clean_stop_epoch: epoch of the registration under which it last stopped in an orderly way; None: not known.
+        min_feature_level: lowest feature level that it supports, inclusive.
+        max_feature_level: highest feature level that it supports, inclusive.
+        replication_port: TCP port at the host for replication; 0: unknown.
+        clean_stop_epoch: epoch of the registration under which its last clean shutdown was; None: unknown.
     """
 
     broker_id: int
@@ -55,15 +54,15 @@ class RegisterBroker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """A broker says that it lives.
+    """A broker reports that it is alive.
 
     Attributes:
         broker_id: node id.
         broker_epoch: epoch of its registration.
         metadata_offset: offset (exclusive) up to which it has applied the metadata.
-        want_fence: True when it asks to stay or become fenced.
-        want_shutdown: True when it asks to leave in an orderly way.
-        offline_log_directory_ids: those of its log directories that have failed; others are passed over.
+        want_fence: True if it asks to stay or become fenced.
+        want_shutdown: True if it asks for a controlled shutdown.
+        offline_log_directory_ids: log directories of the broker that have failed; ids that it did not register are ignored.
         lacks_room: True while one of its log directories has too little room for appends of clients.
     """
 
@@ -78,7 +77,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FenceBroker:
-    """The shell knows that a broker process is gone: its connection broke and its port refuses."""
+    """Fences a broker whose process is gone: its connection ended and its port refuses."""
 
     broker_id: int
     broker_epoch: int
@@ -86,7 +85,7 @@ class FenceBroker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveBroker:
-    """Ends the registration of a broker that is gone and hosts nothing. `validate_only` True: change nothing."""
+    """Ends the registration of a broker that is gone and hosts no replica. `validate_only` True: change nothing."""
 
     broker_id: int
     validate_only: bool = False
@@ -94,17 +93,17 @@ class RemoveBroker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpireSessions:
-    """Fences the brokers that have missed their heartbeats."""
+    """Fences the brokers whose sessions are over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepCursor:
-    """Where a walk over all partitions goes on.
+    """The position at which a scan over all partitions continues.
 
     Attributes:
-        after_topic: name of the last topic that was looked at wholly; None: none yet.
-        cut_topic_id: id of the topic that was cut, if any.
-        next_partition: its first partition that was not looked at.
+        after_topic: name of the last topic that was scanned completely; None: none yet.
+        cut_topic_id: id of the topic in which the last slice ended, if any.
+        next_partition: first partition of that topic that was not examined.
     """
 
     after_topic: str | None = None
@@ -114,12 +113,12 @@ class SweepCursor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPartitions:
-    """Elects leaders where the leader may not lead any more, or where there is none and one could.
+    """Elects leaders where the leader may no longer lead, or where there is none and a replica may lead.
 
     Attributes:
-        cursor: where it goes on; the default starts over.
-        unclean: epochs of the brokers, ascending, that were unclean when the sweep started over: at its end they have left
-            all in-sync replicas where they may lack records. Set by the first slice.
+        cursor: where the sweep continues; the default starts a new sweep.
+        unclean: epochs of the brokers that were unclean at the start of the sweep, ascending. At its end they have left the ISR
+            wherever they may lack records. The first slice sets it.
     """
 
     cursor: SweepCursor = SweepCursor()
@@ -128,34 +127,34 @@ class SweepPartitions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElectPreferredLeaders:
-    """Makes first replicas leaders again where they can. `cursor` is where it goes on; the default starts over."""
+    """Makes first replicas leaders again where they can lead. `cursor` is where it continues; the default starts a new scan."""
 
     cursor: SweepCursor = SweepCursor()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElectUncleanLeaders:
-    """Elects leaders where there is none and lacking records is allowed. `cursor` is where it goes on; the default starts over."""
+    """Elects leaders where none exists and an unclean one is allowed. `cursor` is where it continues; the default starts a new scan."""
 
     cursor: SweepCursor = SweepCursor()
 
 
 PERIODIC_COMMANDS: Final = (ElectPreferredLeaders, ElectUncleanLeaders)
-"""Begun at intervals. Nothing waits for them: a sweep, which gives partitions leaders, goes first."""
+"""Commands that are started at intervals. No caller waits for them, so sweeps, which elect leaders, have priority."""
 
 
 class ElectionKind(Enum):
-    """Elections that can be asked for; clean ones happen by themselves."""
+    """Elections on request. Clean elections happen by themselves."""
 
     PREFERRED = "preferred"
     """The first replica leads again."""
     UNCLEAN = "unclean"
-    """Where nobody who has everything committed can lead, a replica leads that may lack some of it."""
+    """Only if no replica with everything committed may lead: elect a replica that may lack committed records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElectionTarget:
-    """Partitions of a topic, by number; None: all that it has."""
+    """Partitions of a topic, by number; None means all of them."""
 
     topic: str
     partitions: tuple[int, ...] | None = None
@@ -163,7 +162,7 @@ class ElectionTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElectLeaders:
-    """Elects leaders of some partitions; each is elected or refused alone. `validate_only` True: change nothing."""
+    """Elects leaders of some partitions, each separately. `validate_only` True: change nothing."""
 
     kind: ElectionKind
     targets: tuple[ElectionTarget, ...]
@@ -172,17 +171,17 @@ class ElectLeaders:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IsrProposal:
-    """In-sync replicas that a leader proposes; or, from any replica, that its own log is lost, or is there again.
+    """In-sync replicas that a leader proposes, or a report of any replica that its own log is lost or found again.
 
     Attributes:
         topic_id: id of the topic, 16 bytes.
         partition: number, from 0.
-        leader_epoch: leader epoch that the leader knows.
-        partition_epoch: partition epoch that the leader knows.
-        isr: (node id, broker epoch that the leader saw) of each; None: the leader does not know it.
-        is_lost: True: the log of the proposer's replica does not work any more; then `isr` is empty.
-        found_directory_id: the log of the proposer's replica lies in this log directory, which the partition awaits; then `isr`
-            is empty. None: it says nothing of that.
+        leader_epoch: leader epoch that the broker knows.
+        partition_epoch: partition epoch that the broker knows.
+        isr: (node id, broker epoch that the leader saw) of each member; None if the leader does not know the epoch.
+        is_lost: True: the log of the broker's replica does not work any more; `isr` is then empty.
+        found_directory_id: awaited log directory in which the log of the broker's replica was found; `isr` is then empty. None: no
+            such report.
     """
 
     topic_id: bytes
@@ -196,7 +195,7 @@ class IsrProposal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlterPartition:
-    """A broker proposes in-sync replicas for partitions that it leads, or withdraws replicas whose log is lost."""
+    """A broker proposes in-sync replicas for partitions that it leads, or reports replicas whose log is lost or found."""
 
     broker_id: int
     broker_epoch: int
@@ -210,9 +209,9 @@ class LedPartition:
     Attributes:
         topic_id: id of the topic, 16 bytes.
         partition: number, from 0.
-        leader_epoch: the leader epoch in which it leads.
-        allow_eligible: True: an eligible replica will do where no other in-sync one may lead.
-        needs_room: True: the next leader has to have room for appends of clients.
+        leader_epoch: leader epoch in which the broker leads.
+        allow_eligible: True: an eligible replica may take over if no other in-sync one may lead.
+        needs_room: True: the next leader must have room for appends of clients.
     """
 
     topic_id: bytes
@@ -224,7 +223,7 @@ class LedPartition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResignLeadership:
-    """A broker gives up the leadership of partitions that it should not serve for now; it stays in sync."""
+    """A broker resigns the leadership of partitions that it should not serve for now. It stays in sync."""
 
     broker_id: int
     broker_epoch: int
@@ -233,7 +232,7 @@ class ResignLeadership:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reassignment:
-    """Other replicas for a partition, the preferred leader first; None cancels the reassignment that is under way."""
+    """New replicas of a partition, the preferred leader first. None cancels the reassignment under way."""
 
     topic: str
     partition: int
@@ -242,7 +241,7 @@ class Reassignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReassignPartitions:
-    """Begins, changes or cancels reassignments. `validate_only` True: check and change nothing."""
+    """Starts, changes or cancels reassignments. `validate_only` True: change nothing."""
 
     reassignments: tuple[Reassignment, ...]
     validate_only: bool = False
@@ -254,12 +253,12 @@ class CreateTopic:
 
     Attributes:
         topic: name.
-        topic_id: random id for it, 16 bytes; drawn by the shell, because the core has no randomness.
+        topic_id: random id, 16 bytes; the shell draws it, because the core has no randomness.
         partition_count: number of partitions; 0 means 1.
         replication_factor: replicas of each partition; 0 means the default.
         configs: configs that differ from the defaults.
-        validate_only: True to check and change nothing.
-        placement_seed: random number that decides among equally good places; drawn by the shell.
+        validate_only: True: change nothing.
+        placement_seed: random number that decides among equally good placements; the shell draws it.
     """
 
     topic: str
@@ -277,8 +276,8 @@ class CreatePartitions:
 
     Attributes:
         topic: name.
-        partition_count: number of partitions that it is to have, more than it has.
-        validate_only: True to check and change nothing.
+        partition_count: new number of partitions, larger than the current one.
+        validate_only: True: change nothing.
         placement_seed: see `CreateTopic`.
     """
 
@@ -301,8 +300,8 @@ class ResourceChanges:
 
     Attributes:
         resource: kind of the resource.
-        name: name of the topic, id of the broker in decimal, empty for the cluster.
-        changes: (name, new value) of each config; None removes what was set, so that the inherited value holds.
+        name: name of the topic, id of the broker in decimal, or empty for the cluster.
+        changes: (name, new value) of each config; None removes the value, so that the inherited one applies.
     """
 
     resource: ConfigResource
@@ -312,7 +311,7 @@ class ResourceChanges:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlterConfigs:
-    """Changes configs, all or none of them. `validate_only` True: check and change nothing."""
+    """Changes configs, all or none of them. `validate_only` True: change nothing."""
 
     resources: tuple[ResourceChanges, ...]
     validate_only: bool = False
@@ -320,12 +319,12 @@ class AlterConfigs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoterLevels:
-    """Feature levels at which one voter can run, by its own word.
+    """Feature levels that one voter reports to support.
 
     Attributes:
         node_id: node id.
-        min_level: lowest, inclusive; None: it has not said yet, or is not there.
-        max_level: highest, inclusive; None together with the other.
+        min_level: lowest level, inclusive; None if the voter has not reported yet.
+        max_level: highest level, inclusive; None together with `min_level`.
     """
 
     node_id: int
@@ -334,17 +333,17 @@ class VoterLevels:
 
     @property
     def is_known(self) -> bool:
-        """Whether it has said."""
+        """True if the voter has reported."""
         return self.min_level is not None and self.max_level is not None
 
     def has(self, level: int) -> bool:
-        """Whether it is known to be able to run at this level."""
+        """Return whether the voter is known to support this level."""
         return self.min_level is not None and self.max_level is not None and self.min_level <= level <= self.max_level
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateFeatureLevel:
-    """Raises the feature level of the cluster. `validate_only` True: check and change nothing. `voters`: of the quorum, as of now."""
+    """Raises the feature level of the cluster. `validate_only` True: change nothing. `voters`: the voters of the quorum now."""
 
     level: int
     validate_only: bool = False
@@ -353,7 +352,7 @@ class UpdateFeatureLevel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocateProducerIds:
-    """Gives a block of producer ids to a broker."""
+    """Allocates a block of producer ids to a broker."""
 
     broker_id: int
     broker_epoch: int
@@ -384,19 +383,19 @@ Command = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """Carried out; there is nothing to say."""
+    """The command was carried out; the response has no content."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerRegistered:
-    """Registered. `broker_epoch` None means the offset of the decision's first record."""
+    """The broker is registered. `broker_epoch` None means the offset of the decision's first record."""
 
     broker_epoch: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatAnswered:
-    """What the controller thinks of the broker; the fields are those of `HeartbeatResponse`."""
+    """The controller's view of the broker; the fields are those of `HeartbeatResponse`."""
 
     fenced: bool
     caught_up: bool
@@ -405,7 +404,7 @@ class HeartbeatAnswered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicCreated:
-    """Created, or checked only, with the configs that the topic has of its own."""
+    """The topic was created or validated; `configs` are those set for the topic itself."""
 
     topic: str
     topic_id: bytes
@@ -415,7 +414,7 @@ class TopicCreated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionsCreated:
-    """Created, or checked only; `partitions` are the new ones, ascending."""
+    """The partitions were created or validated; `partitions` are the new ones, ascending."""
 
     topic: str
     topic_id: bytes
@@ -424,14 +423,14 @@ class PartitionsCreated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicDeleted:
-    """Deleted; `topic_id` is the id that it had."""
+    """The topic was deleted; `topic_id` is the id that it had."""
 
     topic_id: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerIdsAllocated:
-    """The ids from `first_producer_id` (inclusive) on, `count` of them, belong to the broker alone."""
+    """The `count` ids from `first_producer_id` (inclusive) on belong to this broker alone."""
 
     first_producer_id: int
     count: int
@@ -439,9 +438,9 @@ class ProducerIdsAllocated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionsAltered:
-    """One result for each proposal or reassignment, in order: the partition as it is from here on, or why it was refused.
+    """One result for each proposal or reassignment, in order: the partition's new state, or the refusal.
 
-    `before` has, for reassignments, the partitions as they were; None for one that is not known.
+    For reassignments `before` has the states before the command; None for an unknown partition.
     """
 
     results: tuple[PartitionImage | Refusal, ...]
@@ -450,20 +449,20 @@ class PartitionsAltered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeadershipResigned:
-    """One result for each partition, in the order of the command: it as it is from here on, or why nobody else leads it."""
+    """One result for each partition, in the order of the command: its new state, or why no other replica leads it."""
 
     results: tuple[PartitionImage | Refusal, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElectionResult:
-    """What an election came to.
+    """Result of one election.
 
     Attributes:
         topic: topic name.
         partition: partition, from 0.
-        outcome: the partition as it is from here on, or why nobody was elected.
-        elected: True when it got another leader; False also when nothing had to change.
+        outcome: the partition's new state, or why no leader was elected.
+        elected: True if the partition got another leader; False also if nothing had to change.
     """
 
     topic: str
@@ -495,7 +494,7 @@ Response = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """The command is refused; nothing changes. `message` says what to do."""
+    """The command is refused and nothing changes. `message` says what to do."""
 
     code: ErrorCode
     message: str
@@ -503,7 +502,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
-    """A broker was heard of: soft state, handed back to the controller whatever becomes of the records."""
+    """A sign of life of a broker: soft state that the shell hands back to the controller, whether records commit or not."""
 
     broker_id: int
     broker_epoch: int | None
@@ -513,13 +512,13 @@ class Heard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Answer of the core to a command.
+    """The core's answer to a command.
 
     Attributes:
-        response: what to answer once `records` are committed; a refusal has no records.
+        response: response to give once `records` are committed; a refusal has no records.
         records: records to append as one batch.
         heard: sign of life of a broker, or None.
-        then: command to decide next (the following slice of a long work), or None.
+        then: command to decide next (the following slice of long work), or None.
     """
 
     response: Response | Refusal
@@ -529,5 +528,5 @@ class Decision:
 
 
 def refuse(code: ErrorCode, message: str) -> Decision:
-    """Return a decision that refuses."""
+    """Return a decision that refuses the command."""
     return Decision(response=Refusal(code=code, message=message))

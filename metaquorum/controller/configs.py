@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configs of topics, brokers and the cluster: changes, and which value holds.
+"""Configs of topics, brokers and the cluster: their changes, and which value applies.
 
-Owns the precedence: what is set for the topic, else for the broker that has the replica, else for the cluster, else the
-built-in default. Law: a request is carried out whole or refused whole, in one batch of records; a refusal names the config
-and what is allowed. The table of configs stands in `topic_configs.py`.
+Owns the precedence: the value of the topic, else of the broker that has the replica, else of the cluster, else the built-in default.
+Law: a request is carried out completely or not at all, in one batch of records; a refusal names the config and its allowed values.
+`topic_configs.py` has the table of configs.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ class ConfigSource(Enum):
 
 
 class OtherConfigs(Protocol):
-    """Where configs of brokers and of the cluster are looked up: either image."""
+    """An image in which configs of brokers and of the cluster are looked up: committed or appended."""
 
     def configs_of(self, resource: ConfigResource, name: str) -> Mapping[str, str]:
-        """Return what is set for a broker or for the cluster."""
+        """Return the configs set for a broker or for the cluster."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigValue:
-    """A config, the value that holds, and where that comes from."""
+    """A config, the value that applies, and its source."""
 
     definition: ConfigDefinition
     value: str
@@ -79,9 +79,9 @@ def settings_of(image: OtherConfigs, topic_configs: Mapping[str, str], broker_id
     """Return the settings of a topic.
 
     Args:
-        image: for what is inherited.
-        topic_configs: what is set for the topic.
-        broker_id: broker whose replicas it is about; None: whatever the broker.
+        image: image with the inherited values.
+        topic_configs: configs set for the topic.
+        broker_id: broker whose replicas are meant; None: without values of brokers.
     """
     inherited = image.configs_of(ConfigResource.CLUSTER, "")
     if broker_id is not None:
@@ -91,9 +91,9 @@ def settings_of(image: OtherConfigs, topic_configs: Mapping[str, str], broker_id
 
 
 def ack_since(image: AppendedImage, topic: TopicImage, broker_id: int) -> int:
-    """Return the metadata offset from which on a topic whose policy is `ack` has had it at a broker; 0: always.
+    """Return the metadata offset since which a topic with policy `ack` has had this policy at a broker; 0: always.
 
-    It may be later than that, never earlier: where the policy is inherited, the latest switch of any level counts.
+    It may be later than the true one, never earlier: for an inherited policy, the latest switch of any level counts.
     """
     own = image.ack_switch(ConfigResource.TOPIC, topic.topic_id.hex()) or 0
     if FLUSH_POLICY in topic.configs:
@@ -103,7 +103,7 @@ def ack_since(image: AppendedImage, topic: TopicImage, broker_id: int) -> int:
 
 
 def value_for_broker(image: OtherConfigs, broker_id: int, name: str) -> str:
-    """Return the value of a config that holds for a broker: what is set for it, else for the cluster, else the default."""
+    """Return the value of a config for a broker: its own, else the cluster's, else the default."""
     own = image.configs_of(ConfigResource.BROKER, str(broker_id)).get(name)
     if own is not None:
         return own
@@ -137,7 +137,7 @@ def alter(image: AppendedImage, settings: ControllerSettings, command: AlterConf
                 records.extend(cleared_elr(found.topic, int(value or TOPIC_CONFIGS[name].default)))
     if command.validate_only:
         return Decision(response=Done())
-    # A partition without a leader may have one where lacking records is allowed from here on.
+    # An unclean election may now be allowed, so a partition without a leader may get one.
     elects = any(name == UNCLEAN_ELECTION for _, _, name in seen)
     return Decision(response=Done(), records=tuple(records), then=SweepPartitions() if records and elects else None)
 
@@ -156,7 +156,7 @@ def _change_problem(
 
 @dataclass(frozen=True, slots=True)
 class _Resource:
-    """A resource that exists: its name in records, what is set for it, the topic or the broker that it is."""
+    """An existing resource: its name in records, the configs set for it, and its topic or broker."""
 
     record_name: str
     configs: Mapping[str, str]
@@ -177,10 +177,10 @@ def _find(image: AppendedImage | MetadataImage, resource: ConfigResource, name: 
                 message=f"the cluster has no name, leave {name[:_SHOWN_CHARACTERS]!r} out",
             )
         return _Resource("", image.configs_of(resource, ""))
-    # Only the usual form of a number: a second one for the same broker would be another row.
+    # Only the canonical decimal form: another form of the same number would be another row.
     is_id = name.isascii() and name.isdigit() and len(name) <= len(str(MAX_NODE_ID)) and name == str(int(name))
     configs = image.configs_of(resource, name)
-    # What is set for a broker that has left can still be seen and removed.
+    # Configs of a removed broker can still be read and removed.
     if not is_id or (image.broker(int(name)) is None and not configs):
         return Refusal(
             code=ErrorCode.INVALID_REQUEST,
@@ -198,7 +198,7 @@ def describe(
         image: the metadata.
         resource: kind of the resource.
         name: its name, as in `ResourceChanges`.
-        broker_id: for topics: broker whose replicas it is about; None: whatever the broker.
+        broker_id: for topics: broker whose replicas are meant; None: without values of brokers.
     """
     found = _find(image, resource, name)
     if isinstance(found, Refusal):

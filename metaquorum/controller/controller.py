@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The controller core of one leadership: commands in, decisions out.
 
-Owns the dispatch and the state of one leadership: the appended image (committed image plus overlay), the sessions of
-brokers, and the times of periodic work. Rules for the shell:
+Owns the dispatch and the state of one leadership: the appended image (committed image plus overlay), the sessions of brokers, and the
+times of periodic work. Rules for the shell:
 
-1. `decide` changes nothing. If its decision has records, append them as one batch in the quorum's log, then call
-   `replay` with every one of them (single or in `runs`), before the next `decide`.
-2. Give the response only when everything that was appended before or with it is committed: a decision without records
-   also rests on what was appended before.
-3. When committed records have been replayed on the committed image, call `committed`.
-4. Call `hear` with the sign of life that a decision carries, appended or not.
-5. From `deadline_ms` on, decide about `ExpireSessions`, and about what `due` returns unless such a work is still under way.
-6. With the end of leadership, drop the object.
+1. `decide` changes nothing. If its decision has records, append them as one batch to the quorum's log. Then call `replay` with each
+of them (single or in `runs`) before the next `decide`. 2. Give the response only when everything that was appended before it or with
+it is committed: a decision without records also depends on earlier appends. 3. When the committed image has replayed committed
+records, call `committed`. 4. Call `hear` with the sign of life of a decision, whether its records were appended or not. 5. From
+`deadline_ms` on, decide about `ExpireSessions`, and about each command of `due` unless one of its kind is still under way. 6. Drop
+the object when the leadership ends.
 
-Must not read a clock, draw random numbers, wait or log.
+It does not read a clock, draw random numbers, wait or log.
 Source: `docs/controller.md`.
 """
 
@@ -69,12 +67,12 @@ from metaquorum.metadata.state import BrokerImage
 
 
 class Controller:
-    """One leadership of the controller.
+    """The controller during one leadership.
 
     Args:
-        committed: the committed image, with everything from before this leadership; its owner goes on replaying it.
+        committed: the committed image, with everything from before this leadership; its owner continues to replay it.
         settings: times and limits.
-        now_ms: monotonic time in milliseconds; every broker gets a whole session from here on.
+        now_ms: monotonic time in milliseconds; the session of every broker starts now.
     """
 
     def __init__(self, committed: MetadataImage, *, settings: ControllerSettings, now_ms: int) -> None:
@@ -86,14 +84,14 @@ class Controller:
 
     @property
     def image(self) -> AppendedImage:
-        """What decisions see; to be read only."""
+        """The image that decisions see. Callers must not change it."""
         return self._image
 
     def decide(self, command: Command, now_ms: int) -> Decision:
-        """Decide about a command; changes nothing.
+        """Return the decision about a command, without changing anything.
 
         Args:
-            command: what is asked.
+            command: the command.
             now_ms: monotonic time in milliseconds.
         """
         match command:
@@ -143,37 +141,37 @@ class Controller:
         self._image.replay(record, offset)
 
     def committed(self, next_offset: int) -> None:
-        """Learn that the committed image has replayed everything below `next_offset` (exclusive)."""
+        """Note that the committed image has replayed everything below `next_offset` (exclusive)."""
         self._image.forget_committed(next_offset)
 
     def hear(self, heard: Heard, now_ms: int) -> None:
-        """Note a sign of life of a broker."""
+        """Store a sign of life of a broker."""
         self._sessions.hear(heard, now_ms)
 
     def session_of(self, broker: BrokerImage, now_ms: int) -> BrokerSession | None:
-        """What is known of a broker's session; None: nothing of this registration."""
+        """Return the session of a broker's registration; None without one."""
         return self._sessions.describe(broker, now_ms)
 
     def grace(self, now_ms: int) -> None:
-        """Start all sessions anew, because this process was held up and may have missed heartbeats."""
+        """Restart all sessions, because this process was paused and may have missed heartbeats."""
         self._sessions.grace(self._image.brokers(), now_ms)
 
     def deadline_ms(self) -> int:
-        """Time at which `ExpireSessions` has something to do if nothing is heard until then, or `due` something to say."""
+        """Return when a session may end or periodic work may be due, in milliseconds."""
         periodic_ms = self._periodic.deadline_ms(self._image)
         expiry_ms = brokers.next_expiry_ms(self._image, self._sessions)
         return periodic_ms if expiry_ms is None else min(periodic_ms, expiry_ms)
 
     def due(self, now_ms: int) -> tuple[Command, ...]:
-        """Return the works that begin now because their interval is over; each is returned once."""
+        """Return the periodic work that is due now; each is returned once for an interval."""
         return self._periodic.due(self._image, now_ms)
 
     def _may_grow(self, now_ms: int) -> bool:
-        """True while brokers that nobody knows yet may be about to register, as in a cluster that starts."""
+        """Return True while further brokers may be about to register for the first time, as in a cluster that starts."""
         return now_ms < self._sessions.arrival_ms + self._settings.broker_arrival_ms
 
     def _bootstrap(self) -> Decision:
         known = self._image.feature_level(FEATURE_NAME) is not None
         level = FeatureLevelRecord(name=FEATURE_NAME, level=FEATURE_LEVEL)
-        # An earlier controller may have fenced a broker and fallen before it had moved the leaders.
+        # An earlier controller may have fenced a broker and failed before it moved the leaders.
         return Decision(response=Done(), records=() if known else (level,), then=SweepPartitions())

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elections that somebody asks for, partition by partition: preferred and unclean ones.
+"""Preferred and unclean elections on request, partition by partition.
 
-Owns what is elected, what needs no election, and the reasons of a refusal. Law: a partition that has a leader which may lead
-never gets one that lacks committed records; and asking twice is asking once.
-Source: KIP-460; `docs/controller.md` section "Elections".
+Owns who is elected, which partitions need no election, and the reasons of refusals. Law: a partition whose leader may lead never gets
+a leader that lacks committed records; a repeated request changes nothing more.
+Source: KIP-460; `docs/controller.md` section "Elections that are asked for".
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SHOWN_CHARACTERS = 250
 
 
 def elect_leaders(image: AppendedImage, settings: ControllerSettings, command: ElectLeaders) -> Decision:
-    """Decide about elections; each partition is elected or refused alone."""
+    """Decide about elections, for each partition separately."""
     refusal = _request_problem(image, settings, command.targets)
     if refusal is not None:
         return Decision(response=refusal)
@@ -76,7 +76,7 @@ def _request_problem(
         numbers = _numbers(topic, target)
         count += len(numbers)
         if count <= settings.max_elected_partitions:
-            # Beyond the limit the request is refused, so nothing of its size is gathered.
+            # Beyond the limit the request is refused, so larger sets are not collected.
             seen.update((target.topic, number) for number in numbers)
     if not 1 <= count <= settings.max_elected_partitions:
         return Refusal(
@@ -98,7 +98,7 @@ def _numbers(topic: TopicImage | None, target: ElectionTarget) -> range | tuple[
 def _elect(
     topic: TopicImage | None, name: str, number: int, kind: ElectionKind, can_lead: CanLead
 ) -> PartitionChangeRecord | PartitionImage | Refusal:
-    """Return the change that an election needs, the partition as it is if it needs none, or the refusal."""
+    """Return the change that an election needs, the partition if it needs none, or the refusal."""
     if topic is None:
         return Refusal(code=ErrorCode.UNKNOWN_TOPIC, message=f"there is no topic {name[:_SHOWN_CHARACTERS]!r}")
     if not 0 <= number < len(topic.partitions):
@@ -132,7 +132,7 @@ def _unclean(
     if partition.leader_id is not None and can_lead(partition.leader_id):
         return partition
     rules = ElectionRules(min_isr=min_insync_replicas(topic), unclean=True)
-    # A replica that has everything is elected before any other, as it would have been by itself.
+    # A replica with everything committed is elected before any other, as in a clean election.
     change = partition_change(topic.topic_id, partition, can_lead, rules=rules)
     if change is None or change.leader is None or change.leader.leader_id is None:
         replicas = _ids(partition.replicas)

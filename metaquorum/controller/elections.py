@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who leads a partition, and the sweeps that keep it so.
+"""The leader of each partition, and the sweeps that elect it.
 
-Owns the election rules for one partition and their application to all. Law: only a broker that may lead
-and has everything committed is elected (it is in the in-sync or in the eligible leader replicas, `isr.py`), unless the topic
-allows otherwise (`unclean.leader.election.enable`). A broker that stopped uncleanly may have lost what it had not flushed:
-before it may lead again it leaves them, except where records are acknowledged only when flushed, or where it is the last one.
-One that comes back without a log directory may have lost those too: it leaves everywhere, and where it is the last one it leads
-nothing until the directory is back (`awaited.py`).
+Owns the election rules for one partition, and their application to all. Law: only a broker that may lead and has everything committed
+is elected (it is in the ISR or in the ELR, `isr.py`), unless the topic allows unclean elections (`unclean.leader.election.enable`). A
+broker may have lost unflushed records by an unclean shutdown. Before it may lead again it leaves both sets, except where records are
+acknowledged only when flushed, and where it is the last one. A broker that comes back without a log directory may have lost flushed
+records, too: it leaves everywhere; where it is the last one, it leads nothing until the directory is back (`awaited.py`).
 Source: Kafka's PartitionChangeBuilder; KIP-966; `docs/controller.md` section "Elections".
 """
 
@@ -40,11 +39,11 @@ CanLead = Callable[[int], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElectionRules:
-    """What a topic's configs say about elections.
+    """Rules for elections from a topic's configs.
 
     Attributes:
         min_isr: `min.insync.replicas`.
-        unclean: True if a replica may lead that lacks committed records, when no other can.
+        unclean: True if a replica that lacks committed records may lead when no other can.
     """
 
     min_isr: int = 1
@@ -52,11 +51,11 @@ class ElectionRules:
 
 
 DEFAULT_RULES: Final = ElectionRules()
-"""Those of a topic without configs of its own."""
+"""Rules of a topic without configs."""
 
 
 def rules_of(image: AppendedImage, topic: TopicImage) -> ElectionRules:
-    """Return the rules of a topic."""
+    """Return the election rules of a topic."""
     own = topic.configs.get(UNCLEAN_ELECTION)
     inherited = image.configs_of(ConfigResource.CLUSTER, "").get(UNCLEAN_ELECTION)
     unclean = own or inherited or TOPIC_CONFIGS[UNCLEAN_ELECTION].default
@@ -65,14 +64,14 @@ def rules_of(image: AppendedImage, topic: TopicImage) -> ElectionRules:
 
 @dataclass(frozen=True, slots=True)
 class Lossy:
-    """A broker that may have lost records, and, if it lacks a log directory, the directories that it had before; else none."""
+    """A broker that may have lost records. If it lacks a log directory: the directories that it had before; else none."""
 
     broker_id: int
     replaced_directory_ids: tuple[bytes, ...] = ()
 
 
 def elect(replicas: tuple[int, ...], isr: tuple[int, ...], leader_id: int | None, can_lead: CanLead) -> int | None:
-    """Return the leader: the present one while it is fit, else the first fit in-sync replica, or None."""
+    """Return the current leader if it may lead and is in sync, else the first such replica, or None."""
     if leader_id is not None and leader_id in isr and can_lead(leader_id):
         return leader_id
     return _first(replicas, lambda node_id: node_id in isr and can_lead(node_id))
@@ -87,12 +86,12 @@ def partition_change(
 ) -> PartitionChangeRecord | None:
     """Return the change that a partition needs now, or None.
 
-    Brokers that may have lost records (`lossy`, those that lack a log directory first, then in the order in which
-    they came back) leave the in-sync and the eligible leader replicas; the last one stays, and leads nothing if it lacks a log
-    directory: the partition awaits that one. Brokers that may not lead
-    leave the in-sync replicas as long as one stays that may; else an eligible leader replica takes over. When none of
-    them can lead, all stay: nothing is appended without a leader, so each keeps having everything acknowledged. Only
-    then, and only where it is allowed, another replica leads.
+    Lossy brokers leave the ISR and the ELR: those that lack a log directory first, then in the order in which they came back. The
+    last one stays; if it lacks a log directory, it leads nothing, and the partition awaits that directory.
+
+    Brokers that may not lead leave the ISR as long as another member that may lead stays; else an eligible leader replica takes over.
+    If none of them may lead, all stay: nothing is appended without a leader, so each still has everything acknowledged. Only then,
+    and only if unclean elections are allowed, another replica leads.
     """
     if not lossy and partition.leader_id is not None and all(map(can_lead, partition.isr)):
         return None
@@ -111,14 +110,14 @@ def partition_change(
         fit = isr if heir is None else (heir,)
     leader_id = elect(partition.replicas, fit, partition.leader_id, can_lead_whole)
     if leader_id is None and rules.unclean:
-        # Those that were eligible until an unclean stop are the most likely to have the most, those being added the least. A
-        # replica whose directory is gone has nothing.
+        # Last known eligible replicas probably have the most records, and replicas being added the fewest. A replica whose directory
+        # is gone has none.
         settled = tuple(node_id for node_id in partition.replicas if node_id not in partition.adding)
         heir = _first((*partition.last_known_elr, *settled, *partition.adding), can_lead_whole)
         heir = _first(gone, can_lead) if heir is None else heir
         if heir is not None:
             return change_record(topic_id, partition, IsrState((heir,)), heir)
-    # With a leader there is another replica that has everything: what was awaited is no longer.
+    # The new leader has everything committed, so no directory is awaited any more.
     awaited = () if leader_id is not None else awaited
     state = changed_isr(partition, fit, min_isr=rules.min_isr, lost=lost, awaited=awaited)
     return change_record(topic_id, partition, state, leader_id)
@@ -127,23 +126,23 @@ def partition_change(
 def _without_lossy(
     partition: PartitionImage, lossy: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Return in-sync replicas, eligible leader replicas, and those that leave them because they may lack records."""
+    """Return the ISR, the ELR, and the replicas that leave them because they may lack records."""
     lost = tuple(node_id for node_id in lossy if node_id in partition.isr or node_id in partition.elr)
     isr = tuple(node_id for node_id in partition.isr if node_id not in lost)
     elr = tuple(node_id for node_id in partition.elr if node_id not in lost)
     if isr:
         return isr, elr, lost
     if elr:
-        # Nobody leads, and what is committed is in each of them.
+        # There is no leader, and each of them has everything committed.
         return elr, (), lost
     last = next(node_id for node_id in reversed(lost) if node_id in partition.isr)
     return (last,), (), tuple(node_id for node_id in lost if node_id != last)
 
 
 def _awaited(partition: PartitionImage, isr: tuple[int, ...], lossy: Sequence[Lossy]) -> Packed:
-    """Return the replicas of the next in-sync ones whose log directory is gone.
+    """Return those of the new in-sync replicas whose log directory is gone, packed.
 
-    One that is awaited already stays so, for the same directories: a later loss does not change where its records are.
+    A replica that is already awaited keeps its directories: a later loss does not change where its records are.
     """
     known = {each.broker_id: each for each in unpack(partition.awaited) if each.broker_id in isr}
     for each in lossy:
@@ -153,7 +152,10 @@ def _awaited(partition: PartitionImage, isr: tuple[int, ...], lossy: Sequence[Lo
 
 
 def preferred_change(topic_id: bytes, partition: PartitionImage, can_lead: CanLead) -> PartitionChangeRecord | None:
-    """Return the change that makes the first replica the leader, or None: it leads, or it is not in sync, or nobody leads."""
+    """Return the change that makes the first replica the leader.
+
+    Returns None if there is no leader, or if the first replica leads already, is not in sync or may not lead.
+    """
     preferred = partition.replicas[0]
     if partition.leader_id in (None, preferred) or preferred not in partition.isr or not can_lead(preferred):
         return None
@@ -163,7 +165,7 @@ def preferred_change(topic_id: bytes, partition: PartitionImage, can_lead: CanLe
 
 
 def after_election(partition: PartitionImage, change: PartitionChangeRecord) -> PartitionImage:
-    """Return the partition as a change that gives it another leader leaves it."""
+    """Return the partition after a change that gives it another leader."""
     assert change.leader is not None, f"an election without a leader: {change}"
     return replace(
         partition,
@@ -178,7 +180,7 @@ def after_election(partition: PartitionImage, change: PartitionChangeRecord) -> 
 
 
 def not_available(topic: TopicImage, partition: PartitionImage, reason: str) -> Refusal:
-    """Return the refusal of an election in which nobody was found; `reason` says why, and what to do."""
+    """Return the refusal of an election without a candidate; `reason` says why, and what to do."""
     return Refusal(
         code=ErrorCode.LEADER_NOT_AVAILABLE, message=f"{topic.topic} partition {partition.partition}: {reason}"
     )
@@ -191,13 +193,13 @@ def _first(node_ids: Sequence[int], holds: CanLead) -> int | None:
 def sweep(image: AppendedImage, settings: ControllerSettings, command: SweepPartitions) -> Decision:
     """Decide one slice of a sweep; `then` of the decision is the next slice, or None at the end.
 
-    A sweep that saw an unclean broker from its start on declares it clean at its end.
+    A sweep that saw an unclean broker at its start marks it as clean at its end.
     """
     fit = {broker.broker_id for broker in image.brokers() if broker.can_lead}
     unclean = sorted((broker for broker in image.brokers() if broker.unclean), key=lambda broker: broker.broker_epoch)
     if command.cursor == SweepCursor():
         command = SweepPartitions(unclean=tuple(broker.broker_epoch for broker in unclean))
-    # Of several that may lack records, the last one stays: rather one that has all its directories.
+    # If all may lack records, the last one stays: preferably one that has all its directories.
     lossy = sorted(unclean, key=lambda broker: not broker.lost_directories)
 
     @cache
@@ -220,15 +222,15 @@ def sweep(image: AppendedImage, settings: ControllerSettings, command: SweepPart
         for broker in unclean
         if broker.broker_epoch in command.unclean
     )
-    # They were fenced all the while; from here on a heartbeat may unfence them.
+    # These brokers were fenced during the sweep; from here on a heartbeat may unfence them.
     return Decision(response=Done(), records=tuple(records))
 
 
 def _lossy_for(image: AppendedImage, topic: TopicImage, lossy: Sequence[BrokerImage]) -> tuple[Lossy, ...]:
-    """Return those brokers that may lack records of a topic.
+    """Return the brokers that may lack records of a topic.
 
-    What one acknowledges under `ack` was flushed, to its directories, if the policy was `ack` all the time since the process that
-    stopped had registered: its start flushes what is older.
+    Under `ack` a broker flushes records, to its directories, before it acknowledges them. So it lacks none if the policy has been
+    `ack` since before the stopped process registered: its start flushed everything older.
     """
     return tuple(
         Lossy(broker.broker_id, broker.replaced_log_directory_ids)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The feature level of the cluster: which records and messages it may use.
 
-Owns the rules of a change. Law: the level goes up only, and only to one at which this version, every registered broker and every
-voter of the quorum can run (a voter that has not said what it can is taken for one that cannot); what is in the log at a level
-can be read at every higher one, and need not be at a lower one.
+Owns the rules of a change. Law: the level only rises, and only to a level that this version, every registered broker and every voter
+support; a voter that has not reported its levels counts as one that does not. Records of a level must be readable at every higher
+level, but not at a lower one.
 Source: KIP-584; `docs/controller.md` section "Feature level".
 """
 
@@ -25,7 +25,7 @@ def current_level(image: AppendedImage) -> int:
 
 
 def update(image: AppendedImage, settings: ControllerSettings, command: UpdateFeatureLevel) -> Decision:
-    """Decide about another level."""
+    """Decide about a new feature level."""
     level = current_level(image)
     if command.level == level:
         return Decision(response=Done())

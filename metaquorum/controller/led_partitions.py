@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the calls of a broker about partitions that it leads have in common: AlterPartition and ResignLeadership.
+"""Common checks of a broker's calls about partitions: AlterPartition and ResignLeadership.
 
-Owns the checks of such a call as a whole, and how it names a partition. Must not know what a call wants of a partition.
+Owns the checks of such a call as a whole, and the look-up of a named partition. Does not know what the call wants.
 Source: `docs/controller.md` sections "AlterPartition" and "ResignLeadership".
 """
 
@@ -18,13 +18,13 @@ from metaquorum.controller.settings import ControllerSettings
 from metaquorum.metadata.state import PartitionImage, TopicImage
 
 Named = IsrProposal | LedPartition
-"""What names a partition by topic id and number."""
+"""A part of a call that names a partition by topic id and number."""
 
 
 def call_problem(
     image: AppendedImage, settings: ControllerSettings, broker_id: int, broker_epoch: int, named: Sequence[Named]
 ) -> Refusal | None:
-    """Return why a call is refused as a whole: an unknown or older process, too many partitions or none, one twice; or None."""
+    """Return why the whole call is refused (wrong registration, bad number of partitions, one named twice), or None."""
     broker = registered(image, broker_id, broker_epoch)
     if isinstance(broker, Refusal):
         return broker
@@ -39,7 +39,7 @@ def call_problem(
 
 
 def find(image: AppendedImage, named: Named) -> tuple[TopicImage, PartitionImage] | Refusal:
-    """Return the topic and the partition that are named, or the refusal: one of them is not there."""
+    """Return the named topic and partition, or the refusal if one of them does not exist."""
     topic = image.topic_by_id(named.topic_id)
     if topic is None:
         return Refusal(code=ErrorCode.UNKNOWN_TOPIC, message=f"there is no topic with the id {named.topic_id.hex()}")
@@ -51,6 +51,6 @@ def find(image: AppendedImage, named: Named) -> tuple[TopicImage, PartitionImage
 
 
 def not_leading(partition: PartitionImage, broker_id: int) -> str:
-    """Return what a broker is told that does not lead a partition."""
+    """Return the message for a broker that does not lead a partition."""
     leader = "nobody" if partition.leader_id is None else partition.leader_id
     return f"broker {broker_id} does not lead it, {leader} does"

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker says that the log of its replica of a partition does not work any more, or lies where it was: who leads then.
+"""Decisions about offline replicas: a broker reports that the log of its own replica does not work, or was found again.
 
-Owns these decisions for one partition. The epochs of the proposal were checked before: `alter_partition.py` does it for every kind.
-Laws
-    The replica leaves the in-sync and the eligible leader replicas in one change with the election, so that no image shows it as
-    out of sync and leading. It comes back as every follower does: by catching up, which a log that does not work cannot.
-    Another replica leads only if it has everything committed, unless the topic allows otherwise. Where there is none, nothing
-    changes: this replica is the only one that may have everything, and a repaired directory brings it back.
-    A replica that is awaited is no longer once its log was found in a directory that is awaited, and in no other: the log that a
-    broker has elsewhere may be an older copy, or an empty one.
+Owns these decisions for one partition. `alter_partition.py` has checked the epochs of the proposal before. Laws:
+
+* The replica leaves the ISR and the ELR in the same change as the election, so no image shows a leader that is out of sync. It comes
+  back like any follower, by catching up, which a log that does not work cannot do.
+* Another replica leads only if it has everything committed, unless the topic allows unclean elections. If there is none, nothing
+  changes: this replica is the only one that may have everything, and a repaired directory brings it back.
+* A replica is no longer awaited once its log is found in an awaited directory. Any other directory is refused: the log there may be an
+  older copy, or empty.
+
 Source: KIP-858, "Broker"; KIP-966; `docs/controller.md` section "Lost replicas".
 """
 
@@ -34,7 +35,7 @@ def without_lost(
     proposal: IsrProposal,
     can_lead: CanLead,
 ) -> PartitionImage | Refusal:
-    """Return the partition without a lost replica, equal to what it is if nothing changes; or the refusal."""
+    """Return the partition without a lost replica, equal to `partition` if nothing changes; or the refusal."""
     if proposal.isr or broker_id not in partition.replicas:
         reason = "names in-sync replicas too" if proposal.isr else f"replicas are {list(partition.replicas)}"
         message = f"partition {proposal.partition}, lost by broker {broker_id}: {reason}"
@@ -48,7 +49,7 @@ def without_lost(
     change = partition_change(topic.topic_id, partition, others, (Lossy(broker_id),), rules_of(image, topic))
     isr = partition.isr if change is None or change.isr is None else change.isr
     if change is None or broker_id in isr:
-        # The last one stays in sync, whatever became of its log.
+        # The last replica stays in sync, whatever happened to its log.
         return not_available(
             topic,
             partition,
@@ -66,7 +67,7 @@ def with_found(
     proposal: IsrProposal,
     can_lead: CanLead,
 ) -> PartitionImage | Refusal:
-    """Return the partition once an awaited replica's log was found, equal to what it is if it is not awaited; or the refusal."""
+    """Return the partition after an awaited log was found, equal to `partition` if it is not awaited; or the refusal."""
     awaited = awaited_directories(partition.awaited, broker_id)
     if not awaited:
         return partition

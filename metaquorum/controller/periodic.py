@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the controller does at intervals: leaders go back to the first replicas, and partitions without a leader may get an unclean one.
+"""Periodic work of the controller: the return of preferred leaders, and unclean elections of partitions without a leader.
 
-Owns the times at which each such work was begun: soft state, as sessions are. A new controller begins each of them one interval
-after it took over; what is urgent, its first sweep finds. The intervals are configs of the cluster, and another value counts
-from the last beginning on. Laws
-    After a broker was away, others lead its partitions and carry its load; nothing is wrong with them, so the way back is taken now and
-    then and not at once. Only a leader that leads gives way, and only to a replica that has everything committed.
-    Every change after which a partition could get a leader starts a sweep, which elects at once; unclean elections at intervals
-    are the net below it. A partition that has a leader keeps it, and one whose topic does not allow an unclean leader is left to
-    clean elections.
+Owns the time at which each kind of work last started: soft state, like sessions. A new controller starts each kind one interval after
+its take-over; its first sweep does everything urgent. The intervals are configs of the cluster; a new value counts from the last
+start. Laws:
+
+* When a broker was away, other brokers lead its partitions. That is not an error, so preferred leaders return at intervals and not at
+  once. Only an existing leader is replaced, and only by a replica that has everything committed.
+* Every change after which a partition could get a leader starts a sweep, which elects at once; periodic unclean elections are only a
+  safety net. A partition with a leader keeps it. A partition whose topic does not allow unclean elections waits for a clean one.
+
 Source: Kafka 4's ReplicationControlManager (maybeBalancePartitionLeaders, maybeElectUncleanLeaders); KIP-966; `docs/controller.md`
 section "Elections by themselves".
 """
@@ -37,12 +38,12 @@ _MS_PER_SECOND = 1_000
 
 
 def cluster_value(image: AppendedImage, name: str) -> str:
-    """Return the value of a config that only the cluster has: what is set, else the default."""
+    """Return the value of a config that only the cluster has: the set value, else the default."""
     return image.configs_of(ConfigResource.CLUSTER, "").get(name, TOPIC_CONFIGS[name].default)
 
 
 class PeriodicWork:
-    """The works of one leadership that are begun at intervals.
+    """The times of periodic work during one leadership.
 
     Args:
         now_ms: monotonic time in milliseconds at which the leadership began.
@@ -53,11 +54,11 @@ class PeriodicWork:
         self._elected_ms = now_ms
 
     def deadline_ms(self, image: AppendedImage) -> int:
-        """Time at which `due` has something to say, or looks again whether it has."""
+        """Return when `due` must be called again, in milliseconds."""
         return min(self._next_rebalance_ms(image), self._next_election_ms(image))
 
     def due(self, image: AppendedImage, now_ms: int) -> tuple[Command, ...]:
-        """Return the works that begin now; the next time is an interval from now, whether there was something to do or not."""
+        """Return the work that starts now. The next start is one interval later, whether there was anything to do or not."""
         works: list[Command] = []
         if now_ms >= self._next_rebalance_ms(image):
             self._rebalanced_ms = now_ms
@@ -79,9 +80,9 @@ class PeriodicWork:
 def elect_preferred(
     image: AppendedImage, sessions: Sessions, settings: ControllerSettings, command: ElectPreferredLeaders
 ) -> Decision:
-    """Decide one slice; `then` of the decision is the next one, or None. Switched off, it ends at its next slice.
+    """Decide one slice; `then` of the decision is the next one, or None. If the config switches it off, it ends at its next slice.
 
-    A broker without room for appends gets nothing back: it would hand it over again.
+    A broker without room for appends gets no leadership back, because it would resign again.
     """
     if cluster_value(image, LEADER_REBALANCE) != TRUE:
         return Decision(response=Done())
@@ -97,7 +98,7 @@ def elect_preferred(
 
 
 def elect_unclean(image: AppendedImage, settings: ControllerSettings, command: ElectUncleanLeaders) -> Decision:
-    """Decide one slice; `then` of the decision is the next one, or None. It ends early when every partition has a leader."""
+    """Decide one slice; `then` of the decision is the next one, or None. It ends early once every partition has a leader."""
     if not image.counts.leaderless:
         return Decision(response=Done())
     fit = {broker.broker_id for broker in image.brokers() if broker.can_lead}
@@ -109,7 +110,7 @@ def elect_unclean(image: AppendedImage, settings: ControllerSettings, command: E
             partition = example(members)
             if partition.leader_id is not None:
                 return None
-            # A replica that has everything comes before any other. Brokers that may have lost records are fenced.
+            # A replica with everything committed comes before any other. Lossy brokers are fenced, so they are not elected.
             return partition_change(b"", partition, fit.__contains__, rules=rules)
 
         return choose

@@ -1,21 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the replicas of new partitions go, and who of them leads.
+"""Placement of the replicas of new partitions, and their leaders.
 
-Owns the rule only. In this order:
+Owns only the rules. In this order:
 
 1. No broker has a partition twice.
-2. The replicas of a partition are spread over as many racks as there are, and as evenly over them as their sizes allow.
-   Brokers without a rack count as one rack.
-3. Within the topic, racks get replicas in proportion to their brokers, and the brokers of a rack differ by at most one.
-   With racks of one size (or without racks) so do all brokers.
-4. Among equals, those with the fewest replicas in the cluster come first: so the remainders of many topics even out, and
-   a new broker is used first.
-5. Leaders (the first replica of each) differ by at most one between brokers with equally many replicas, and their
-   remainders even out too.
+2. The replicas of a partition use as many racks as possible, as evenly as the sizes of the racks allow. Brokers without a rack count
+as one rack. 3. Within the topic, racks get replicas in proportion to their brokers, and the brokers of a rack differ by at most one.
+With racks of equal size (or without racks) all brokers differ by at most one. 4. Among equals, brokers with the fewest replicas in
+the cluster come first. So the remainders of many topics even out, and a new broker is used first. 5. The numbers of leaders (first
+replicas) differ by at most one between brokers with equally many replicas, and their remainders even out, too.
 
-Where several places are equally good, the seed decides, so that brokers share partitions in ever new groups: the load of a
-lost broker spreads over all others. Pure: the same arguments give the same places.
-Source: the aims of Kafka's StripedReplicaPlacer, by greedy choice with loads in place of a stripe.
+Among equally good placements the seed decides, so brokers share partitions in ever-changing groups, and the load of a lost broker
+spreads over all others. Pure: equal arguments give equal placements.
+Source: the aims of Kafka's StripedReplicaPlacer, reached by greedy choice with loads instead of a stripe.
 """
 
 from __future__ import annotations
@@ -30,14 +27,14 @@ from metaquorum.metadata.state import PartitionCounts
 
 @dataclass(frozen=True, slots=True)
 class UsableBroker:
-    """A broker that may get replicas. `rack` None: no rack."""
+    """A broker that may get replicas. `rack` None: it has no rack."""
 
     broker_id: int
     rack: str | None
 
 
 class _Draws:
-    """Numbers of 64 bits that follow from a seed (splitmix64)."""
+    """Pseudo-random 64-bit numbers from a seed (splitmix64)."""
 
     def __init__(self, seed: int) -> None:
         self._state = seed & _MASK
@@ -53,7 +50,7 @@ class _Draws:
 _MASK = 2**64 - 1
 
 _Rank = tuple[float, float, int, int]
-"""Load within the topic, load in the cluster, tie, identity: what a heap sorts by."""
+"""Sort key of a heap: load within the topic, load in the cluster, tie breaker, identity."""
 
 
 @dataclass(slots=True)
@@ -68,7 +65,7 @@ class _Broker:
 
 @dataclass(slots=True)
 class _Rack:
-    """A rack: its brokers by rank, and those that have the partition at hand already."""
+    """A rack: a heap of its brokers, and the brokers that already have the current partition."""
 
     number: int
     size: int
@@ -78,11 +75,11 @@ class _Rack:
     taken: list[_Broker] = field(default_factory=list[_Broker])
 
     def rank(self, tie: int) -> _Rank:
-        # Per broker, so that a larger rack gets more.
+        # Load for each broker, so that a larger rack gets more replicas.
         return self.in_topic / self.size, self.in_cluster / self.size, tie, self.number
 
     def take(self) -> int:
-        """Give the broker that is next a replica and return its id."""
+        """Give a replica to the broker with the lowest load, and return its id."""
         broker = heappop(self.brokers)[1]
         broker.in_topic += 1
         broker.in_cluster += 1
@@ -114,15 +111,15 @@ class _Placer:
         heapify(self._racks)
 
     def _tie(self, number: int) -> int:
-        # One replica has no company to be mixed with: ascending ids are as good, and easier to follow.
+        # A single replica shares its partition with no other broker, so plain ascending ids are as good, and easier to follow.
         return number if self._factor == 1 else self._draws.next()
 
     def next(self) -> list[int]:
-        """Return the replicas of one more partition, without an order."""
+        """Return the replicas of one more partition, unordered."""
         chosen: list[int] = []
         touched: dict[int, _Rack] = {}
         waiting: list[_Rack] = []
-        # One round takes at most one broker of each rack, so that no rack gets a second one before each has had one.
+        # One round takes at most one broker of each rack, so no rack gets a second replica before each has one.
         while len(chosen) < self._factor:
             if not self._racks:
                 self._queue(rack for rack in waiting if rack.brokers)
@@ -158,10 +155,10 @@ def place(
 
     Args:
         partition_count: number of partitions, from 1.
-        replication_factor: replicas of each, from 1, at most the number of usable brokers.
-        usable: the brokers that may get replicas, without repetition.
-        topic: what the topic has already; its leaders are the preferred ones.
-        cluster: what the cluster has already.
+        replication_factor: replicas of each, from 1 to the number of usable brokers.
+        usable: brokers that may get replicas, without repetition.
+        topic: existing counts of the topic; its leaders are the preferred ones.
+        cluster: existing counts of the cluster.
         seed: random number that decides among equals.
         max_leader_lookups: as in `ControllerSettings`.
     """
@@ -174,7 +171,7 @@ def place(
 
 
 class _Leaders:
-    """Chooses the first replica of each partition, and mends the choice along chains of partitions until it is even."""
+    """Chooses the first replica of each partition, then moves leaders along chains of partitions until they are even."""
 
     def __init__(
         self, placed: list[list[int]], topic: PartitionCounts, cluster: PartitionCounts, max_lookups: int
@@ -188,7 +185,7 @@ class _Leaders:
         self._lookups_left = max_lookups
 
     def spread(self) -> None:
-        """Bring a leader to the front of each partition."""
+        """Put a leader at the start of each partition's replicas."""
         for partition, replicas in enumerate(self._placed):
             best = min(replicas, key=lambda broker_id: (self._in_topic[broker_id], self._in_cluster[broker_id]))
             self._lead(partition, best)
@@ -213,12 +210,12 @@ class _Leaders:
         self._lead(partition, heir)
 
     def _is_better(self, old: int, heir: int) -> bool:
-        """True if one leader less for `old` and one more for `heir` is more even, in the topic or else in the cluster."""
+        """Return True if moving one leader from `old` to `heir` is more even, in the topic or else in the cluster."""
         less = self._in_topic[old] - self._in_topic[heir]
         return less > 1 or (less == 1 and self._in_cluster[old] - self._in_cluster[heir] > 1)
 
     def _chain_to_better(self, start: int) -> list[tuple[int, int]] | None:
-        """Return (partition, new leader) from `start` to a broker that should lead one more; None: there is none."""
+        """Return (partition, new leader) for each step from `start` to a broker that should lead one more; None if there is none."""
         if not any(self._is_better(start, broker_id) for broker_id in self._led):
             return None
         came_by: dict[int, tuple[int, int]] = {}

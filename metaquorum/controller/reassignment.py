@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reassignment: the replicas of a partition move to other brokers while it is used.
+"""Reassignment: the replicas of a partition move to other brokers while clients use the partition.
 
-Owns begin, completion and cancelling, and the list of what is under way. While one runs, the partition has the replicas of both
-sides; `adding` and `removing` say which. Law: a reassignment completes only when all new replicas are in sync, enough are in sync
-without those that go, and one of
-them can lead; so nothing that is committed is only on a replica that goes. The leader epoch goes up at the end, so that
-nobody follows or is followed from before. The limit of a broker counts what the earlier partitions of the same request give it
-and take from it. A list goes over the partitions of an image in slices, because few of a million are being moved and no list of those
-is kept; a page shows the image as it is when it is asked for, and topics may come and go between two pages.
+Owns the start, completion and cancellation of reassignments, and their list. While one is under way, the partition has the replicas
+of both sets; `adding` and `removing` name the differences.
+Law: a reassignment completes only when all new replicas are in sync, enough replicas are in sync without the removed ones, and one of
+them can lead. So no committed record is only on a removed replica. The leader epoch rises at the end, so that no replica follows a
+leader from before. The limit of a broker counts what earlier partitions of the same request add to it and remove from it. The list
+scans an image in slices: few of a million partitions are being moved, so there is no index of them. A page shows the image at the
+time of its request; topics may be created or deleted between two pages.
 Source: KIP-455; `docs/controller.md` section "Reassignment".
 """
 
@@ -41,7 +41,7 @@ CanLead = Callable[[int], bool]
 
 
 def reassign(image: AppendedImage, settings: ControllerSettings, command: ReassignPartitions) -> Decision:
-    """Decide about reassignments; each is accepted or refused alone."""
+    """Decide about reassignments, each separately."""
     if not 1 <= len(command.reassignments) <= settings.max_reassigned_partitions:
         return refuse(
             ErrorCode.INVALID_REQUEST,
@@ -72,7 +72,7 @@ def reassign(image: AppendedImage, settings: ControllerSettings, command: Reassi
 
 
 def record_of(topic_id: bytes, before: PartitionImage, after: PartitionImage) -> PartitionChangeRecord:
-    """Return the record that makes the one of the other."""
+    """Return the record that changes a partition from `before` to `after`."""
     return PartitionChangeRecord(
         topic_id=topic_id,
         partition=before.partition,
@@ -90,7 +90,7 @@ def record_of(topic_id: bytes, before: PartitionImage, after: PartitionImage) ->
 def _one(
     image: AppendedImage, settings: ControllerSettings, replicas: Counter[int], wanted: Reassignment
 ) -> PartitionImage | Refusal:
-    """Decide about one; `replicas` counts those of each broker, as the earlier ones of the request leave them."""
+    """Decide about one reassignment; `replicas` counts those of each broker after the earlier ones of the request."""
     topic = image.topic_by_name(wanted.topic)
     if topic is None:
         return Refusal(code=ErrorCode.UNKNOWN_TOPIC, message=f"there is no topic {wanted.topic[:250]!r}")
@@ -114,7 +114,7 @@ def _one(
     )
     dropped = set(partition.replicas) - set(begun.replicas)
     if dropped:
-        # Replicas that an earlier reassignment was adding are not wanted any more.
+        # Replicas that an earlier reassignment was adding are no longer wanted.
         left = _without(topic, begun, begun.replicas, fit.__contains__)
         if isinstance(left, Refusal):
             return left
@@ -122,13 +122,13 @@ def _one(
     done = completed(topic, begun, fit.__contains__)
     if (done.replicas, done.adding, done.removing) == (partition.replicas, partition.adding, partition.removing):
         return partition
-    # However many replicas go, it is one change of the leader.
+    # However many replicas are removed, the leader epoch rises only once.
     leader_epoch = partition.leader_epoch + (done.leader_epoch > partition.leader_epoch)
     return replace(done, leader_epoch=leader_epoch, partition_epoch=partition.partition_epoch + 1)
 
 
 def settled_replicas(partition: PartitionImage) -> tuple[int, ...]:
-    """Return the replicas without those that are being added: the ones to which a cancelled reassignment goes back."""
+    """Return the replicas without those being added: the set that a cancellation restores."""
     return tuple(node_id for node_id in partition.replicas if node_id not in partition.adding)
 
 
@@ -159,7 +159,7 @@ def _target_problem(
 
 
 def completed(topic: TopicImage, partition: PartitionImage, can_lead: CanLead) -> PartitionImage:
-    """Return the partition with its reassignment completed if that is possible, else as it is; its epoch stays."""
+    """Return the partition with its reassignment completed if possible, else unchanged. The partition epoch stays."""
     if not partition.adding and not partition.removing:
         return partition
     target = tuple(node_id for node_id in partition.replicas if node_id not in partition.removing)
@@ -184,7 +184,7 @@ def _cancel(topic: TopicImage, partition: PartitionImage, can_lead: CanLead) -> 
 def _without(
     topic: TopicImage, partition: PartitionImage, replicas: tuple[int, ...], can_lead: CanLead
 ) -> PartitionImage | Refusal:
-    """Return the partition with these replicas only, which it has; one leader epoch higher if some go."""
+    """Return the partition with only these of its replicas, one leader epoch higher; or the refusal."""
     isr = tuple(node_id for node_id in partition.isr if node_id in replicas)
     if not isr:
         return Refusal(
@@ -210,7 +210,7 @@ def _kept(node_ids: tuple[int, ...], replicas: tuple[int, ...]) -> tuple[int, ..
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListCursor:
-    """Where a list goes on: at this partition of the topic, or at the first topic behind it when it is gone."""
+    """The position at which a list continues: this partition of the topic, or the next topic if it was deleted."""
 
     topic: str
     next_partition: int = 0
@@ -218,7 +218,7 @@ class ListCursor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReassignmentPage:
-    """Reassignments under way as (topic, partition), ascending by name and number; `then` None: this was the last page."""
+    """Reassignments under way as (topic, partition), ascending by name and number. `then` None: this is the last page."""
 
     found: tuple[tuple[str, PartitionImage], ...]
     then: ListCursor | None
@@ -227,13 +227,13 @@ class ReassignmentPage:
 def list_reassignments(
     image: MetadataImage, settings: ControllerSettings, start: ListCursor | None, topics: Sequence[str] | None = None
 ) -> ReassignmentPage:
-    """Return one page.
+    """Return one page of reassignments.
 
     Args:
         image: the metadata.
         settings: limits of a page.
-        start: where to go on; None: at the beginning.
-        topics: names of the topics that it is about; None: all. Unknown ones have no reassignments.
+        start: where to continue; None: at the beginning.
+        topics: names of the topics to list; None: all. Unknown topics have no reassignments.
     """
     found: list[tuple[str, PartitionImage]] = []
     seen = 0

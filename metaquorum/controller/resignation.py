@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ResignLeadership: a broker gives up partitions that it should not serve for now.
+"""ResignLeadership: a broker resigns the leadership of partitions that it should not serve for now.
 
-Owns the fences and who leads next. Each partition of a request is given up or refused alone. Law: the leadership moves from the
-broker that has it in the epoch that it names to a replica that is in sync, and nothing else moves; only where no such one may
-lead, and the broker says that it will do, to one that is eligible, by the rules of its election. The broker stays in sync, or
-becomes eligible: it has counted and acknowledged everything, and what it cannot read it gets back from the others.
+Owns the fences, and the choice of the next leader. Each partition of a request is decided separately. Law: the leadership moves from
+the broker that has it, in the epoch that it names, to a replica that is in sync; nothing else changes. Only if no such replica may
+lead, and the broker accepts it, an eligible replica takes over, by the rules of its election. The broker stays in sync, or becomes
+eligible: it has counted and acknowledged everything, and it gets unreadable records back from the others.
 Source: `docs/controller.md` section "ResignLeadership".
 """
 
@@ -26,7 +26,7 @@ from metaquorum.metadata.state import PartitionImage, TopicImage
 def resign_leadership(
     image: AppendedImage, sessions: Sessions, settings: ControllerSettings, command: ResignLeadership
 ) -> Decision:
-    """Decide about the partitions that one broker gives up."""
+    """Decide about the partitions that one broker resigns."""
     refusal = call_problem(image, settings, command.broker_id, command.broker_epoch, command.partitions)
     if refusal is not None:
         return Decision(response=refusal)
@@ -49,7 +49,7 @@ def resign_leadership(
         results.append(after_election(partition, change))
     heard: Heard | None = None
     if any(led.needs_room for led in command.partitions):
-        # Before its next heartbeat says so: a preferred election must not give the leadership back meanwhile.
+        # Before its next heartbeat reports it: a preferred election must not return the leadership in between.
         offset = sessions.metadata_offset(command.broker_id)
         heard = Heard(
             broker_id=command.broker_id, broker_epoch=command.broker_epoch, metadata_offset=offset, lacks_room=True
@@ -60,13 +60,13 @@ def resign_leadership(
 def _fence(partition: PartitionImage, broker_id: int, led: LedPartition) -> Refusal | None:
     own, named = partition.leader_epoch, led.leader_epoch
     if named > own:
-        # The broker knows more than this controller: there must be a newer one.
+        # The broker knows more than this controller, so a newer controller must exist.
         return Refusal(
             code=ErrorCode.NOT_CONTROLLER,
             message=f"leader epoch {named} is ahead of {own} here; ask the active controller",
         )
     if named < own:
-        # So is a call answered that is repeated because its answer was lost.
+        # A repeated call, whose first answer was lost, gets this refusal.
         return Refusal(
             code=ErrorCode.FENCED_EPOCH,
             message=f"leader epoch {named} is over, {own} holds; wait for the metadata and look who leads",
@@ -84,7 +84,7 @@ def _move(
 ) -> PartitionChangeRecord | Refusal:
     """Return the change that makes another replica the leader, or the refusal."""
     others = tuple(node_id for node_id in partition.isr if node_id != partition.leader_id)
-    # In replica order, as in every election: those that a reassignment removes come last.
+    # In replica order, like every election: replicas that a reassignment removes come last.
     heir = elect(partition.replicas, others, None, can_lead)
     if heir is not None:
         return PartitionChangeRecord(
@@ -100,7 +100,7 @@ def _move(
             f"of its replicas {list(partition.replicas)}, in sync {list(partition.isr)}, eligible {list(partition.elr)}{eligible}, no "
             f"other one{room} may lead: broker {partition.leader_id} goes on; ask again when another one is in sync and active",
         )
-    # It leads alone, as after every election from the eligible ones; who was in sync is eligible with the others.
+    # The new leader is alone in sync, as after every election of an eligible replica; the replicas that were in sync become eligible.
     state = changed_isr(partition, (heir,), min_isr=rules_of(image, topic).min_isr)
     change = change_record(topic.topic_id, partition, state, heir)
     assert change is not None, f"broker {heir} led already: {partition}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every limit and time of the controller, by name and unit, with its default: one value, which the process hands in."""
+"""Every limit and time of the controller, with unit and default, as one value that the process passes in."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from metaquorum.metadata.records import FEATURE_LEVEL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerSettings:
-    """Settings of the controller. What a request has more of than its limit is refused; a work goes on in its next slice.
+    """Limits and times of the controller. A request beyond a limit is refused; long work continues in its next slice.
 
     Attributes:
         heartbeat_interval_ms: time between two heartbeats of a broker.
         session_timeout_ms: time without a heartbeat after which a broker is fenced.
-        broker_arrival_ms: so long after a leadership began, or a broker registered that it did not know, more brokers may be on
-            their way: want of them is for now. 0: a cluster whose brokers are all there.
-        max_request_partitions: most partitions that one request may create.
-        max_partitions: most partitions in the cluster.
-        max_broker_replicas: most replicas of one broker; new ones that would pass it are refused.
-        max_topics: most topics in the cluster.
-        max_brokers: most registered brokers.
+        broker_arrival_ms: for this long after a leadership began, or a new broker registered, more brokers may be about to register,
+            so a lack of brokers counts as temporary. 0: all brokers of the cluster are there.
+        max_request_partitions: partitions that one request may create.
+        max_partitions: partitions in the cluster.
+        max_broker_replicas: replicas of one broker; new replicas beyond it are refused.
+        max_topics: topics in the cluster.
+        max_brokers: registered brokers.
         max_feature_level: highest feature level that this version knows.
-        default_replication_factor: replicas of a partition when the request names no number.
+        default_replication_factor: replicas of a partition if the request names no number.
         max_host_characters: longest host name of a broker (the limit of DNS).
         max_rack_characters: longest rack name of a broker.
-        max_log_directories: most log directories of one broker.
+        max_log_directories: log directories of one broker.
         producer_id_block: producer ids in one block.
-        max_sweep_records: records of one slice of a long work: less than 20 ms to decide, encode and replay, some 20 KiB, and with
-            100 replicas less than 1 MiB.
-        max_sweep_partitions: partitions looked at in one slice of a long work; about 10 ms.
-        max_walk_records: records of one slice of a periodic work, such as leaders that move back. Half of `max_sweep_records`:
-            nothing waits for it.
-        max_walk_partitions: partitions looked at in one slice of a periodic work.
-        max_walk_topics: topics looked at in one slice of a periodic work; less than 10 ms.
-        max_altered_partitions: partitions of one request of a leader: one that proposes in-sync replicas, or gives up leaderships.
-        max_expired_brokers: brokers fenced in one decision for missed heartbeats; the next tick takes more.
+        max_sweep_records: records of one slice of long work: less than 20 ms to decide, encode and replay, some 20 KiB, and with 100
+            replicas less than 1 MiB.
+        max_sweep_partitions: partitions examined in one slice of long work; about 10 ms.
+        max_walk_records: records of one slice of periodic work, such as the return of leaders. Half of `max_sweep_records`, because
+            no caller waits for it.
+        max_walk_partitions: partitions examined in one slice of periodic work.
+        max_walk_topics: topics examined in one slice of periodic work; less than 10 ms.
+        max_altered_partitions: partitions of one AlterPartition or ResignLeadership request.
+        max_expired_brokers: brokers that one decision fences for missed heartbeats; the next tick takes more.
         max_config_changes: config changes of one request; with the longest values about 600 KiB of records.
         max_reassigned_partitions: reassignments of one request.
         max_listed_reassignments: reassignments on one page of a list; a page also ends after `max_sweep_partitions` partitions.
         max_elected_partitions: partitions of one request for elections.
-        max_leader_lookups: partitions looked at in one request to even out leaders; about 50 ms. Beyond it they stay as even as
+        max_leader_lookups: partitions examined in one request to even out leaders; about 50 ms. Beyond it, leaders stay as uneven as
             they are.
     """
 

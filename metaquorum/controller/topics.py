@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decisions about topics: creation, growth and deletion.
 
-Owns the checks of a request and the records that a topic is made of. Law: a topic with its partitions and configs is
-one batch of records, so that it exists whole or not at all.
+Owns the checks of a request, and the records of a topic. Law: a topic with its partitions and configs is one batch of records, so it
+exists completely or not at all.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ FIRST_EPOCH = 0
 
 
 def create(image: AppendedImage, settings: ControllerSettings, command: CreateTopic, *, may_grow: bool) -> Decision:
-    """Decide about a new topic; `may_grow`: brokers that nobody knows yet may be about to register."""
+    """Decide about a new topic. `may_grow`: further brokers may be about to register for the first time."""
     refusal = _name_problem(image, command) or _size_problem(image, settings, command)
     if refusal is not None:
         return refusal
@@ -70,9 +70,9 @@ def create(image: AppendedImage, settings: ControllerSettings, command: CreateTo
 
 
 def _first_configs(image: AppendedImage, factor: int) -> dict[str, str]:
-    """Return what a topic gets of its own where its creator says nothing.
+    """Return the configs that a new topic gets by default as its own.
 
-    `min.insync.replicas` becomes the topic's own, so that a later default changes no topic that exists: ADR 10.
+    `min.insync.replicas` becomes a config of the topic itself, so that a later default does not change existing topics (ADR 10).
     """
     inherited = image.configs_of(ConfigResource.CLUSTER, "").get(DEFAULT_MIN_INSYNC)
     wanted = int(inherited or TOPIC_CONFIGS[DEFAULT_MIN_INSYNC].default)
@@ -81,7 +81,7 @@ def _first_configs(image: AppendedImage, factor: int) -> dict[str, str]:
 
 
 def grow(image: AppendedImage, settings: ControllerSettings, command: CreatePartitions, *, may_grow: bool) -> Decision:
-    """Decide about more partitions of a topic; the ones that it has stay as they are. `may_grow`: see `create`."""
+    """Decide about more partitions of a topic; existing ones stay as they are. `may_grow`: see `create`."""
     topic = image.topic_by_name(command.topic)
     if topic is None:
         return _unknown(command.topic)
@@ -124,7 +124,7 @@ def _place(
     seed: int,
     may_grow: bool,
 ) -> tuple[PartitionImage, ...] | Decision:
-    """Return new partitions of a topic that exists or of one that does not, or the refusal."""
+    """Return the new partitions of an existing or a new topic, or the refusal."""
     fit = [broker for broker in image.brokers() if broker.can_lead]
     replicas = image.counts.replicas
     usable = [
@@ -160,8 +160,8 @@ def _place(
 
 
 def _too_few_brokers(factor: int, *, usable: int, registered: int, may_grow: bool) -> Decision:
-    """Refuse for want of brokers: for now where those that are known would do, or more may come, else for good."""
-    # A cluster that has just started has few brokers for a moment; one that asks for more than it has is a mistake.
+    """Refuse for lack of brokers: temporarily if the registered ones would be enough or more may come, else for good."""
+    # A cluster that has just started has few brokers for a moment; later, a request for more brokers than exist is a mistake.
     is_passing = registered >= factor or not registered or may_grow
     return refuse(
         ErrorCode.BROKER_FENCED if is_passing else ErrorCode.NOT_ENOUGH_BROKERS,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A walk over all partitions to those few that need something, in slices.
+"""A scan over all partitions, in slices, that finds the few that need a change.
 
-Owns how a slice is bounded and where the next one goes on. Must not know what the partitions need.
+Owns the bounds of a slice, and the position at which the next one continues. Does not know what the partitions need.
 """
 
 from __future__ import annotations
@@ -15,21 +15,23 @@ from metaquorum.metadata.records import MetadataRecord, PartitionChangeRecord
 from metaquorum.metadata.state import TopicImage
 
 Choose = Callable[[bytes], PartitionChangeRecord | None]
-"""Says which change partitions with these members need; it names the first partition of no topic. Equal ones need the same, so it
-is worked out once for all of a slice, and what is kept ends with it."""
+"""Returns the change that partitions with these members need, without topic and partition number.
+
+Equal members need equal changes, so each is computed once for a slice; the results are dropped with the slice.
+"""
 
 ChooseIn = Callable[[TopicImage], Choose | None]
-"""Says what the partitions of a topic need, by their members; None: nothing at all."""
+"""Returns the function for the partitions of a topic; None: none of them needs a change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceBounds:
-    """Where a slice ends at the latest.
+    """Limits at which a slice ends.
 
     Attributes:
         records: records that it makes.
-        partitions: partitions that it looks at.
-        topics: topics that it looks at; None: any number.
+        partitions: partitions that it examines.
+        topics: topics that it examines; None: any number.
     """
 
     records: int
@@ -40,9 +42,10 @@ class SliceBounds:
 def walk(
     image: AppendedImage, start: SweepCursor, bounds: SliceBounds, choose_in: ChooseIn
 ) -> tuple[list[MetadataRecord], SweepCursor | None]:
-    """Return the records of one slice and where the next one goes on; None: nowhere.
+    """Return the records of one slice, and the position of the next one; None at the end.
 
-    A topic may be cut. It may be gone when its turn comes, or have others before it: the cursor names it by its id.
+    A slice may end inside a topic. Before the next one this topic may be deleted, or others created before it, so the cursor names it
+    by its id.
     """
     records: list[MetadataRecord] = []
     partitions_left = bounds.partitions
@@ -69,6 +72,6 @@ def walk(
 def _chosen_changes(
     topic: TopicImage, first: int, end: int, choose: Choose
 ) -> Iterator[tuple[int, PartitionChangeRecord]]:
-    """Go over the partitions of a topic from one number to another (exclusive): those that need a change, with it."""
+    """Yield the partitions from `first` to `end` (exclusive) that need a change, with the change."""
     for number, change in topic.partitions.chosen(first, end, choose):
         yield number, change.addressed(topic.topic_id, number)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The active controller as a service: carries out commands, waits for their commits, answers brokers and operators."""
+"""The active controller as a service: executes commands, waits for their commits, and answers brokers and operators."""

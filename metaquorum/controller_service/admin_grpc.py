@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`lograft.v1.AdminService` by gRPC at a node that is no broker: its admin port.
+"""`lograft.v1.AdminService` over gRPC at the admin port of a node that is not a broker.
 
-Owns the translation of gRPC calls to operations, and of refusals to statuses. What clients of brokers get from a broker, they get here
-from the active controller itself; another node refuses with NOT_CONTROLLER.
+Owns the translation of gRPC calls to operations, and of refusals to statuses. A broker forwards admin operations to the active
+controller; here only the active controller itself answers, and any other node refuses with NOT_CONTROLLER.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ServicerContext = grpc.aio.ServicerContext[Any, Any]
 
 
 def admin_handler(operations: AdminOperations) -> grpc.GenericRpcHandler:
-    """Return what a gRPC server needs."""
+    """Return the handler of `AdminService` for a gRPC server."""
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         name: grpc.unary_unary_rpc_method_handler(_unary(operations, name), request_type.FromString, _serialized)
         for name, request_type in REQUEST_TYPES.items()
@@ -78,7 +78,7 @@ def _export(
 
 
 def _left_ms(context: ServicerContext) -> int | None:
-    # The type stubs leave out that a call may have no deadline.
+    # The type stubs do not say that a call may have no deadline.
     remaining_s = cast("float | None", context.time_remaining())
     return None if remaining_s is None else int(remaining_s * 1000)
 

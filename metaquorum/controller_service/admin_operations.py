@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of admin operations: one row for each RPC of `lograft.v1.AdminService`.
 
-Owns which RPC is what kind of operation. Brokers and controllers, gRPC and the carrier serve what stands here, and take the messages of
-an RPC from its descriptor. A new operation is a row, with its command and codec in the module of its subject; the SDK and the command
-line have their own rows (ADR 20). Only the active controller answers; others refuse with NOT_CONTROLLER and a hint at the leader.
+Owns the kind of each RPC. Brokers and controllers, over gRPC and the carrier, serve the operations of this table, and take the
+message types of an RPC from its descriptor. A new operation needs a row here, and its command and codec in the module of its subject;
+the SDK and the command line have rows of their own (ADR 20). Only the active controller answers; other nodes refuse with
+NOT_CONTROLLER and a leader hint.
 """
 
 from __future__ import annotations
@@ -68,16 +69,16 @@ REQUEST_TYPES: Final[Mapping[str, type[Message]]] = {
     for method in SERVICE.methods
     if not isinstance(OPERATIONS[method.name], Export)
 }
-"""Request of each method that has one answer."""
+"""Request type of each method that has one answer."""
 
 RESPONSE_TYPES: Final[Mapping[str, type[Message]]] = {
     method.name: _message(method.output_type.name) for method in SERVICE.methods if method.name in REQUEST_TYPES
 }
-"""Its answer."""
+"""Response type of each of these methods."""
 
 
 class AdminOperations:
-    """Carries out the operations at the active controller, without a transport: a request, milliseconds, a response.
+    """Carries out admin operations at the active controller, independent of the transport.
 
     Args:
         member: this quorum member.
@@ -89,10 +90,10 @@ class AdminOperations:
         self._exports = exports
 
     async def answer(self, method: str, request: Message, timeout_ms: int) -> Message:
-        """Carry out a method of `REQUEST_TYPES`.
+        """Carry out a method of `REQUEST_TYPES` and return its response.
 
         Raises:
-            CommandError: what the controller refuses.
+            CommandError: the controller refuses.
         """
         operation = OPERATIONS[method]
         assert not isinstance(operation, Export), f"{method} is a stream"
@@ -105,10 +106,10 @@ class AdminOperations:
     async def export_metadata(
         self, request: admin_pb2.ExportMetadataRequest, timeout_ms: int
     ) -> AsyncGenerator[admin_pb2.ExportMetadataResponse]:
-        """Export the metadata as of now.
+        """Export the current metadata, in pieces.
 
         Raises:
-            CommandError: what the controller refuses.
+            CommandError: the controller refuses.
         """
         self._check(request)
         await self._member.host.wait_for_everything(timeout_ms=timeout_ms)

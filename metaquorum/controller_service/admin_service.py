@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Admin operations by the carrier: what brokers pass on for their clients.
+"""Admin operations over the carrier: brokers forward the requests of their clients here.
 
 Owns the translation of frames to operations, and of refusals to failures of a call.
 """
@@ -22,14 +22,14 @@ from metaquorum.net.methods import Method
 from metaquorum.net.service import ServiceTable
 
 REQUEST_WINDOW_BYTES: Final = 64 * 1024
-"""Bytes that whoever exports the metadata may send ahead; it sends nothing."""
+"""Bytes that the caller of an export may send ahead; it sends none."""
 
 
 class AdminService:
-    """Serves the operations to other servers.
+    """Serves admin operations to other servers.
 
     Args:
-        table: where it is added.
+        table: table to which the service adds its methods.
     """
 
     def __init__(self, table: ServiceTable) -> None:
@@ -40,11 +40,11 @@ class AdminService:
         )
 
     def attach(self, operations: AdminOperations) -> None:
-        """From here on they are carried out."""
+        """Carry out operations from here on."""
         self._operations = operations
 
     def detach(self) -> None:
-        """From here on every request is refused."""
+        """Refuse every request from here on."""
         self._operations = None
 
     async def _answer(self, request: pb.AdminCall, timeout_ms: int) -> pb.AdminAnswer:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brokers: requests of AdminService to commands, and what the active controller knows of brokers to answers.
+"""Brokers: requests of AdminService to commands, and the active controller's knowledge of brokers to answers.
 
-Owns pages and the translation. Must not decide in which state a broker is.
+Owns pages and the translation. Does not decide the state of a broker.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from metaquorum.controller_service.operation import Member
 from metaquorum.metadata.state import BrokerImage
 
 MAX_PAGE_BROKERS: Final = 1_000
-"""Most brokers on a page, and most that a request may name."""
+"""Brokers on a page, and brokers that a request may name, at most."""
 
 _MAX_TOKEN_DIGITS: Final = 10
 
@@ -32,17 +32,17 @@ _STATES: Final = {
 
 
 def remove(request: admin_pb2.RemoveBrokerRequest, _member: Member) -> RemoveBroker:
-    """Return the command of a request."""
+    """Return the command for a request."""
     return RemoveBroker(broker_id=request.broker_id, validate_only=request.validate_only)
 
 
 async def describe(
     request: admin_pb2.DescribeBrokersRequest, member: Member, timeout_ms: int
 ) -> admin_pb2.DescribeBrokersResponse:
-    """Return one page of brokers; the token of a page is the last id of the one before.
+    """Return one page of brokers, by ascending id. The token of a page is the last id of the previous page.
 
     Raises:
-        CommandError: INVALID_REQUEST, a size is out of range or the token is none; or as `Member.catch_up`.
+        CommandError: INVALID_REQUEST: a size is out of range, or the token is invalid; also as `Member.catch_up`.
     """
     await member.catch_up(request, timeout_ms)
     host = member.host

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all calls to the controller share: deadlines, the cluster check, failures as refusals.
+"""Rules of all calls to the controller: deadlines, the cluster check, failures as refusals.
 
 Owns the rules for one call. Law: a call always ends, with an answer or a typed refusal, before its caller's deadline.
 """
@@ -19,17 +19,17 @@ from metaquorum.net.link import ServedCall
 from metaquorum.net.service import RefusalError
 
 MAX_WAIT_MS: Final = 30_000
-"""Longest time that a call may wait inside this server, whatever its deadline; also the time of a call without one."""
+"""Longest time in milliseconds that a call may wait inside this server; also the limit of a call without a deadline."""
 
 DEADLINE_MARGIN_MS: Final = 250
-"""Milliseconds before the caller's deadline, at most, at which a waiting call gives its typed answer; an eighth of a short time."""
+"""Milliseconds before the caller's deadline at which a waiting call answers; with less than 2 s left, an eighth of that time."""
 
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
 
 
 def wait_ms(left_ms: int | None) -> int:
-    """Return how long a call may wait, in milliseconds: within the server's limit and its caller's deadline; None: it has none."""
+    """Return how many milliseconds a call may wait, within the server's limit and the caller's deadline (None: no deadline)."""
     if left_ms is None:
         return MAX_WAIT_MS
     return max(1, min(MAX_WAIT_MS, left_ms - min(DEADLINE_MARGIN_MS, left_ms // 8)))
@@ -38,7 +38,7 @@ def wait_ms(left_ms: int | None) -> int:
 def refusing(
     answer: Callable[[RequestT, int], Awaitable[ResponseT]],
 ) -> Callable[[RequestT, ServedCall], Awaitable[ResponseT]]:
-    """Return what a `ServiceTable` takes: `answer` gets the milliseconds that it may wait, and its `CommandError` is the refusal."""
+    """Adapt a handler for a `ServiceTable`: it gets the milliseconds that it may wait, and its `CommandError` becomes a refusal."""
 
     async def serve(request: RequestT, call: ServedCall) -> ResponseT:
         try:
@@ -50,25 +50,25 @@ def refusing(
 
 
 def refusal(error: CommandError) -> RefusalError:
-    """Return a failure as another server is told of it."""
+    """Return the error in the form that another server gets."""
     leader = None if error.leader is None else leader_hint(error.leader)
     return RefusalError(error.code, error.message, retry_after_ms=error.retry_after_ms or 0, leader=leader)
 
 
 def not_started() -> CommandError:
-    """Return the refusal of a server whose controller is not there yet, or not any more."""
+    """Return the refusal of a server whose controller has not started, or has stopped."""
     return CommandError(
         ErrorCode.QUORUM_UNAVAILABLE, "this node is starting or stopping", retry_after_ms=RETRY_AFTER_MS
     )
 
 
 def check_cluster(named: str, own: str, *, required: bool) -> None:
-    """Return when a request may be meant for this cluster.
+    """Return if a request names this cluster.
 
     Args:
-        named: cluster id in the request; empty when it names none.
+        named: cluster id in the request; empty if it names none.
         own: cluster id of this server.
-        required: True when the request must name one (internal traffic).
+        required: True if the request must name a cluster (calls between servers).
 
     Raises:
         CommandError: WRONG_CLUSTER.
@@ -81,7 +81,7 @@ def check_cluster(named: str, own: str, *, required: bool) -> None:
 
 
 def leader_hint(leader: QuorumLeader) -> LeaderHint | None:
-    """Return where the leader's internal port is, or None when leader or address are not known."""
+    """Return the address of the leader's internal port; None if leader or address are unknown."""
     if leader.leader_id is None or leader.address is None:
         return None
     host, _, port = leader.address.rpartition(":")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Topics and partitions as messages: what answers about several subjects share.
+"""Topics and partitions as messages, for the answers of several modules.
 
 Owns the translation; absent values become absent fields.
 """
@@ -18,7 +18,7 @@ from metaquorum.metadata.state import PartitionImage
 
 
 def to_topic(topic: str, topic_id: bytes, partitions: Sequence[PartitionImage]) -> metadata_pb2.Topic:
-    """Return a topic as clients see it."""
+    """Return a topic in the form that clients see."""
     return metadata_pb2.Topic(
         topic=topic,
         topic_id=topic_id,
@@ -27,7 +27,7 @@ def to_topic(topic: str, topic_id: bytes, partitions: Sequence[PartitionImage]) 
 
 
 def to_partition(partition: PartitionImage) -> metadata_pb2.Partition:
-    """Return a partition as clients see it."""
+    """Return a partition in the form that clients see."""
     return metadata_pb2.Partition(
         partition=partition.partition,
         leader_id=partition.leader_id,
@@ -44,7 +44,7 @@ def to_partition(partition: PartitionImage) -> metadata_pb2.Partition:
 
 
 def to_error(refusal: Refusal) -> errors_pb2.PartitionError:
-    """Return why one partition was refused; the others of the call are not concerned."""
+    """Return the error of one refused partition; the call may still succeed for other partitions."""
     return errors_pb2.PartitionError(
         code=errors_pb2.ErrorCode.ValueType(int(refusal.code)),
         message=cut_message(refusal.message),

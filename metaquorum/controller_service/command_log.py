@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines of the server's log about the changes that a controller appends: each one, as long as there are not too many.
+"""Lines of the server's log about the changes that a controller appends, one for each up to a limit.
 
-Owns the limit. A line costs as much as a twelfth of a small change, and a log that grows by thousands of lines a second
-is read by nobody; the metadata log has every change, `lograft metadata export` shows where they led.
+Owns the limit. A line costs as much as a twelfth of a small change, and no operator reads thousands of lines a second. The metadata
+log has every change, and `lograft metadata export` shows the result.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from metaquorum.controller.commands import Command, Heartbeat
 logger = logging.getLogger(__name__)
 
 MAX_LINES_PER_S: Final = 100
-"""Changes that are logged one by one in each second of the clock; the others are counted, and logged with DEBUG."""
+"""Changes that get a line of their own in each second of the clock. The others are counted, and logged at DEBUG level."""
 
 
 class CommandLog:
-    """Logs changes."""
+    """Logs appended changes within the limit."""
 
     def __init__(self) -> None:
         self._second: int = 0
@@ -28,7 +28,7 @@ class CommandLog:
         self._last_offset = 0
 
     def note(self, command: Command, *, base_offset: int, last_offset: int, now_ms: int) -> None:
-        """A command was appended at these offsets, both inclusive."""
+        """Log a command that was appended at these offsets, both inclusive."""
         self.settle(now_ms)
         self._line_count += 1
         is_left_out = self._line_count > MAX_LINES_PER_S
@@ -47,7 +47,7 @@ class CommandLog:
             )
 
     def settle(self, now_ms: int) -> None:
-        """Say how many were left out in a second that is over; from time to time, and before each change."""
+        """Log how many lines a past second left out. Runs from time to time, and before each change."""
         second = now_ms // 1_000
         if second == self._second:
             return

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who waits for a commit: callers with an answer ready.
+"""Delayed answers of the controller: each waits for a commit.
 
-Owns the bounded waiting room of the controller's shell and the error that callers get. Must not know the controller or
-the quorum. Law: whoever is told anything but OUTCOME_UNKNOWN knows whether the command took effect.
+Owns the limit of waiting answers, and the error that callers get. Does not know the controller or the quorum. Law: after any error
+except OUTCOME_UNKNOWN, the caller knows whether the command took effect.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from metaquorum.controller.commands import Refusal, Response
 from metaquorum.metadata.listener import QuorumLeader
 
 MAX_PARKED_COMMANDS: Final = 10_000
-"""Commands that wait for their commit at once; more are refused with OVERLOADED."""
+"""Commands that may wait for their commit at the same time. Further ones are refused with OVERLOADED."""
 
 RETRY_AFTER_MS: Final = 100
-"""Advice to a caller that was refused for lack of a leader, of room or of time."""
+"""Milliseconds after which a caller should retry when a leader, room or time was missing."""
 
 
 class CommandError(Exception):
-    """A command (or read) was not carried out, or it is unknown whether it was.
+    """A command or read was not carried out, or it is unknown whether it was.
 
     Attributes:
-        code: why; OUTCOME_UNKNOWN alone leaves open whether the command took effect.
+        code: why; only OUTCOME_UNKNOWN leaves open whether the command took effect.
         message: text for people.
-        leader: who leads, when another node is to be asked.
+        leader: the quorum leader, if the caller should ask another node.
         retry_after_ms: milliseconds to wait before a retry, or None.
     """
 
@@ -52,11 +52,11 @@ class CommandError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A command was carried out, and that is committed.
+    """A command was carried out and committed.
 
     Attributes:
         response: answer of the core.
-        base_offset: offset of the first record, or None without records.
+        base_offset: offset of its first record; None without records.
         metadata_offset: offset (exclusive) of a committed state that contains it.
     """
 
@@ -74,21 +74,21 @@ class _Parked:
 
 
 class ParkedAnswers:
-    """Answers that wait until everything below an offset is committed; offsets never go back from one to the next."""
+    """Answers that wait until everything below an offset is committed. The offsets of successive answers never go back."""
 
     def __init__(self) -> None:
         self._parked: deque[_Parked] = deque()
 
     @cached_property
     def _loop(self) -> asyncio.AbstractEventLoop:
-        """The loop that this object lives on. Taken once: Python 3.11 makes a system call whenever it is asked for it."""
+        """The event loop of this object. Cached, because Python 3.11 makes a system call for each look-up."""
         return asyncio.get_running_loop()
 
     def __len__(self) -> int:
         return len(self._parked)
 
     def require_room(self) -> None:
-        """Return while one more answer can be parked.
+        """Return if one more answer may wait.
 
         Raises:
             CommandError: OVERLOADED.
@@ -103,13 +103,13 @@ class ParkedAnswers:
     def park(
         self, response: Response | Refusal, *, wait_offset: int, base_offset: int | None, committed_offset: int
     ) -> asyncio.Future[Outcome]:
-        """Return the future of an answer that may be given when `wait_offset` (exclusive) is committed.
+        """Return the future of an answer that may be given once `wait_offset` (exclusive) is committed.
 
         Args:
             response: the answer; a refusal becomes a CommandError.
-            wait_offset: end of what was appended when the answer was decided.
-            base_offset: offset of the command's first record, or None without records.
-            committed_offset: what is committed now; the answer may be ready at once.
+            wait_offset: end of the log when the answer was decided.
+            base_offset: offset of the command's first record; None without records.
+            committed_offset: end of what is committed now; the answer may be ready at once.
         """
         future: asyncio.Future[Outcome] = self._loop.create_future()
         parked = _Parked(wait_offset, base_offset, response, future)
@@ -120,12 +120,12 @@ class ParkedAnswers:
         return future
 
     def committed(self, next_offset: int) -> None:
-        """Give the answers that `next_offset` (exclusive) makes certain."""
+        """Give the answers for which everything below `next_offset` (exclusive) is enough."""
         while self._parked and self._parked[0].wait_offset <= next_offset:
             _complete(self._parked.popleft(), next_offset)
 
     def fail_all(self, leader: QuorumLeader) -> None:
-        """Tell everybody that the leadership ended; `leader` is who leads now, as far as known."""
+        """Fail every waiting answer because the leadership ended; `leader` is the new leader as far as known."""
         for parked in self._parked:
             if parked.future.done():
                 continue
@@ -143,7 +143,7 @@ class ParkedAnswers:
 
 
 def unconfirmed_change() -> CommandError:
-    """Make the error of a change that was appended by a leadership that has ended: the next leader has it, or not."""
+    """Return the error of a change whose leadership ended after the append: the next leader may have it or not."""
     message = "the leadership ended before the change was confirmed; look before you repeat it"
     return CommandError(ErrorCode.OUTCOME_UNKNOWN, message)
 
@@ -160,7 +160,7 @@ def _complete(parked: _Parked, committed_offset: int) -> None:
 
 
 def give_up(future: asyncio.Future[Outcome], appended: bool, timeout_ms: int) -> None:
-    """End the wait for a commit."""
+    """Fail an answer whose time is up."""
     if future.done():
         return
     if appended:
@@ -178,7 +178,7 @@ def give_up(future: asyncio.Future[Outcome], appended: bool, timeout_ms: int) ->
 
 
 def unconfirmed(timeout_ms: int) -> CommandError:
-    """Return the error of a reader to whom nobody could show that this node still leads."""
+    """Return the error of a read for which no majority confirmed in time that this node leads."""
     return CommandError(
         ErrorCode.QUORUM_UNAVAILABLE,
         f"no majority of the voters confirmed within {timeout_ms} ms that this node still leads; try again",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configs: requests of AdminService to commands, and configs to answers.
 
-Owns the translation. Must not decide which value holds.
+Owns the translation. Does not decide which value applies.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from metaquorum.metadata.records import ConfigResource
 from metaquorum.metadata.state import TopicImage
 
 MAX_DESCRIBED_RESOURCES: Final = 1_000
-"""Resources of one request that describes configs."""
+"""Resources that one request may describe."""
 
 _RESOURCES: Final = {
     admin_pb2.CONFIG_RESOURCE_TYPE_TOPIC: ConfigResource.TOPIC,
@@ -36,10 +36,10 @@ _SOURCES: Final = {
 
 
 def alter(request: admin_pb2.AlterConfigsRequest, _member: Member) -> AlterConfigs:
-    """Return the command of a request.
+    """Return the command for a request.
 
     Raises:
-        CommandError: INVALID_REQUEST, a resource is of no known kind.
+        CommandError: INVALID_REQUEST: the type of a resource is unknown.
     """
     return AlterConfigs(
         resources=tuple(
@@ -59,7 +59,7 @@ def alter(request: admin_pb2.AlterConfigsRequest, _member: Member) -> AlterConfi
 def describe_configs(
     request: admin_pb2.DescribeConfigsRequest, image: MetadataImage
 ) -> admin_pb2.DescribeConfigsResponse:
-    """Return the configs that a request asks for.
+    """Return the configs of the requested resources.
 
     Raises:
         CommandError: INVALID_REQUEST, UNKNOWN_TOPIC.
@@ -80,7 +80,7 @@ def describe_configs(
 
 
 def of_topic(image: MetadataImage, topic: TopicImage) -> list[admin_pb2.ConfigEntry]:
-    """Return all configs of a topic, ascending by name, with where each value comes from."""
+    """Return all configs of a topic, ascending by name, each with its source."""
     values = describe(image, ConfigResource.TOPIC, topic.topic, None)
     assert not isinstance(values, Refusal), f"{topic.topic} is in the image and refused: {values}"
     return [

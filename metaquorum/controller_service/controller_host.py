@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The shell of the controller: runs the controller core on the committed image of this process while its node leads.
 
-Owns the core of the present leadership, and the callers that wait for a commit. Everything runs on the event loop thread; nothing is
-awaited between `decide` and `replay`, so commands are serial without a lock. Must not decide anything itself. Laws:
+Owns the core of the current leadership, and the callers that wait for a commit. Everything runs on the event loop thread. It awaits
+nothing between `decide` and `replay`, so commands are serial without a lock. It decides nothing itself. Laws:
 
-* An answer is given only when everything appended up to its decision is committed.
-* Whoever is told "not controller", "overloaded" or "timed out" knows that nothing was appended; when something was appended
-  and its commit was not seen, the answer is OUTCOME_UNKNOWN. Source: `docs/controller.md` section "Shell".
+* An answer is given only when everything appended before its decision is committed.
+* A caller that gets NOT_CONTROLLER, OVERLOADED or TIMED_OUT knows that nothing was appended. If something was appended and its commit
+  was not seen, the answer is OUTCOME_UNKNOWN. Source: `docs/controller.md` section "Shell".
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ from metaquorum.replica.quorum_node import BusyError, NotLeaderError, QuorumNode
 logger = logging.getLogger(__name__)
 
 MIN_TICK_MS: Final = 20
-"""Shortest time between two looks for expired sessions and for periodic work."""
+"""Shortest time in milliseconds between two searches for expired sessions and due periodic work."""
 
 
 class ControllerHost:
-    """The controller of a voter; see above.
+    """The controller of a voter: submits commands to the core and answers when they are committed.
 
     Args:
-        loader: the committed image of this process; the host attaches itself.
+        loader: the committed image of this process; the host attaches itself to it.
         settings: times and limits of the controller.
     """
 
@@ -89,24 +89,24 @@ class ControllerHost:
         return self._controller is not None and not self._stopping
 
     def attach(self, log: QuorumNode) -> None:
-        """Give the host its quorum node; before the node starts."""
+        """Set the quorum node, before it starts."""
         self._log = log
 
-    # What the loader tells.
+    # Methods of `LocalController`, for the loader.
 
     @property
     def may_lag(self) -> bool:
-        """True while this node only stands by."""
+        """True while this node is a standby controller."""
         return self._controller is None
 
     def on_applied(self, metadata_offset: int) -> None:
-        """Answer whose changes the image has now."""
+        """Answer the callers whose changes the image now has."""
         if self._controller is not None:
             self._controller.committed(metadata_offset)
         self._parked.committed(metadata_offset)
 
     def on_activate(self, quorum_epoch: int) -> None:
-        """Start to decide: the image has everything from before this epoch."""
+        """Become the active controller: the image has everything from before this epoch."""
         assert self._controller is None, f"activated for epoch {quorum_epoch} while active for {self._quorum_epoch}"
         self._quorum_epoch = quorum_epoch
         self._controller = Controller(self.image, settings=self._settings, now_ms=self._now_ms())
@@ -121,7 +121,7 @@ class ControllerHost:
         self._arm()
 
     def on_deactivate(self) -> None:
-        """Stop to decide; drop what is not committed and answer everybody who waits."""
+        """Become a standby: drop uncommitted state, and answer every waiting caller."""
         logger.info("event=controller_inactive quorum_epoch=%d unanswered=%d", self._quorum_epoch, len(self._parked))
         self._controller = None
         self._work.clear()
@@ -131,26 +131,26 @@ class ControllerHost:
         self._parked.fail_all(self._quorum().leader())
 
     def stop(self) -> None:
-        """Refuse everything from here on; who waits for a commit goes on waiting until `on_deactivate`."""
+        """Refuse everything from here on. Callers that wait for a commit continue to wait until `on_deactivate`."""
         self._stopping = True
         self._loader.stop()
 
     # Commands and reads.
 
     async def submit(self, command: Command, *, timeout_ms: int) -> Outcome:
-        """Carry out a command and wait until that is committed.
+        """Carry out a command and wait until it is committed.
 
         Args:
-            command: what is asked.
-            timeout_ms: longest time to wait for the commit.
+            command: the command.
+            timeout_ms: longest wait for the commit, in milliseconds.
 
         Raises:
-            CommandError: refused, not the controller, no room, or not committed in time.
+            CommandError: refused, not the controller, overloaded, or not committed in time.
         """
         future, appended = self._execute(command)
         if future.done():
             return future.result()
-        # A timer and the future itself: asyncio.wait() costs twice as much, for every command.
+        # A timer and the future itself: asyncio.wait() costs twice as much for each command.
         timer = self._loop.call_later(timeout_ms / 1000, give_up, future, appended, timeout_ms)
         try:
             return await future
@@ -159,10 +159,10 @@ class ControllerHost:
             future.cancel()
 
     def require_active(self) -> None:
-        """Return while this node is the active controller.
+        """Return if this node is the active controller.
 
         Raises:
-            CommandError: it is not; who is, if known.
+            CommandError: it is not; names the active one, if known.
         """
         quorum = self._quorum()
         leader = quorum.leader()
@@ -189,11 +189,11 @@ class ControllerHost:
         )
 
     def check_applied(self, metadata_offset: int) -> None:
-        """Return when a broker can have applied the metadata up to an offset (exclusive).
+        """Return if a broker can have applied the metadata up to an offset (exclusive).
 
         Raises:
-            CommandError: as `require_active`; INVALID_REQUEST: this controller's log ends before, so that either the offset is wrong,
-                or another node leads meanwhile.
+            CommandError: as `require_active`; INVALID_REQUEST if this controller's log ends before: the offset is wrong, or another
+                node leads by now.
         """
         self.require_active()
         end_offset = self._quorum().log_end_offset
@@ -202,11 +202,11 @@ class ControllerHost:
             raise CommandError(ErrorCode.INVALID_REQUEST, message)
 
     def session_of(self, broker: BrokerImage) -> BrokerSession | None:
-        """What the active controller knows of a broker's session; None: nothing, or this node is not the controller."""
+        """Return the controller's view of a broker's session; None without one, or if this node is not the controller."""
         return None if self._controller is None else self._controller.session_of(broker, self._now_ms())
 
     def appended_level(self) -> int:
-        """Feature level of the cluster when all that this controller has appended is committed; raises as `require_active`."""
+        """Return the cluster's feature level, uncommitted changes included. Raises as `require_active`."""
         self.require_active()
         assert self._controller is not None, "active without a controller"
         return current_level(self._controller.image)
@@ -234,10 +234,10 @@ class ControllerHost:
         )
 
     async def wait_for_everything(self, *, timeout_ms: int) -> None:
-        """Wait until the committed image has all that was committed when the wait began: a linearizable read.
+        """Wait until the committed image has everything that was committed when the wait began: a linearizable read.
 
         Raises:
-            CommandError: this node does not lead (or cannot show it in time), METADATA_NOT_REACHED, OVERLOADED, SHUTTING_DOWN.
+            CommandError: this node does not lead, or cannot confirm that in time; METADATA_NOT_REACHED, OVERLOADED, SHUTTING_DOWN.
         """
         deadline = self._loop.time() + timeout_ms / 1000
         try:
@@ -257,7 +257,7 @@ class ControllerHost:
 
     @cached_property
     def _loop(self) -> asyncio.AbstractEventLoop:
-        """The loop that this object lives on. Taken once: Python 3.11 makes a system call whenever it is asked for it."""
+        """The event loop of this object. Cached, because Python 3.11 makes a system call for each look-up."""
         return asyncio.get_running_loop()
 
     def _quorum(self) -> QuorumNode:
@@ -265,7 +265,7 @@ class ControllerHost:
         return self._log
 
     def _execute(self, command: Command) -> tuple[asyncio.Future[Outcome], bool]:
-        """Decide and append; return the future answer and whether anything was appended."""
+        """Decide and append. Return the future of the answer, and whether anything was appended."""
         self.require_active()
         controller = self._controller
         assert controller is not None, "active without a controller"
@@ -303,14 +303,14 @@ class ControllerHost:
                 retry_after_ms=RETRY_AFTER_MS,
             ) from error
         if self._controller is not controller:
-            # In the step of the append the quorum found that its leadership was over, as in a process that was stopped for a
-            # while. What another leader commits at this offset is no answer.
+            # During the append the quorum found that its leadership was over, for example because this process was paused. Whatever
+            # another leader commits at this offset is no answer.
             raise unconfirmed_change()
         try:
             for offset, run in runs(decision.records, base_offset):
                 controller.replay(run, offset)
         except AssertionError:
-            # The overlay is wrong from here on. Decide nothing more; the commit of the record stops the node.
+            # The overlay is wrong from here on. Decide nothing more; the commit of the record will stop the node.
             self._stopping = True
             logger.critical("event=contradiction base_offset=%d records=%r", base_offset, decision.records[:10])
             raise
@@ -318,20 +318,20 @@ class ControllerHost:
 
     def _report(self, command: Command, decision: Decision, base_offset: int | None, now_ms: int) -> None:
         if isinstance(decision.response, Refusal):
-            # A refused heartbeat or request is the caller's affair; it is told.
+            # The caller of a refused command gets the refusal, so the log need not show it.
             reason = decision.response.code.name
             logger.debug("event=command_refused command=%s reason=%s", type(command).__name__, reason)
         elif base_offset is not None:
             last_offset = base_offset + len(decision.records) - 1
             self._command_log.note(command, base_offset=base_offset, last_offset=last_offset, now_ms=now_ms)
 
-    # Own commands: take-over, long work in slices, expired sessions, periodic work.
+    # Internal commands: take-over, long work in slices, expired sessions, periodic work.
 
     def _run_own(self, command: Command) -> asyncio.Future[Outcome] | None:
         try:
             future, _ = self._execute(command)
         except CommandError as error:
-            # Either the leadership is ending, which on_deactivate will say, or there is no room just now.
+            # Either the leadership is ending, which `on_deactivate` will report, or the queues are full at the moment.
             logger.info("event=command_postponed command=%s reason=%s", type(command).__name__, error.code.name)
             return None
         future.add_done_callback(_retrieve)
@@ -342,7 +342,7 @@ class ControllerHost:
         if self._controller is None:
             return
         now_ms = self._now_ms()
-        # Not longer than a session: a broker that comes meanwhile, or a shorter interval, brings the deadline forward.
+        # At most a session timeout, because a broker that registers, or a shorter interval, may bring the deadline forward.
         delay_ms = max(MIN_TICK_MS, min(self._controller.deadline_ms() - now_ms, self._settings.session_timeout_ms))
         planned_ms = now_ms + delay_ms
         self._tick_handle = self._loop.call_later(delay_ms / 1000, self._tick, planned_ms)
@@ -355,7 +355,7 @@ class ControllerHost:
             return
         late_ms = self._now_ms() - planned_ms
         if late_ms > self._settings.session_timeout_ms // 2:
-            # This process was held up (paused, swapped out): heartbeats may wait unread in its sockets.
+            # This process was paused or swapped out: heartbeats may wait unread in its sockets.
             logger.warning("event=held_up late_ms=%d action=sessions_extended", late_ms)
             controller.grace(self._now_ms())
         else:
@@ -373,6 +373,6 @@ class ControllerHost:
 
 
 def _retrieve(future: asyncio.Future[Outcome]) -> None:
-    """Take the result of an internal command: its failure is logged where the leadership ends."""
+    """Retrieve the result of an internal command, so that asyncio does not log its failure; the end of the leadership is logged."""
     if not future.cancelled():
         future.exception()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What brokers ask of the active controller.
+"""Requests of brokers to the active controller.
 
-Owns requests to commands, and the look after a broker whose connection broke: when its port refuses, the process is gone
-and the broker is fenced at once, in milliseconds instead of a session timeout.
+Owns the translation of requests to commands, and the check of a broker whose connection ended. If its port refuses, its process is
+gone, and the controller fences it within milliseconds instead of a session timeout.
 """
 
 from __future__ import annotations
@@ -41,30 +41,30 @@ from metaquorum.net.service import ServiceTable
 logger = logging.getLogger(__name__)
 
 REDIAL_TIMEOUT_MS: Final = 500
-"""Longest time of one connection to the port of a broker whose connection broke."""
+"""Longest time in milliseconds of one connection to the port of a broker whose connection ended."""
 
 REDIAL_ATTEMPTS: Final = 10
-"""Connections to that port that may be accepted and closed at once before the look is given up."""
+"""Connections to that port that may be accepted and closed at once before the check ends without a result."""
 
 REDIAL_PAUSE_MS: Final = 20
-"""Milliseconds between two of them."""
+"""Milliseconds between two of these connections."""
 
 HEARTBEAT_WAIT_MS: Final = 3_000
-"""Longest time that one heartbeat waits for its answer."""
+"""Longest time in milliseconds that one heartbeat waits for its answer."""
 
 
 class ControllerService:
-    """The service.
+    """Serves the requests of brokers.
 
     Args:
-        table: where it is added.
+        table: table to which the service adds its methods.
         cluster_id: cluster that requests must name.
     """
 
     def __init__(self, table: ServiceTable, *, cluster_id: str) -> None:
         self._cluster_id = cluster_id
         self._attached: ControllerHost | None = None
-        # Whose heartbeats came over which connection: the last one, under its epoch.
+        # The brokers whose heartbeats came over a connection, with the broker epoch of the last one.
         self._beating: dict[Link, dict[int, int]] = {}
         self._redials: dict[int, asyncio.Task[None]] = {}
         table.add_waiting(Method.REGISTER_BROKER, pb.RegisterBrokerRequest, refusing(self._register))
@@ -74,11 +74,11 @@ class ControllerService:
         table.add_waiting(Method.RESIGN_LEADERSHIP, pb.ResignLeadershipRequest, refusing(self._resign))
 
     def attach(self, host: ControllerHost) -> None:
-        """From here on the controller of this node answers."""
+        """Answer with the controller of this node from here on."""
         self._attached = host
 
     async def detach(self) -> None:
-        """From here on every request is refused. Looks that are under way are given up."""
+        """Refuse every request from here on, and cancel running checks of brokers."""
         self._attached = None
         tasks = list(self._redials.values())
         for task in tasks:
@@ -152,7 +152,7 @@ class ControllerService:
         try:
             response = await self._answer_heartbeat(request, min(wait_ms(call.timeout_ms), HEARTBEAT_WAIT_MS))
         except CommandError as error:
-            # It begins anew, or goes elsewhere.
+            # The broker will register again, or send its heartbeats to another node.
             beating.pop(request.broker_id, None)
             raise refusal(error) from error
         if response.should_shutdown:
@@ -191,12 +191,12 @@ class ControllerService:
         return beating
 
     def _on_closed(self, link: Link) -> None:
-        """A connection ended: whoever sent heartbeats over it may be gone."""
+        """Check the brokers that sent heartbeats over a closed connection: they may be gone."""
         for broker_id, broker_epoch in self._beating.pop(link, {}).items():
             self._look_after(broker_id, broker_epoch)
 
     def _look_after(self, broker_id: int, broker_epoch: int) -> None:
-        """Find out in the background whether a broker whose connection ended is gone; one look per broker at a time."""
+        """Check in the background whether a broker is gone; one check for each broker at a time."""
         host = self._attached
         if host is None or not host.is_active or broker_id in self._redials:
             return
@@ -287,11 +287,11 @@ async def _fence_if_gone(host: ControllerHost, broker_id: int, broker_epoch: int
 
 
 async def is_gone(host: str, port: int) -> bool:
-    """Return True when a port refuses, which proves that the process behind it has ended.
+    """Return True if a port refuses connections, which proves that the process behind it has ended.
 
-    A killed process closes its sockets one after the other: its listener may accept for a moment when its connections
-    are closed already. So a connection counts as a sign of life only when something comes out of it (a gRPC server
-    speaks first); one that is closed at once is tried again. Silence proves nothing: a paused process accepts too.
+    A killed process closes its sockets one after the other, so its listener may accept for a moment after its connections are closed.
+    So a connection is a sign of life only if the other side sends something (a gRPC server speaks first); one that closes at once is
+    tried again. Silence proves nothing, because a paused process accepts, too.
     """
     for _ in range(REDIAL_ATTEMPTS):
         try:

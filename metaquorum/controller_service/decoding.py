@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that are no valid protobuf message: a typed refusal, and one line in the log at most once a second.
+"""Refuses requests that are not valid protobuf messages, with at most one log line a second.
 
     add_QuorumServiceServicer_to_server(servicer, decoding(server))
 
-grpc.aio answers such bytes with UNKNOWN and logs a traceback for each. Here the deserializer gives `UNDECODABLE` for them, and what
-stands before each handler refuses it. Owns that for all services that are registered by generated code.
+grpc.aio answers such bytes with UNKNOWN and logs a traceback for each. Here the deserializer returns `UNDECODABLE` for them, and a
+guard in front of each handler refuses it. Owns that for all services registered by generated code.
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 UNDECODABLE: Final[Any] = object()
-"""What a handler gets for a request whose bytes are no message."""
+"""The request that a guarded handler gets for bytes that are not a message."""
 
 
 class UndecodableRequestError(CommandError):
-    """A request of a stream is no message; a service that answers `CommandError` itself answers this one too."""
+    """A request on a stream is not a valid message. A service that handles `CommandError` handles this one, too."""
 
     def __init__(self) -> None:
         super().__init__(ErrorCode.INVALID_REQUEST, TEXT)
 
 
 _lines = SparseLog()
-"""All services of the process together have one kind of line. Belongs to the event loop thread."""
+"""One kind of line for all services of the process together. Belongs to the event loop thread."""
 
 
 def undecodable_status() -> RichStatus:
-    """Return the status of a request that is no message of its method."""
+    """Return the status for a request that is not a message of its method."""
     return abort_status(ErrorCode.INVALID_REQUEST, TEXT)
 
 
 def decoding(server: grpc.aio.Server) -> grpc.aio.Server:
-    """Return what services are to be registered with, so that undecodable requests are refused for them."""
+    """Return a server for the registration of services. It guards their handlers against undecodable requests."""
     return cast("grpc.aio.Server", _DecodingServer(server))
 
 
 def add_reflection(names: Sequence[str], server: grpc.aio.Server) -> None:
-    """Add the reflection service of grpc for the services with these names."""
-    # Not `enable_server_reflection`: it takes what stands before the server for one with threads.
+    """Add the gRPC reflection service for the services with these names."""
+    # Not `enable_server_reflection`: it would mistake the wrapped server for one with threads.
     servicer = reflection.aio.ReflectionServicer(names)
     add: Callable[[object, object], None] = cast("Any", reflection_pb2_grpc).add_ServerReflectionServicer_to_server
     add(servicer, decoding(server))
@@ -73,11 +73,11 @@ class _DecodingServer:
         self._server.add_generic_rpc_handlers(tuple(_Guarded(handler) for handler in handlers))
 
     def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, Handler]) -> None:
-        """The generic handler has the same methods; grpc.aio uses that one."""
+        """Do nothing: grpc.aio uses the generic handler, which has the same methods."""
 
 
 class _Guarded(grpc.GenericRpcHandler):
-    """The handlers of a service behind the check; made once for each method."""
+    """The guarded handlers of a service; each is made once for its method."""
 
     def __init__(self, inner: grpc.GenericRpcHandler) -> None:
         self._inner = inner
@@ -118,7 +118,7 @@ def _guard(method: str, handler: Handler) -> Handler:
     if found.stream_stream is not None:
         behaviour = _of_stream(found.stream_stream)
         return grpc.stream_stream_rpc_method_handler(behaviour, attempt, handler.response_serializer)
-    # No service here takes a stream and answers once.
+    # No service here has a stream of requests and a single response.
     return handler
 
 
@@ -147,7 +147,10 @@ def _streaming(behaviour: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any
 
 
 def _of_stream(behaviour: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Behaviours that iterate meet an error in the place of the request; those that read from the context look themselves."""
+    """Guard a handler with a stream of requests: its iteration raises for an undecodable one.
+
+    A handler that reads from the context must look for `UNDECODABLE` itself.
+    """
 
     async def requests(iterator: AsyncIterator[object]) -> AsyncIterator[object]:
         async for request in iterator:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The feature level: requests of AdminService to commands, and the image to answers.
 
-Owns the translation. Must not decide whether the level may rise.
+Owns the translation. Does not decide whether the level may rise.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from metaquorum.metadata.records import FEATURE_LEVEL, FEATURE_NAME
 
 
 def update(request: admin_pb2.UpdateFeatureLevelRequest, member: Member) -> UpdateFeatureLevel:
-    """Return the command of a request, with the levels that each voter in force can run at, as it told this leader."""
+    """Return the command for a request, with the levels that each voter in force supports, as it reported them to this leader."""
     voters = tuple(
         VoterLevels(
             node_id=voter.node_id,
@@ -29,7 +29,7 @@ def update(request: admin_pb2.UpdateFeatureLevelRequest, member: Member) -> Upda
 async def describe(
     _request: admin_pb2.DescribeFeatureLevelRequest, member: Member, _timeout_ms: int
 ) -> admin_pb2.DescribeFeatureLevelResponse:
-    """Return the feature level and the levels that brokers can run at."""
+    """Return the feature level, and the levels that the brokers support."""
     image = member.host.image
     return admin_pb2.DescribeFeatureLevelResponse(
         level=image.features.get(FEATURE_NAME, FEATURE_LEVEL),

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The controller's own commands: take-over, and long work that goes on in slices.
+"""The controller's internal commands: take-over, and long work in slices.
 
-Owns their queue, and how many of them wait for their commit at once. Decides nothing, and knows neither the core nor the quorum.
-While followers write a slice the next one is decided, so that neither waits for the other; one more would only make those who
-ask for something wait longer behind them. Between two slices the event loop takes its turn. What is done now and then waits for
-everything else: a sweep gives partitions leaders.
+Owns their queue, and how many of them may wait for their commit at once. Decides nothing, and knows neither the core nor the quorum.
+While followers write one slice, the next is decided, so neither side waits for the other. More slices in flight would only delay the
+requests of clients behind them. Between two slices the event loop runs other work. Periodic work waits until all other work is done,
+because a sweep gives partitions their leaders.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from metaquorum.controller.commands import PERIODIC_COMMANDS, Command, SweepPart
 from metaquorum.controller_service.commit_waiters import RETRY_AFTER_MS, Outcome
 
 MAX_WORK_ITEMS: Final = 1_000
-"""Internal commands that wait for their turn; sweeps are merged, so that few are ever there."""
+"""Internal commands that may wait for their turn. Sweeps are merged, so there are only ever few."""
 
 MAX_SLICES_IN_FLIGHT: Final = 2
-"""Internal commands that are decided and not committed."""
+"""Internal commands that may be decided but uncommitted."""
 
 
 class LongWork:
-    """Internal commands, in order.
+    """The queue of internal commands.
 
     Args:
-        run: decides and appends one; returns the future of its commit, or None when it is to be tried again later.
+        run: decides and appends one command; returns the future of its commit, or None to try again later.
     """
 
     def __init__(self, run: Callable[[Command], asyncio.Future[Outcome] | None]) -> None:
@@ -38,7 +38,7 @@ class LongWork:
         self._handle: asyncio.Handle | None = None
 
     def add(self, command: Command) -> None:
-        """Add a command; a sweep from the beginning that waits already is enough."""
+        """Add a command. A sweep that already waits in the queue is not added again."""
         if isinstance(command, SweepPartitions) and command in self._commands:
             return
         assert len(self._commands) < MAX_WORK_ITEMS, f"{len(self._commands)} internal commands wait"
@@ -46,11 +46,11 @@ class LongWork:
         self._schedule()
 
     def has(self, kind: type[Command]) -> bool:
-        """Whether a command of this kind waits for its turn."""
+        """Return whether a command of this kind waits for its turn."""
         return any(isinstance(each, kind) for each in self._commands)
 
     def clear(self) -> None:
-        """Forget everything: the leadership has ended."""
+        """Drop everything, because the leadership has ended."""
         self._commands.clear()
         self._uncommitted.clear()
         if self._handle is not None:
@@ -62,12 +62,12 @@ class LongWork:
             self._handle = asyncio.get_running_loop().call_soon(self._run_next)
 
     def _run_next(self) -> None:
-        # What this command adds waits for its own turn of the event loop: the handle is held until it is decided.
+        # While this command is decided, the handle stays set: commands that it adds wait for their own turn of the event loop.
         urgent = (each for each in self._commands if not isinstance(each, PERIODIC_COMMANDS))
         command = next(urgent, self._commands[0])
         future = self._run(command)
         if not self._commands:
-            # The leadership ended in the middle of it, and everything was forgotten.
+            # The leadership ended during the command, and `clear` has run.
             return
         if future is None:
             self._handle = asyncio.get_running_loop().call_later(RETRY_AFTER_MS / 1000, self._run_next)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kinds of admin operations: how the active controller carries out a request of `lograft.v1.AdminService`.
 
-Owns what all operations of a kind share: a change waits for its commit and answers with the metadata offset, a query waits until the
-image has all that is committed. `admin_operations.py` has the table; the modules by subject translate requests and answers.
+Owns the common behaviour of each kind: a change waits for its commit and answers with the metadata offset; a query waits until the
+image has everything committed. `admin_operations.py` has the table; the modules by subject translate requests and answers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Member:
     node: QuorumNode
 
     async def catch_up(self, request: Message, timeout_ms: int) -> None:
-        """Wait until the image may be shown: it has all that is committed, and what the request asks for.
+        """Wait until the image has everything committed, and the metadata offset that the request asks for.
 
         Raises:
             CommandError: as `ControllerHost.wait_for_everything`.
@@ -48,11 +48,11 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Change(Generic[RequestT, ResultT]):
-    """A command of the controller. The answer has the metadata offset of the commit; 0 where the request only checks.
+    """A command of the controller. The answer has the metadata offset of the commit; 0 if the request only validates.
 
     Attributes:
-        command: makes the command of a request; raises `CommandError` where the request is none.
-        result: what the core answers to that command.
+        command: makes the command of a request; raises `CommandError` if the request is invalid.
+        result: type of the core's response to the command.
         answer: makes the answer, without its metadata offset.
     """
 
@@ -63,7 +63,7 @@ class Change(Generic[RequestT, ResultT]):
     answer: Callable[[RequestT, ResultT], Message]
 
     async def carry_out(self, request: RequestT, member: Member, timeout_ms: int) -> Message:
-        """Submit the command, and answer when it is committed; raises `CommandError`."""
+        """Submit the command, and answer once it is committed. Raises `CommandError`."""
         outcome = await member.host.submit(self.command(request, member), timeout_ms=timeout_ms)
         assert isinstance(outcome.response, self.result), f"unexpected {outcome.response}"
         answer = self.answer(request, outcome.response)
@@ -73,16 +73,16 @@ class Change(Generic[RequestT, ResultT]):
 
 
 def plain(response: type[Message]) -> Callable[[Message, Done], Message]:
-    """Return the `answer` of a change that has nothing to say but its metadata offset."""
+    """Return the `answer` of a change whose response has only a metadata offset."""
     return lambda _request, _done: response()
 
 
 @dataclass(frozen=True, slots=True)
 class Query(Generic[RequestT]):
-    """A question that the committed image answers, and nothing else.
+    """A question that the committed image alone answers.
 
     Attributes:
-        answer: makes the answer from an image that is as new as the request asks for; raises `CommandError`.
+        answer: makes the answer from a sufficiently new image; raises `CommandError`.
     """
 
     changes: ClassVar[bool] = False
@@ -90,7 +90,7 @@ class Query(Generic[RequestT]):
     answer: Callable[[RequestT, MetadataImage], Message]
 
     async def carry_out(self, request: RequestT, member: Member, timeout_ms: int) -> Message:
-        """Answer from the image when it has all that was committed when the question came; raises `CommandError`."""
+        """Answer once the image has everything that was committed when the question arrived. Raises `CommandError`."""
         await member.catch_up(request, timeout_ms)
         return self.answer(request, member.host.image)
 
@@ -100,8 +100,8 @@ class Call(Generic[RequestT]):
     """An operation of the quorum itself, or of several commands.
 
     Attributes:
-        carry_out: a request, the member, milliseconds that it may take; raises `CommandError`.
-        changes: True when it changes something, so that it must not be repeated without a thought.
+        carry_out: takes the request, the member, and the milliseconds that it may take; raises `CommandError`.
+        changes: True if the operation changes something, so that a caller must not repeat it blindly.
     """
 
     carry_out: Callable[[RequestT, Member, int], Awaitable[Message]]
@@ -110,12 +110,12 @@ class Call(Generic[RequestT]):
 
 @dataclass(frozen=True, slots=True)
 class OfBroker:
-    """An operation of the broker that is asked; the controller refuses it."""
+    """An operation that a broker carries out itself; the controller refuses it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """The stream of the metadata; its transports serve it beside the operations that have one answer."""
+    """The stream of an export. Transports serve it apart from the operations with one answer."""
 
 
 Operation = Change[Any, Any] | Query[Any] | Call[Any] | OfBroker | Export

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Leaders and replicas of partitions: requests of AdminService to commands, outcomes and images to answers.
 
-Owns the translation, and the token of a page of reassignments: number of the next partition, a colon, name of its topic. Must not
-decide who leads or which replicas a partition gets.
+Owns the translation, and the page token of a list of reassignments: number of the next partition, a colon, name of its topic. Does
+not decide which broker leads or which replicas a partition gets.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _MAX_TOKEN_DIGITS: Final = 10
 
 
 def elect(request: admin_pb2.ElectLeadersRequest, _member: Member) -> ElectLeaders:
-    """Return the command of a request.
+    """Return the command for a request.
 
     Raises:
-        CommandError: INVALID_REQUEST, the election is of no known type.
+        CommandError: INVALID_REQUEST: the type of the election is unknown.
     """
     kind = _KINDS.get(request.type)
     if kind is None:
@@ -61,7 +61,7 @@ def elect(request: admin_pb2.ElectLeadersRequest, _member: Member) -> ElectLeade
 
 
 def elected(_request: admin_pb2.ElectLeadersRequest, result: LeadersElected) -> admin_pb2.ElectLeadersResponse:
-    """Return what the elections of a request came to."""
+    """Return the results of the requested elections."""
     return admin_pb2.ElectLeadersResponse(results=map(_election, result.results))
 
 
@@ -77,10 +77,10 @@ def _election(result: ElectionResult) -> admin_pb2.ElectionResult:
 
 
 def reassign(request: admin_pb2.AlterPartitionReassignmentsRequest, _member: Member) -> ReassignPartitions:
-    """Return the command of a request.
+    """Return the command for a request.
 
     Raises:
-        CommandError: INVALID_REQUEST, a reassignment is cancelled and names replicas.
+        CommandError: INVALID_REQUEST: a reassignment is to be cancelled, but names replicas.
     """
     for each in request.reassignments:
         if each.cancel and each.replicas:
@@ -104,7 +104,7 @@ def reassign(request: admin_pb2.AlterPartitionReassignmentsRequest, _member: Mem
 def reassigned(
     request: admin_pb2.AlterPartitionReassignmentsRequest, result: PartitionsAltered
 ) -> admin_pb2.AlterPartitionReassignmentsResponse:
-    """Return what became of the reassignments of a request."""
+    """Return the results of the requested reassignments."""
     return admin_pb2.AlterPartitionReassignmentsResponse(
         results=[
             admin_pb2.ReassignmentResult(
@@ -122,10 +122,10 @@ def reassigned(
 async def list_ongoing(
     request: admin_pb2.ListPartitionReassignmentsRequest, member: Member, timeout_ms: int
 ) -> admin_pb2.ListPartitionReassignmentsResponse:
-    """Return one page of the reassignments that are under way.
+    """Return one page of the reassignments under way.
 
     Raises:
-        CommandError: INVALID_REQUEST, too many topics, or the token is none; or as `Member.catch_up`.
+        CommandError: INVALID_REQUEST: too many topics, or an invalid token; also as `Member.catch_up`.
     """
     await member.catch_up(request, timeout_ms)
     image = member.host.image

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metadata quorum: its state as an answer of AdminService, voters in and out, leadership handed over.
+"""The metadata quorum in AdminService: its state, changes of its voters, and leadership transfer.
 
-Owns the translation: whom a request means (a node id, with or without a directory id), and what each outcome of the
-core is called for a client. Decides nothing else. Law: OUTCOME_UNKNOWN alone leaves open whether a change took effect.
+Owns the translation: which replica a request means (a node id, with or without a directory id), and the error code of each outcome of
+the core. Decides nothing else. Law: only OUTCOME_UNKNOWN leaves open whether a change took effect.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _REFUSALS: Final[Mapping[ChangeRefusal, tuple[ErrorCode, str]]] = {
 async def describe(
     _request: admin_pb2.DescribeQuorumRequest, member: Member, _timeout_ms: int
 ) -> admin_pb2.DescribeQuorumResponse:
-    """Return the state of the quorum as its leader sees it, with the start of its log and its newest snapshot."""
+    """Return the state of the quorum as its leader sees it, with the start of the log and the newest snapshot."""
     node = member.node
     status = node.status()
     snapshot = max(node.kept_snapshots, key=lambda each: each.end_offset, default=None)
@@ -89,13 +89,13 @@ async def describe(
 
 
 async def add_voter(request: admin_pb2.AddVoterRequest, member: Member, timeout_ms: int) -> admin_pb2.AddVoterResponse:
-    """Make a voter of an observer and wait for the commit.
+    """Turn an observer into a voter and wait for the commit.
 
     Raises:
         CommandError: refused, or not known to be committed in time.
     """
     node = member.node
-    # Feature level of the cluster, uncommitted changes included; nothing is awaited between this and the change.
+    # Feature level of the cluster, uncommitted changes included. Nothing is awaited between this line and the change.
     level = member.host.appended_level()
     status = node.status()
     if not request.directory_id and any(voter.node_id == request.node_id for voter in status.voters):
@@ -108,7 +108,7 @@ async def add_voter(request: admin_pb2.AddVoterRequest, member: Member, timeout_
 async def remove_voter(
     request: admin_pb2.RemoveVoterRequest, member: Member, timeout_ms: int
 ) -> admin_pb2.RemoveVoterResponse:
-    """Make an observer of a voter and wait for the commit.
+    """Turn a voter into an observer and wait for the commit.
 
     Raises:
         CommandError: refused, or not known to be committed in time.
@@ -129,10 +129,10 @@ async def remove_voter(
 async def transfer_leadership(
     request: admin_pb2.TransferLeadershipRequest, member: Member, timeout_ms: int
 ) -> admin_pb2.TransferLeadershipResponse:
-    """Hand the leadership over and wait for the next leader; to whom leads already, nothing is left to do.
+    """Hand over the leadership and wait for the next leader. Returns at once if the requested node leads already.
 
     Raises:
-        CommandError: refused, given up, or no leader known in time.
+        CommandError: refused, failed, or no leader known in time.
     """
     node = member.node
     to = request.node_id if request.HasField("node_id") else None
@@ -176,7 +176,7 @@ def _replica(replica: ReplicaStatus, status: QuorumStatus) -> admin_pb2.QuorumRe
 def _resolve(
     node: QuorumNode, node_id: int, directory_id: bytes, known: Sequence[ReplicaStatus], missing: ChangeRefusal
 ) -> ReplicaKey:
-    """The replica that a request means."""
+    """Return the key of the replica that a request means."""
     if directory_id:
         if len(directory_id) != DIRECTORY_ID_BYTES:
             raise CommandError(ErrorCode.INVALID_REQUEST, f"a directory id has 16 bytes, not {len(directory_id)}")
@@ -184,7 +184,7 @@ def _resolve(
     found = [replica for replica in known if replica.node_id == node_id]
     if not found:
         raise _refused(node, missing)
-    # An observer on a disk that was lost since is known for a while: the one that fetched last is meant.
+    # An observer whose disk was lost stays known for a while: the request means the one that fetched last.
     ages_ms = [sys.maxsize if replica.last_fetch_age_ms is None else replica.last_fetch_age_ms for replica in found]
     return ReplicaKey(node_id=NodeId(node_id), directory_id=found[ages_ms.index(min(ages_ms))].directory_id)
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Topics: requests of AdminService to commands, images and outcomes to answers.
 
-Owns the pages of a list, and the slices and limits of a request for many topics: each topic is a command of its own, so that it is
-whole or not there, and one that is refused stops no other; the quorum gathers the commands of a slice into few batches. Questions are
-answered from the image that is given: by the controller, and by a broker while no controller is there. Must not decide.
+Owns the pages of a list, and the slices and limits of a request for many topics. Each topic of such a request is a command of its
+own: it is created whole or not at all, and a refused one stops no other. The quorum gathers the commands of a slice into few batches.
+Queries are answered from the given image: by the controller, or by a broker while no controller answers. Decides nothing itself.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.state import TopicImage
 
 DEFAULT_PAGE_SIZE: Final = 1_000
-"""Topics on a page, unless the request says otherwise."""
+"""Topics on a page unless the request names a size."""
 
 MAX_PAGE_SIZE: Final = 10_000
-"""Topics on a page at most."""
+"""Largest page size."""
 
 MAX_CREATED_TOPICS: Final = 1_000
-"""Topics that one request creates."""
+"""Topics that one request may create."""
 
 SLICE_TOPICS: Final = 50
-"""Topics that are decided in one turn of the event loop, and whose commits are waited for together."""
+"""Topics that are decided in one turn of the event loop, and whose commits are awaited together."""
 
 TOPIC_ID_BYTES: Final = 16
 
 
 def create(request: admin_pb2.CreateTopicRequest, _member: Member) -> CreateTopic:
-    """Return the command of a request; draws what the core cannot."""
+    """Return the command for a request, with a random topic id and placement seed."""
     return _create(request, validate_only=request.validate_only)
 
 
@@ -62,7 +62,7 @@ def created(_request: admin_pb2.CreateTopicRequest, result: TopicCreated) -> adm
 
 
 def grow(request: admin_pb2.CreatePartitionsRequest, _member: Member) -> CreatePartitions:
-    """Return the command of a request; draws what the core cannot."""
+    """Return the command for a request, with a random placement seed."""
     return CreatePartitions(
         topic=request.topic,
         partition_count=request.partition_count,
@@ -77,27 +77,27 @@ def grown(_request: admin_pb2.CreatePartitionsRequest, result: PartitionsCreated
 
 
 def delete(request: admin_pb2.DeleteTopicRequest, _member: Member) -> DeleteTopic:
-    """Return the command of a request."""
+    """Return the command for a request."""
     return DeleteTopic(topic=request.topic)
 
 
 def deleted(_request: admin_pb2.DeleteTopicRequest, result: TopicDeleted) -> admin_pb2.DeleteTopicResponse:
-    """Return the id that the topic had."""
+    """Return the id of the deleted topic."""
     return admin_pb2.DeleteTopicResponse(topic_id=result.topic_id)
 
 
 async def create_topics(
     request: admin_pb2.CreateTopicsRequest, member: Member, timeout_ms: int
 ) -> admin_pb2.CreateTopicsResponse:
-    """Create the topics of a request, or check whether they could be.
+    """Create the topics of a request, or only validate it.
 
     Args:
         request: the request.
         member: the active controller.
-        timeout_ms: milliseconds for all of them; those that did not get their turn are refused with TIMED_OUT.
+        timeout_ms: milliseconds for all of them; topics whose turn comes too late are refused with TIMED_OUT.
 
     Raises:
-        CommandError: INVALID_REQUEST, or this node is not the controller when it begins.
+        CommandError: INVALID_REQUEST, or this node is not the controller at the start.
     """
     host = member.host
     _check(request, most_partitions=host.settings.max_request_partitions)
@@ -121,7 +121,7 @@ async def create_topics(
 
 
 def _check(request: admin_pb2.CreateTopicsRequest, *, most_partitions: int) -> None:
-    """Refuse a request as a whole.
+    """Check the limits of the whole request.
 
     Raises:
         CommandError: INVALID_REQUEST.
@@ -181,10 +181,10 @@ def _result(topic: str, outcome: Outcome | CommandError) -> admin_pb2.TopicCreat
 
 
 def list_topics(request: admin_pb2.ListTopicsRequest, image: MetadataImage) -> admin_pb2.ListTopicsResponse:
-    """Return a page of topics; the token of a page is the last name of the one before.
+    """Return a page of topics, ascending by name. The token of a page is the last name of the previous page.
 
     Raises:
-        CommandError: the page size is out of range.
+        CommandError: INVALID_REQUEST: the page size is out of range.
     """
     if not 0 <= request.page_size <= MAX_PAGE_SIZE:
         raise CommandError(
@@ -209,7 +209,7 @@ def describe_topic(request: admin_pb2.DescribeTopicRequest, image: MetadataImage
     """Return a topic with all its configs.
 
     Raises:
-        CommandError: there is none of this name.
+        CommandError: UNKNOWN_TOPIC.
     """
     topic = image.topic_by_name(request.topic)
     if topic is None:

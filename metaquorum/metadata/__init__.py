@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cluster metadata: values, records, the committed image, and its copies on disk."""
+"""The cluster metadata: its records, the committed image, and the copies of the image on disk."""

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In-sync replicas whose log directory is gone, and the directories that would bring what they had back.
+"""Awaited directories: in-sync replicas whose log directory is gone, and the directories that would bring back their logs.
 
-Owns the form of that fact. The last in-sync replica of a partition cannot leave the in-sync ones: no other replica has everything
-that is committed. When its broker comes back without a log directory, the partition *awaits* the directories that the broker had
-when the replica was last in sync. Until one of them is back with the log, or an operator elects a leader uncleanly, the replica
-leads nothing.
+Owns the encoding of this fact. The last in-sync replica of a partition cannot leave the ISR, because no other replica has everything
+that is committed. When its broker comes back without a log directory, the partition *awaits* the directories that the broker had when
+the replica was last in sync. The replica cannot lead until one of them is back with the log, or an operator elects a leader
+uncleanly.
 
-An image keeps the replicas of a partition as lists of 32-bit integers (`partition_blocks.py`), and so it keeps these. The packed
-form of one replica: node id, number of directories, and four integers (16 bytes, big-endian) for each directory id.
+An image stores the replicas of a partition as lists of 32-bit integers (`partition_blocks.py`), and awaited replicas in the same way.
+The packed form of one replica: node id, number of directories, and four integers (16 bytes, big-endian) for each directory id.
 Source: `docs/controller.md` section "Awaited directories"; ADR 11.
 """
 
@@ -21,21 +21,21 @@ from typing import Final
 
 _ID: Final = struct.Struct(">4i")
 CACHED_LISTS: Final = 1_024
-"""Packed lists kept unpacked: few partitions await anything, and those of one broker await the same."""
+"""Unpacked lists that are cached. Few partitions await a directory, and those of one broker await the same ones."""
 
 Packed = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AwaitedReplica:
-    """A replica, and the log directories that its broker had when the replica was last in sync, 16 bytes each, ascending."""
+    """A replica, and the log directories that its broker had when the replica was last in sync (16 bytes each, ascending)."""
 
     broker_id: int
     directory_ids: tuple[bytes, ...]
 
 
 def pack(replicas: Iterable[AwaitedReplica]) -> Packed:
-    """Return replicas in their packed form."""
+    """Return replicas in packed form."""
     packed: list[int] = []
     for replica in replicas:
         packed += (replica.broker_id, len(replica.directory_ids))
@@ -46,10 +46,10 @@ def pack(replicas: Iterable[AwaitedReplica]) -> Packed:
 
 @lru_cache(maxsize=CACHED_LISTS)
 def unpack(packed: Packed) -> tuple[AwaitedReplica, ...]:
-    """Return the replicas behind their packed form.
+    """Return the replicas of a packed list.
 
     Raises:
-        AssertionError: it is none.
+        AssertionError: the list is not a packed form.
     """
     replicas: list[AwaitedReplica] = []
     place = 0
@@ -66,15 +66,15 @@ def unpack(packed: Packed) -> tuple[AwaitedReplica, ...]:
 
 
 def awaited_directories(packed: Packed, broker_id: int) -> tuple[bytes, ...]:
-    """Return the directories that would bring back what a broker's replica had; empty: its directory is not gone."""
+    """Return the directories that would bring back a broker's replica; empty if its directory is not gone."""
     return next((each.directory_ids for each in unpack(packed) if each.broker_id == broker_id), ()) if packed else ()
 
 
 def awaited_brokers(packed: Packed) -> tuple[int, ...]:
-    """Return the brokers whose replica's directory is gone."""
+    """Return the brokers whose replica lacks its directory."""
     return tuple(each.broker_id for each in unpack(packed)) if packed else ()
 
 
 def without(packed: Packed, broker_id: int) -> Packed:
-    """Return what is still awaited once a broker's replica is there again."""
+    """Return the list without a broker, whose replica is back."""
     return pack(each for each in unpack(packed) if each.broker_id != broker_id)

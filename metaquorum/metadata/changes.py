@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which topics and brokers a metadata record touches, and a bounded memory of it.
+"""The topics and brokers that metadata records touch, and a bounded history of such changes.
 
-Pure. Owns the answer to "what changed since offset N?"; must not hold any state of the cluster itself.
+Pure. Owns the answer to "what changed since offset N?". Holds no state of the cluster itself.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from metaquorum.metadata.runs import Run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataChange:
-    """Names and ids that committed records below `metadata_offset` touched; their state stands in the image.
+    """Names and ids that committed records below `metadata_offset` touched; the image has their state.
 
     Attributes:
         metadata_offset: end of the change (exclusive).
         topics: names of the topics.
         topic_ids: ids of the topics.
         broker_ids: ids of the brokers.
-        inherited_configs: True: configs of the cluster or of a broker changed, which topics inherit.
-        partitions: of a topic of which nothing but some partitions changed, their numbers; a topic that is not here changed as a whole.
+        inherited_configs: True if configs of the cluster or of a broker changed, which topics inherit.
+        partitions: numbers of the changed partitions of a topic of which nothing else changed; a topic without an entry changed as a
+            whole.
     """
 
     metadata_offset: int
@@ -47,12 +48,12 @@ class MetadataChange:
 
     @property
     def is_empty(self) -> bool:
-        """True when only the offset moved."""
+        """True if only the offset moved."""
         return not self.topic_ids and not self.broker_ids and not self.inherited_configs
 
 
 class ChangeCollector:
-    """Collects what one committed batch touches; one object for one batch."""
+    """Collects the changes of one committed batch; one object for each batch."""
 
     def __init__(self) -> None:
         self._topics: set[str] = set()
@@ -63,7 +64,7 @@ class ChangeCollector:
         self._whole: set[bytes] = set()
 
     def add(self, record: Run, image: MetadataImage) -> None:
-        """Note what a record, or a run, touches; `image` is the state before it."""
+        """Add what a record or a run touches; `image` is the state before it."""
         match record:
             case list():
                 topic_id = record[0].topic_id
@@ -89,7 +90,7 @@ class ChangeCollector:
             case BrokerRecord() | BrokerChangeRecord() | RemoveBrokerRecord():
                 self._broker_ids.add(record.broker_id)
             case _:
-                pass  # producer ids, feature levels and no-ops are nothing that a client sees
+                pass  # clients see no producer ids, feature levels and no-ops
 
     def _add_topic_id(self, topic_id: bytes, image: MetadataImage) -> None:
         self._topic_ids.add(topic_id)
@@ -98,7 +99,7 @@ class ChangeCollector:
             self._topics.add(topic.topic)
 
     def finish(self, metadata_offset: int) -> MetadataChange:
-        """Return what was collected, as the change that leads to `metadata_offset` (exclusive)."""
+        """Return the collected changes as the change that leads to `metadata_offset` (exclusive)."""
         return MetadataChange(
             metadata_offset=metadata_offset,
             topics=frozenset(self._topics),
@@ -114,20 +115,20 @@ class ChangeCollector:
 
 
 class ChangeHistory:
-    """The last changes, so that a client can resume where it stopped.
+    """The last changes, so that a client can resume.
 
     Args:
-        max_changes: changes kept; older ones are forgotten.
+        max_changes: number of changes kept; older ones are dropped.
     """
 
     def __init__(self, max_changes: int) -> None:
         self._max_changes = max_changes
         self._changes: deque[MetadataChange] = deque()
-        # Everything from this offset (inclusive) on is in the history.
+        # The history has every change from this offset (inclusive) on.
         self._from_offset: int | None = None
 
     def add(self, change: MetadataChange, *, base_offset: int) -> None:
-        """Remember a change made by the records from `base_offset` (inclusive) on."""
+        """Add the change of the records from `base_offset` (inclusive) on."""
         if self._from_offset is None:
             self._from_offset = base_offset
         if change.topic_ids or change.broker_ids:
@@ -136,7 +137,7 @@ class ChangeHistory:
             self._from_offset = self._changes.popleft().metadata_offset
 
     def since(self, metadata_offset: int) -> MetadataChange | None:
-        """Return everything that changed at or after `metadata_offset`, or None when that is not known any more."""
+        """Return everything that changed at or after `metadata_offset`; None if the history does not reach so far back."""
         if self._from_offset is None or metadata_offset < self._from_offset:
             return None
         later = [change for change in reversed(self._changes) if change.metadata_offset > metadata_offset]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The committed image at one offset as lines of JSON, for people and tools.
+"""Export of the committed image at one offset as lines of JSON, for people and tools.
 
-Owns the form of the lines (docs/tools.md), their order, and the digest in the last one. The lines come from a checkpoint of the image's
-database, so that they are of one offset however long the export takes. Law: two exports of one offset are equal, whichever
-node they come from.
+Owns the form of the lines (docs/tools.md), their order, and the digest in the last one. The lines come from a checkpoint of the
+image's database, so they show one offset however long the export takes. Law: two exports of one offset are equal, whichever node they
+come from.
 """
 
 from __future__ import annotations
@@ -44,24 +44,24 @@ from metaquorum.metadata.state import PartitionImage, partitions_of_block
 logger = logging.getLogger(__name__)
 
 FORMAT: Final = 1
-"""Version of the lines."""
+"""Version of the line format."""
 
 MAX_EXPORTS: Final = 2
-"""Exports that run at once; more are refused with OVERLOADED."""
+"""Exports that may run at the same time. Further ones are refused with OVERLOADED."""
 
 PIECE_LINES: Final = 500
-"""Lines of one message."""
+"""Lines in one message."""
 
 
 class TooManyExportsError(Exception):
-    """`MAX_EXPORTS` run already; try again."""
+    """`MAX_EXPORTS` exports are running; try again."""
 
 
 class MetadataExports:
     """Makes the exports of one node.
 
     Args:
-        files: image and snapshots; a checkpoint is made beside the snapshots, where a restart removes what is left of it.
+        files: image and snapshots. A checkpoint lies beside the snapshots, where a restart removes remains of it.
         cluster_id: id of the cluster.
     """
 
@@ -71,10 +71,10 @@ class MetadataExports:
         self._running = 0
 
     async def pieces(self) -> AsyncGenerator[list[str]]:
-        """Give the lines of an export of the image as it is now, in pieces.
+        """Yield the lines of an export of the current image, in pieces.
 
         Raises:
-            TooManyExportsError: try again.
+            TooManyExportsError: too many exports are running; try again.
             ImageUnreadableError: the checkpoint cannot be read.
         """
         if self._running >= MAX_EXPORTS:
@@ -91,7 +91,8 @@ class MetadataExports:
         finally:
             self._running -= 1
             try:
-                # In its thread: an export that is given up in the middle of a piece does not stop the reading of it.
+                # In the same thread: a caller that cancels the export in the middle of a piece does not stop the reading of that
+                # piece.
                 await loop.run_in_executor(thread, _clear, found, part)
             finally:
                 thread.shutdown(wait=False)
@@ -149,7 +150,7 @@ def _entries(directory: Path, cluster_id: str) -> Iterator[dict[str, object]]:
                     yield _partition(partition, topics[row.topic_id])
                 continue
             if isinstance(row, DeletedBlock):
-                # What is gone would be noise in each comparison of two exports.
+                # Deleted topics would only be noise in a comparison of two exports.
                 continue
             if isinstance(row, AckSwitch):
                 yield _ack_switch(row, topics)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The committed metadata of a cluster, held by every voter and every broker.
+"""The committed metadata of a cluster. Every voter and every broker holds it in memory.
 
-Owns the tables and their look-ups. Changed by `replay` (and `advance`) only, with committed records in offset order;
-reads are plain look-ups at any time between. Must not hold anything uncommitted: see `appended.py` for that.
+Owns the tables and their look-ups. Only `replay` and `advance` change it, with committed records in offset order; reads are plain
+look-ups at any time between. It never holds anything uncommitted: see `metaquorum.controller.appended` for that.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from metaquorum.metadata.state import BrokerImage, PartitionCounts, PartitionIma
 __all__ = ["FIRST_PRODUCER_ID", "BrokerImage", "MetadataImage", "PartitionImage", "TopicImage"]
 
 FIRST_PRODUCER_ID = 1
-"""The first producer id ever given out; 0 stays free because protobuf does not tell it from an absent field."""
+"""The first producer id that is allocated. 0 stays unused because protobuf does not distinguish it from an absent field."""
 
 NO_CONFIGS: Mapping[str, str] = MappingProxyType({})
-"""What is set for a resource for which nothing is set."""
+"""The configs of a resource for which none are set."""
 
 
 class MetadataImage:
@@ -50,7 +50,7 @@ class MetadataImage:
 
     @property
     def metadata_offset(self) -> int:
-        """Offset (exclusive) of this state: every committed record below it is in it."""
+        """Offset (exclusive) of this state: the image has every committed record below it."""
         return self._metadata_offset
 
     @property
@@ -65,27 +65,27 @@ class MetadataImage:
 
     @property
     def counts(self) -> PartitionCounts:
-        """Counts over all partitions; to be read only."""
+        """Counts over all partitions. Callers must not change them."""
         return self._counts
 
     @property
     def topic_names(self) -> list[str]:
-        """Names of all topics, ascending; to be read only."""
+        """Names of all topics, ascending. Callers must not change the list."""
         return self._names
 
     @property
     def next_producer_id(self) -> int:
-        """First producer id that nobody has."""
+        """First producer id that no broker has received."""
         return FIRST_PRODUCER_ID if self._producer_ids is None else self._producer_ids.next_producer_id
 
     @property
     def producer_ids(self) -> ProducerIdsRecord | None:
-        """The last block that was given out, or None."""
+        """The last allocated block of producer ids, or None."""
         return self._producer_ids
 
     @property
     def deleted_topics(self) -> DeletedTopics:
-        """Ids of the topics that were deleted last; to be read only."""
+        """Ids of the topics that were deleted most recently. Callers must not change them."""
         return self._deleted_topics
 
     def topic_by_name(self, topic: str) -> TopicImage | None:
@@ -98,7 +98,7 @@ class MetadataImage:
         return self._topics.get(topic_id)
 
     def topics(self, *, after: str | None = None) -> Iterator[TopicImage]:
-        """Iterate over topics ascending by name, from the first name greater than `after` on."""
+        """Iterate over topics ascending by name, starting after the name `after` (exclusive)."""
         start = 0 if after is None else bisect_right(self._names, after)
         for index in range(start, len(self._names)):
             yield self._topics[self._ids_by_name[self._names[index]]]
@@ -113,15 +113,15 @@ class MetadataImage:
         return MappingProxyType(self._other_configs)
 
     def configs_of(self, resource: ConfigResource, name: str) -> Mapping[str, str]:
-        """Return what is set for a broker or for the cluster; to be read only."""
+        """Return the configs set for a broker or for the cluster. Callers must not change them."""
         return self._other_configs.get((resource, name), NO_CONFIGS)
 
     def ack_switches(self) -> Mapping[tuple[ConfigResource, str], int]:
-        """Return `ack_switch` of all resources that have one; a live view."""
+        """Return the offset of `ack_switch` for every resource that has one; a live view."""
         return MappingProxyType(self._ack_switches)
 
     def ack_switch(self, resource: ConfigResource, resource_name: str) -> int | None:
-        """Return the offset of the last record that may have put a resource's records under `flush.policy=ack`, or None.
+        """Return the offset of the last record by which `flush.policy=ack` may have begun to apply to a resource, or None.
 
         Args:
             resource: kind of the resource.
@@ -133,14 +133,14 @@ class MetadataImage:
         """Apply the committed record at `offset`, or the run that begins there.
 
         Raises:
-            AssertionError: the offset goes back, or the record contradicts the image; the process must stop.
+            AssertionError: the offset is below the image's, or the record contradicts the image; the process must stop.
         """
         assert offset >= self._metadata_offset, f"replay of {offset} below {self._metadata_offset}"
         apply(self, record, offset)
         self._metadata_offset = offset + record_count(record)
 
     def advance(self, next_offset: int) -> None:
-        """Move the offset to the end of a batch: over records that change nothing , and pack what it changed."""
+        """Move the offset to the end of a batch, over records that change nothing, and pack the partitions that the batch changed."""
         assert next_offset >= self._metadata_offset, f"advance to {next_offset} below {self._metadata_offset}"
         self._metadata_offset = next_offset
         for topic in self._unsealed.values():
@@ -151,7 +151,7 @@ class MetadataImage:
         """Set the offset of an image that was filled from rows instead of from the log."""
         self._metadata_offset = next_offset
 
-    # Tables for `apply`.
+    # Tables for `replay.apply`.
 
     def broker(self, broker_id: int) -> BrokerImage | None:
         """Return a broker, or None."""
@@ -174,17 +174,17 @@ class MetadataImage:
         insort(self._names, topic.topic)
 
     def topic_for_change(self, topic_id: bytes) -> TopicImage | None:
-        """Return a topic to be changed in place."""
+        """Return a topic, or None. The caller is about to change it in place."""
         topic = self._topics.get(topic_id)
         if topic is not None:
             self._unsealed[topic_id] = topic
         return topic
 
     def put_block(self, topic_id: bytes, number: int, data: bytes) -> None:
-        """Add a block of partitions off a row, the next one of its topic.
+        """Add the next block of partitions of a topic, from a stored row.
 
         Raises:
-            AssertionError, struct.error, IndexError: it is damaged, or does not fit the image.
+            AssertionError, struct.error, IndexError: the block is damaged or contradicts the image.
         """
         topic = self._topics.get(topic_id)
         assert topic is not None, f"block {number} of unknown topic {topic_id.hex()}"
@@ -192,15 +192,15 @@ class MetadataImage:
             self._counts.move(members, count)
 
     def put_deleted_block(self, number: int, data: bytes) -> None:
-        """Add a block of deleted topics off a row, the next one.
+        """Add the next block of deleted topics, from a stored row.
 
         Raises:
-            AssertionError: it is damaged, or out of turn.
+            AssertionError: the block is damaged or out of order.
         """
         self._deleted_topics.add_block(number, data)
 
     def drop_topic(self, topic: TopicImage) -> None:
-        """Remove a topic; its id is kept among the deleted ones."""
+        """Remove a topic, and add its id to the deleted ones."""
         self._deleted_topics.add(topic.topic_id)
         self._ack_switches.pop((ConfigResource.TOPIC, topic.topic_id.hex()), None)
         del self._topics[topic.topic_id]
@@ -208,14 +208,14 @@ class MetadataImage:
         del self._names[bisect_left(self._names, topic.topic)]
 
     def note_left_leadership(self, broker_id: int, offset: int) -> None:
-        """Do nothing: only decisions ask when a leadership ended."""
+        """Do nothing: only the controller's view of appended records needs to know when a leadership ended."""
 
     def put_config(self, record: ConfigRecord) -> None:
-        """Set a config off a row: a state, of which nothing else follows."""
+        """Set a config from a stored row. A row is a state, so no switch of `flush.policy` is derived from it."""
         set_config(self, record)
 
     def put_ack_switch(self, resource: ConfigResource, resource_name: str, offset: int) -> None:
-        """Remember when a resource's `flush.policy` may have become `ack`."""
+        """Store at which offset `flush.policy` of a resource may have become `ack`."""
         self._ack_switches[resource, resource_name] = offset
 
     def put_other_config(self, record: ConfigRecord) -> None:
@@ -230,10 +230,10 @@ class MetadataImage:
             self._other_configs.pop(key, None)
 
     def put_producer_ids(self, record: ProducerIdsRecord) -> None:
-        """Remember the last block of producer ids."""
+        """Store the last allocated block of producer ids."""
         assert record.next_producer_id >= self.next_producer_id, f"producer ids go back: {record}"
         self._producer_ids = record
 
     def put_feature_level(self, record: FeatureLevelRecord) -> None:
-        """Remember a feature level."""
+        """Store a feature level."""
         self._features[record.name] = record.level

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a stored metadata image consists of besides its rows: the state row, and an image as it is read.
+"""The state row of a stored metadata image, and the type of a loaded image.
 
-Rows are those of `metaquorum.metadata.image_rows`; the state row has the key 00 and this value, big-endian:
+The other rows are those of `metaquorum.metadata.image_rows`. The state row has the key 00 and this value, big-endian:
 
     | offset | size | field                                                           |
     |--------|------|-----------------------------------------------------------------|
@@ -11,7 +11,7 @@ Rows are those of `metaquorum.metadata.image_rows`; the state row has the key 00
     | 16     | rest | voters in force there: a `QuorumControlRecord` with `voters`;   |
     |        |      | empty while no record has named any                             |
 
-Source: architecture section 7.
+Source: docs/image.md.
 """
 
 from __future__ import annotations
@@ -28,28 +28,31 @@ from metaquorum.raft_codec.control_codec import decode_control_record, encode_co
 from metaquorum.raft_codec.wire_fields import InvalidMessageError
 
 FORMAT_VERSION: Final = 5
-"""Format of rows and state row. One of `READABLE_VERSIONS` is read too; another is rebuilt from the newest snapshot and the log."""
+"""Format of rows and state row. `READABLE_VERSIONS` are read, too; any other image is rebuilt from the newest snapshot and the log."""
 
 READABLE_VERSIONS: Final = frozenset({2, 3, 4, FORMAT_VERSION})
-"""Format 2 had a row for each partition; reading an image or a snapshot of it replaces them by blocks.
-Format 3 had no deleted topics, format 4 no switches of `flush.policy`."""
+"""Formats that this version reads.
+
+Format 2 had a row for each partition; a reader of such an image or snapshot replaces those rows by blocks.
+Format 3 had no deleted topics, format 4 no switches of `flush.policy`.
+"""
 
 STATE_KEY: Final = b"\x00"
 _STATE: Final = struct.Struct(">IqI")
 
 
 class ImageUnreadableError(Exception):
-    """The stored image is damaged or of another format; it must be thrown away and rebuilt from the newest snapshot and the log."""
+    """The stored image is damaged or has another format. It must be discarded and rebuilt from the newest snapshot and the log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedImage:
-    """An image off the disk.
+    """An image loaded from disk.
 
     Attributes:
         image: the image, with its offset.
-        quorum_epoch: quorum epoch of the last batch in it (0 when it is empty).
-        voters: voters in force at its offset; None when no record below it names any.
+        quorum_epoch: quorum epoch of the last batch in it; 0 if it is empty.
+        voters: voter set in force at its offset; None if no record below it names voters.
     """
 
     image: MetadataImage
@@ -64,12 +67,12 @@ class LoadedImage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageState:
-    """The state row.
+    """The content of the state row.
 
     Attributes:
-        metadata_offset: every committed record below (exclusive) is in.
-        quorum_epoch: epoch of the last batch.
-        voters_record: the voters in force there as they are stored; empty when there are none.
+        metadata_offset: end of the image (exclusive): it has every committed record below.
+        quorum_epoch: quorum epoch of the last batch.
+        voters_record: the encoded voter set in force there; empty if there is none.
     """
 
     metadata_offset: int
@@ -77,15 +80,15 @@ class ImageState:
     voters_record: bytes
 
     def encode(self) -> bytes:
-        """The value of the state row."""
+        """Return the value of the state row."""
         return _STATE.pack(FORMAT_VERSION, self.metadata_offset, self.quorum_epoch) + self.voters_record
 
     @classmethod
     def decode(cls, value: bytes) -> ImageState:
-        """Read a state row.
+        """Return the state that a row encodes.
 
         Raises:
-            ImageUnreadableError: it is not one of this format.
+            ImageUnreadableError: the row is damaged or of an unknown format.
         """
         if len(value) < _STATE.size:
             raise ImageUnreadableError(f"the state row has {len(value)} bytes")
@@ -96,7 +99,7 @@ class ImageState:
 
     @property
     def voters(self) -> VoterSet | None:
-        """The voters.
+        """The voter set, or None.
 
         Raises:
             ImageUnreadableError: the record is damaged.
@@ -113,5 +116,5 @@ class ImageState:
 
 
 def encode_voters(voters: VoterSet | None) -> bytes:
-    """Voters as the state row has them."""
+    """Return voters in the form of the state row."""
     return b"" if voters is None else encode_control_record(VotersChange(voters=voters))

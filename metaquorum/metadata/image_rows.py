@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An image as rows: one key and one record for every broker, topic, config and feature, one for up to 128 partitions.
+"""An image as rows: one key and value for each broker, topic, config and feature, and one for up to 128 partitions.
 
-Owns the keys and which rows a record touches, so that a store can keep an image as a sorted table and bring it up to
-date record by record. Rows in key order are a complete image: replaying them rebuilds it. Persistent format; keys, all
-integers big-endian:
+Owns the keys, and which rows a record touches. So a store can keep an image as a sorted table and update it record by record. The
+rows in key order are a complete image: a replay of them rebuilds it. Persistent format; keys, all integers big-endian:
 
     | row            | key                                                | value                              |
     |----------------|----------------------------------------------------|------------------------------------|
@@ -19,7 +18,7 @@ integers big-endian:
     | deleted topics | 09, block (4)                                      | up to 64 topic ids (16 each)       |
     | ack switch     | 0A, resource (1), resource name                    | metadata offset (8)                |
 
-Rows of single partitions are read and never written: `is_old` tells a store to write the blocks in their place.
+Rows of single partitions are read but never written: `is_old` tells a store to replace them by blocks.
 Key 00 belongs to the store.
 """
 
@@ -71,7 +70,7 @@ _PRODUCER_IDS_KEY: Final = bytes([_PRODUCER_IDS])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionBlock:
-    """The row of partitions `128 * number` and the following of a topic; `data` is a block."""
+    """The row of a block of a topic's partitions, from partition `128 * number` on; `data` is the block."""
 
     topic_id: bytes
     number: int
@@ -80,7 +79,7 @@ class PartitionBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletedBlock:
-    """A row of ids of deleted topics; `data` has one after another (`deleted_topics.py`)."""
+    """A row of ids of deleted topics; `data` has them concatenated (`deleted_topics.py`)."""
 
     number: int
     data: bytes
@@ -88,7 +87,7 @@ class DeletedBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AckSwitch:
-    """The row of a resource whose `flush.policy` may have become `ack` by the record at `data` (`MetadataImage.ack_switch`)."""
+    """The row of a resource's switch to `flush.policy=ack`; `data` is an offset (see `MetadataImage.ack_switch`)."""
 
     resource: ConfigResource
     resource_name: str
@@ -119,10 +118,10 @@ def block_key(topic_id: bytes, number: int) -> bytes:
 
 
 def block_place(key: bytes) -> tuple[bytes, int] | None:
-    """Return topic id and number of a block of partitions; None for the key of another row.
+    """Return topic id and block number of a partition block's key; None for any other key.
 
     Raises:
-        struct.error: it is too long or too short.
+        struct.error: the key is too long or too short.
     """
     if key[0] != _BLOCK:
         return None
@@ -136,10 +135,10 @@ def deleted_key(number: int) -> bytes:
 
 
 def deleted_place(key: bytes) -> int | None:
-    """Return the number of a block of deleted topics; None for the key of another row.
+    """Return the block number of a deleted-topics key; None for any other key.
 
     Raises:
-        struct.error: it is too long or too short.
+        struct.error: the key is too long or too short.
     """
     if key[0] != _DELETED:
         return None
@@ -148,15 +147,15 @@ def deleted_place(key: bytes) -> int | None:
 
 
 def ack_switch_key(resource: ConfigResource, resource_name: str) -> bytes:
-    """Return the key of the switch to `ack` of a resource."""
+    """Return the key of a resource's switch to `ack`."""
     return bytes([_ACK_SWITCH, resource]) + resource_name.encode()
 
 
 def ack_switch_place(key: bytes) -> tuple[ConfigResource, str] | None:
-    """Return the resource of a switch to `ack`; None for the key of another row.
+    """Return the resource of an ack-switch key; None for any other key.
 
     Raises:
-        struct.error: no resource is named so.
+        struct.error: the key names no resource.
     """
     if key[0] != _ACK_SWITCH:
         return None
@@ -167,7 +166,7 @@ def ack_switch_place(key: bytes) -> tuple[ConfigResource, str] | None:
 
 
 def is_old(key: bytes) -> bool:
-    """True for a row that an earlier format has and this one has no more."""
+    """Return True for a row that only an earlier format has."""
     return key[0] == _OLD_PARTITION
 
 
@@ -179,11 +178,11 @@ def config_key(resource: ConfigResource, resource_name: str, name: str) -> bytes
 
 
 def touched_keys(record: Run, before: MetadataImage) -> list[bytes]:
-    """Return the keys of the rows that `record` adds, changes or removes.
+    """Return the keys of the rows that a record adds, changes or removes.
 
     Args:
-        record: a record, or a run, that is about to be replayed.
-        before: the image without it.
+        record: the record or run that is about to be replayed.
+        before: the image before it.
     """
     match record:
         case list():
@@ -229,7 +228,7 @@ def block_keys(topic: TopicImage) -> Iterator[bytes]:
 
 
 def add_row(image: MetadataImage, row: Row) -> None:
-    """Add a row to an image that is filled in key order; it has no offset before `MetadataImage.reset_offset`.
+    """Add a row to an image that is being filled in key order. Its offset is set at the end, by `MetadataImage.reset_offset`.
 
     Raises:
         AssertionError, struct.error, IndexError: the row is damaged or contradicts the image.
@@ -243,12 +242,12 @@ def add_row(image: MetadataImage, row: Row) -> None:
     elif isinstance(row, ConfigRecord):
         image.put_config(row)
     else:
-        # Rows are states, not facts in time: the offset is set once, at the end.
+        # Rows are states and not facts in time: the offset is set once, at the end.
         image.replay(row, image.metadata_offset)
 
 
 def row(image: MetadataImage, key: bytes) -> Row | None:
-    """Return what stands in the row at `key`, or None when the image has no such row."""
+    """Return the row that an image has at `key`, or None."""
     match key[0]:
         case 1:
             name = key[1:].decode()

@@ -3,16 +3,16 @@
 
 Owns the database below `<data>/metadata/image`. Laws:
 
-* Each write batch carries the rows of one committed batch *and* the offset, epoch and voters behind it, so that whatever
-  survives a crash is the image of exactly one offset. The write-ahead log is not synced: after a power failure the image is
-  merely older, and the quorum log replays the gap.
-* The image is never the truth: one that cannot be read is thrown away and rebuilt from the newest snapshot and the log above it.
-* A disk without room is no damage: the image is read without a write, its owner goes on in memory, and the keys of all rows
-  that could not be written are owed. They are written in one batch when there is room again.
+* Each write batch carries the rows of one committed batch *and* the offset, epoch and voters after it. So the database that survives
+  a crash is the image of exactly one offset. The write-ahead log is not synced: after a power failure the image is only older, and a
+  replay of the quorum log fills the gap.
+* The image is never the truth: an unreadable one is discarded, and rebuilt from the newest snapshot and the log above it.
+* A full disk is not damage: the image is read without a write, its owner continues in memory, and the store remembers the keys of all
+  unwritten rows (*owed* rows). It writes them in one batch once there is room again.
 
 A checkpoint of the database is a snapshot of the image: rows and state row of one offset (`snapshot_files` keeps them).
 
-Source: architecture section 7.
+Source: docs/controller.md section "Image store".
 """
 
 from __future__ import annotations
@@ -46,37 +46,37 @@ from metaquorum.raft.voters import VoterSet
 logger = logging.getLogger(__name__)
 
 WRITE_BUFFER_BYTES: Final = 8 * 1024 * 1024
-"""Size at which RocksDB writes its table in memory to a file; two of them exist at most."""
+"""Bytes at which RocksDB writes its table in memory to a file. At most two such tables exist."""
 
 MAX_WAL_BYTES: Final = 32 * 1024 * 1024
-"""Size of the write-ahead log at which RocksDB flushes, so that it stays short."""
+"""Bytes of the write-ahead log at which RocksDB flushes, to keep it short."""
 
 MAX_OPEN_FILES: Final = 64
-"""Table files that RocksDB keeps open."""
+"""Table files that RocksDB may keep open."""
 
 REOPEN_ROOM_BYTES: Final = 32 * 1024 * 1024
-"""Free bytes of the disk at which an image that had no room is written again: its tables, logs and what RocksDB reserves for them."""
+"""Free bytes on the disk at which a store without room tries to write again: tables, logs and reserves of RocksDB fit."""
 
 MAX_RETRY_AFTER_APPLIES: Final = 1_024
-"""Most committed batches between two attempts to write again; the first attempt is at the next one."""
+"""Largest number of committed batches between two attempts to write again; the first attempt comes with the next batch."""
 
 MAX_OWED_ROWS: Final = 100_000
-"""Most keys of rows that are remembered while there is no room; with more, the whole image is written when there is."""
+"""Largest number of owed rows whose keys are kept; beyond it, the whole image is written once there is room."""
 
 CURRENT_FILE: Final = "CURRENT"
-"""File of RocksDB without which there is no database."""
+"""File of RocksDB without which the directory holds no database."""
 
 _NO_ROOM: Final = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 
 
 class ImageStore:
-    """The database. One owner; every call from one thread, but for `checkpoint`.
+    """The database of one image. One owner calls it from one thread; only `checkpoint` may run in another.
 
     Args:
-        directory: where the database lives; created when absent.
+        directory: place of the database; created if absent.
 
     Raises:
-        ImageUnreadableError: RocksDB cannot open it, though there is room.
+        ImageUnreadableError: RocksDB cannot open it, although the disk is not full.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -84,11 +84,11 @@ class ImageStore:
         self._source = directory
         self._voters_record = b""
         self._owed: dict[bytes, None] = {}
-        # The database is of no use: what is owed is the whole image.
+        # True if the database is useless: the whole image is owed.
         self._is_stale = False
         self._applies_until_retry = 0
         self._retry_after_applies = 1
-        # Held by whoever uses the database in another thread: it is not closed under them.
+        # Held while another thread uses the database, so that it is not closed in that time.
         self._in_use = Lock()
         self._is_failed = False
         self._closed = False
@@ -96,19 +96,19 @@ class ImageStore:
 
     @property
     def directory(self) -> Path:
-        """Where the database lives."""
+        """Place of the database."""
         return self._directory
 
     @property
     def is_writable(self) -> bool:
-        """Whether what is applied goes to the disk at once; False: it had no room, and rows are owed."""
+        """True while batches are written at once. False if the disk was full: rows are owed."""
         return self._database is not None and not self._is_failed
 
     def load(self) -> LoadedImage:
-        """Read the whole image; an empty database gives an empty image at offset 0. Rows of an older format are written anew.
+        """Read the whole image, and rewrite rows of an older format. An empty database gives an empty image at offset 0.
 
         Raises:
-            ImageUnreadableError: a row is damaged, does not fit the others, or has another format.
+            ImageUnreadableError: a row is damaged, contradicts the others, or has an unknown format.
         """
         database = self._database
         if database is None:
@@ -121,11 +121,11 @@ class ImageStore:
         return loaded
 
     def stand_for(self, source: Path, loaded: LoadedImage) -> None:
-        """Take a snapshot as the image, unwritten: there is no room for a copy. The whole image is owed from here on.
+        """Use a snapshot as the image without a copy, because the disk is full. The whole image is owed from here on.
 
         Args:
-            source: its directory; nobody writes it.
-            loaded: what it holds.
+            source: directory of the snapshot, which does not change.
+            loaded: the image in it.
         """
         self._lose_room("a snapshot has no room to be copied")
         self._close_database()
@@ -136,13 +136,13 @@ class ImageStore:
     def apply(
         self, image: MetadataImage, keys: Sequence[bytes], *, quorum_epoch: int, voters: VoterSet | None = None
     ) -> None:
-        """Write the rows at `keys` as they are in `image` now, with its offset, as one atomic batch; owe them while there is no room.
+        """Write rows of the image and its offset as one atomic batch. While the disk is full, the rows are owed.
 
         Args:
             image: the committed image after a committed batch.
             keys: keys of all rows that the batch touched (`image_rows.touched_keys`); repetitions are harmless.
             quorum_epoch: epoch of the batch.
-            voters: voters that the batch names; None when it names none.
+            voters: voters that the batch names; None if it names none.
         """
         assert not self._closed, f"{self._directory}: the image store is closed"
         self._owe(keys)
@@ -173,36 +173,36 @@ class ImageStore:
             self._is_stale = False
 
     def rows(self) -> list[tuple[bytes, Row]]:
-        """Return every row in key order, the state row left out; for tests."""
+        """Return every row except the state row, in key order; for tests."""
         assert self._database is not None, "there is no room"
         return [(key, decode_row(key, value)) for key, value in items(self._database) if key != STATE_KEY]
 
     def checkpoint(self, directory: Path) -> None:
-        """Make a copy of the database as it is now, of one offset; nothing of it is synced yet. From any thread.
+        """Make a copy of the database at its current offset. Nothing of it is synced. May run in any thread.
 
         Args:
-            directory: where; must not exist. Table files are hard links.
+            directory: place of the copy; must not exist. Table files are hard links.
 
         Raises:
-            OSError: ENOSPC, the database is behind for want of room.
+            OSError: ENOSPC: the database lacks owed rows because the disk was full.
         """
         with self._in_use:
             if self._database is None or self._is_failed:
                 raise OSError(errno.ENOSPC, "the image waits for room", str(self._directory))
-            # A checkpoint writes the table in memory out while it holds the interpreter's lock, and the event loop with it;
-            # a flush lets go of the lock, and leaves the checkpoint next to nothing to write.
+            # A checkpoint writes the table in memory to a file while it holds the interpreter's lock, which blocks the event loop. A
+            # flush releases the lock, and leaves the checkpoint almost nothing to write.
             self._database.flush()
             checkpoint = Checkpoint(self._database)
             checkpoint.create_checkpoint(str(directory))
 
     def replace(self, directory: Path) -> None:
-        """Put a whole database, closed, in the place of this one; a crash in between leaves none.
+        """Replace this database by another, closed one. A crash in the middle may leave no database.
 
         Args:
             directory: the other database; it is renamed.
 
         Raises:
-            ImageUnreadableError: it cannot be opened.
+            ImageUnreadableError: the other database cannot be opened.
         """
         self._close_database()
         shutil.rmtree(self._directory, ignore_errors=True)
@@ -218,7 +218,7 @@ class ImageStore:
         self._voters_record = ImageState.decode(value if isinstance(value, bytes) else b"").voters_record
 
     def close(self) -> None:
-        """Close the database and release its lock. Closing twice is allowed."""
+        """Close the database and release its lock. Idempotent."""
         if not self._closed:
             self._closed = True
             self._close_database()
@@ -254,7 +254,7 @@ class ImageStore:
         logger.warning("event=image_unwritable action=go_on_in_memory reason=%r", str(reason))
 
     def _reopen(self, image: MetadataImage) -> Rdict | None:
-        """Open the database again if there is room by now; each attempt in vain doubles the wait for the next one."""
+        """Open the database again if there is room now. Each failed attempt doubles the wait for the next one."""
         self._applies_until_retry -= 1
         if self._applies_until_retry > 0 or not has_room(self._directory) or not self._in_use.acquire(blocking=False):
             return None
@@ -288,17 +288,17 @@ class ImageStore:
         except Exception as error:
             if not self._is_failed and not is_out_of_room(error):
                 raise
-            # What was written is in the write-ahead log, or owed.
+            # The data is in the write-ahead log, or owed.
             logger.warning("event=image_closed_without_room reason=%r", str(error))
 
 
 def open_image(directory: Path) -> tuple[ImageStore, LoadedImage]:
-    """Open the store and read its image; one that cannot be read is removed, and an empty one takes its place.
+    """Open the store and read its image. An unreadable image is removed and replaced by an empty one.
 
     The caller replays the quorum log from the image's offset; after a removal that is 0, the start of the log.
 
     Raises:
-        ImageUnreadableError: not even an empty database can be opened here (permissions, in use).
+        ImageUnreadableError: not even an empty database can be opened here (permissions, already in use).
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
     store: ImageStore | None = None
@@ -315,23 +315,23 @@ def open_image(directory: Path) -> tuple[ImageStore, LoadedImage]:
 
 
 def is_out_of_room(error: BaseException) -> bool:
-    """Tell whether RocksDB says that the disk has no room; it says so in words only."""
+    """Return True if RocksDB reports a full disk, which only its message text shows."""
     return any(text in str(error) for text in _NO_ROOM)
 
 
 def has_room(directory: Path) -> bool:
-    """Tell whether there is room enough to open and write a database again."""
+    """Return True if the disk has enough room to open and write a database again."""
     return shutil.disk_usage(directory.parent).free >= REOPEN_ROOM_BYTES
 
 
 def read_image(database: Rdict, directory: Path) -> tuple[LoadedImage, list[bytes]]:
-    """Read the whole image out of an open database; an empty one gives an empty image at offset 0.
+    """Read the whole image from an open database. An empty database gives an empty image at offset 0.
 
     Returns:
         The image, and the keys of its rows of an older format (`conversion` replaces them).
 
     Raises:
-        ImageUnreadableError: a row is damaged, does not fit the others, or has another format.
+        ImageUnreadableError: a row is damaged, contradicts the others, or has an unknown format.
     """
     image = MetadataImage()
     state: ImageState | None = None
@@ -349,7 +349,7 @@ def read_image(database: Rdict, directory: Path) -> tuple[LoadedImage, list[byte
                     old_keys.append(key)
         voters = None if state is None else state.voters
     except Exception as error:
-        # Damage shows as an exception of RocksDB, of the codec, or as a record that contradicts the image.
+        # Damage shows as an exception of RocksDB or of the codec, or as a record that contradicts the image.
         reason = str(error) if isinstance(error, ImageUnreadableError) else repr(error)
         raise ImageUnreadableError(f"{directory}: the image cannot be read: {reason}") from error
     if state is None:
@@ -361,7 +361,7 @@ def read_image(database: Rdict, directory: Path) -> tuple[LoadedImage, list[byte
 
 
 def conversion(loaded: LoadedImage, old_keys: Sequence[bytes]) -> WriteBatch:
-    """Return the batch that puts the rows of this format in the place of older ones, and the state row with its version."""
+    """Return a batch that replaces rows of an older format by current ones, and updates the version in the state row."""
     batch = WriteBatch(raw_mode=True)
     for key in old_keys:
         batch.delete(key)
@@ -379,7 +379,7 @@ def conversion(loaded: LoadedImage, old_keys: Sequence[bytes]) -> WriteBatch:
 
 def items(database: Rdict) -> Iterator[tuple[bytes, bytes]]:
     """Iterate over all rows in key order, the state row first."""
-    # Not `Rdict.items()`: that one ends without a word at a damaged block, and half an image would look whole.
+    # Not `Rdict.items()`: it ends silently at a damaged block, and half an image would look whole.
     iterator = database.iter()
     iterator.seek_to_first()
     while iterator.valid():
@@ -389,7 +389,7 @@ def items(database: Rdict) -> Iterator[tuple[bytes, bytes]]:
 
 
 def open_read_only(directory: Path) -> Rdict:
-    """Open a database that nobody writes, any number of times at once.
+    """Open a database that no process writes. Several readers may open it at once.
 
     Raises:
         ImageUnreadableError: RocksDB cannot open it.
@@ -401,7 +401,7 @@ def open_read_only(directory: Path) -> Rdict:
 
 
 def read_only_image(directory: Path) -> tuple[LoadedImage, list[bytes]]:
-    """Read an image that nobody writes meanwhile; `read_image` says what comes back and what is raised."""
+    """Read an image from a database that no process writes; see `read_image` for result and errors."""
     database = open_read_only(directory)
     try:
         return read_image(database, directory)
@@ -413,12 +413,12 @@ def _open(directory: Path) -> Rdict:
     try:
         return Rdict(str(directory), options=image_options())
     except Exception as error:
-        # rocksdict raises plain Exception for whatever RocksDB refuses.
+        # rocksdict raises a plain Exception for every error of RocksDB.
         raise ImageUnreadableError(f"{directory}: RocksDB cannot open the image: {error}") from error
 
 
 def image_options() -> Options:
-    """Options of every database of images."""
+    """Return the options of every image database."""
     options = Options(raw_mode=True)
     options.create_if_missing(True)
     options.set_write_buffer_size(WRITE_BUFFER_BYTES)

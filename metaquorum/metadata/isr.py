@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In-sync replicas and eligible leader replicas (ELR) of one partition: what becomes of them when the former change.
+"""How in-sync replicas and eligible leader replicas (ELR) of a partition change together.
 
-Owns the rules of KIP-966 for one partition, as pure functions. Why they hold: the high watermark does not advance while there
-are fewer in-sync replicas than `min.insync.replicas`. So a replica that leaves then has everything that is committed for as long
-as that lasts, and may lead, which it may not once enough others went on without it.
+Owns the rules of KIP-966 for one partition, as pure functions. Why they hold: the high watermark does not advance while fewer
+replicas than `min.insync.replicas` are in sync. So a replica that leaves the ISR in that time still has everything committed, and may
+lead. It may no longer lead once enough other replicas have continued without it.
 
-Law: whoever is in the in-sync replicas or in the ELR has every committed record. The in-sync replicas are never empty: those
-that are left when nobody can lead stay in them, where Kafka moves them to the ELR; who may lead is the same. Of the last ones, those
-whose log directory is gone are *awaited* (`awaited.py`): they had everything, and lead nothing.
+Law: every member of the ISR or of the ELR has every committed record. The ISR is never empty: when no replica can lead, the last ones
+stay in it, where Kafka moves them to the ELR; the set of possible leaders is the same. Those of the last ones whose log directory is
+gone are *awaited* (`awaited.py`): they had everything, but they cannot lead.
 Source: KIP-966; `docs/controller.md` section "Elections".
 """
 
@@ -24,12 +24,12 @@ from metaquorum.metadata.topic_configs import MIN_INSYNC_REPLICAS, TOPIC_CONFIGS
 
 @dataclass(frozen=True, slots=True)
 class IsrState:
-    """Which replicas have what is committed.
+    """The replicas of a partition that have its committed records.
 
     Attributes:
         isr: the in-sync replicas.
         elr: the eligible leader replicas.
-        last_known_elr: those that left the latter or the former by an unclean stop.
+        last_known_elr: replicas that left `isr` or `elr` by an unclean shutdown.
         awaited: those of `isr` whose log directory is gone, packed.
     """
 
@@ -40,15 +40,15 @@ class IsrState:
 
 
 def min_insync_replicas(topic: TopicImage) -> int:
-    """Return the topic's `min.insync.replicas`; see `needed_in_sync` for what a partition needs."""
+    """Return the topic's `min.insync.replicas`; see `needed_in_sync` for what one partition needs."""
     return int(topic.configs.get(MIN_INSYNC_REPLICAS, TOPIC_CONFIGS[MIN_INSYNC_REPLICAS].default))
 
 
 def needed_in_sync(partition: PartitionImage, min_isr: int) -> int:
-    """Return how many must be in sync before anything is committed.
+    """Return how many replicas must be in sync before a record is committed.
 
-    A partition with fewer replicas than `min.insync.replicas` needs all of them; those that a reassignment is adding do not
-    count, or it would stop commits until they have caught up.
+    A partition with fewer replicas than `min.insync.replicas` needs all of them. Replicas that a reassignment adds do not count,
+    because they would stop commits until they have caught up.
     """
     return min(min_isr, len(partition.replicas) - len(partition.adding))
 
@@ -61,14 +61,14 @@ def changed_isr(
     lost: Collection[int] = (),
     awaited: Packed | None = None,
 ) -> IsrState:
-    """Return the state of a partition whose in-sync replicas become `isr`, which all have what is committed.
+    """Return the state of a partition whose in-sync replicas become `isr`; all of them have everything committed.
 
     Args:
-        partition: the partition as it is.
-        isr: its next in-sync replicas.
+        partition: the partition before the change.
+        isr: its new in-sync replicas.
         min_isr: the topic's `min.insync.replicas`.
-        lost: replicas that may have lost records: they become no eligible leader replicas.
-        awaited: those of `isr` whose log directory is gone, packed; None: as before.
+        lost: replicas that may have lost records; they do not become eligible leader replicas.
+        awaited: those of `isr` whose log directory is gone, packed; None: unchanged.
     """
     awaited = partition.awaited if awaited is None else awaited
     if len(isr) >= needed_in_sync(partition, min_isr):
@@ -83,7 +83,7 @@ def changed_isr(
 def change_record(
     topic_id: bytes, partition: PartitionImage, state: IsrState, leader_id: int | None
 ) -> PartitionChangeRecord | None:
-    """Return the record that brings a partition to a state and a leader, or None when it is there."""
+    """Return the record that gives a partition this state and leader; None if it has them already."""
     leader_changes = leader_id != partition.leader_id
     record = PartitionChangeRecord(
         topic_id=topic_id,
@@ -99,9 +99,9 @@ def change_record(
 
 
 def cleared_elr(topic: TopicImage, min_isr: int) -> list[PartitionChangeRecord]:
-    """Return the changes that a topic needs together with a new `min.insync.replicas`.
+    """Return the partition changes that a topic needs together with a new `min.insync.replicas`.
 
-    Where it lets the high watermark advance again, replicas outside the in-sync ones fall behind and may not lead any more.
+    Where the high watermark can advance again, replicas outside the ISR fall behind and leave the ELR.
     """
     changes = (
         change_record(

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the quorum tells its users: committed batches, leaders, and the start and end of their own leadership.
+"""What the quorum reports to its users: committed batches, leaders, and the start and end of its node's own leadership.
 
-Owns the types that cross from the quorum to a controller or a broker. Must not know how batches are stored or sent.
-Law: a listener sees every committed batch once, in offset order, from its `applied_offset` on, or the image of a
-snapshot in the place of some of them; nothing uncommitted, nothing unflushed on this node.
+Owns the types that cross from the quorum to a controller or a broker. Does not know how batches are stored or sent. Law: a listener
+sees every committed batch once, in offset order, from its `applied_offset` on; the image of a snapshot may replace some of them. It
+sees nothing uncommitted, and nothing that is unflushed on this node.
 Source: `docs/quorum.md` section "Delivery".
 """
 
@@ -21,12 +21,12 @@ from metaquorum.raft_codec.control_codec import decode_control_record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuorumLeader:
-    """Who leads, as far as this node knows.
+    """The quorum leader as far as this node knows.
 
     Attributes:
-        leader_id: node id of the leader, or None while none is known.
-        quorum_epoch: epoch that this knowledge belongs to (Raft's term).
-        address: `host:port` of the leader's quorum listener, or None while it is not known.
+        leader_id: node id of the leader; None if unknown.
+        quorum_epoch: epoch of this knowledge (Raft's term).
+        address: `host:port` of the leader's quorum listener; None if unknown.
     """
 
     leader_id: int | None
@@ -36,16 +36,16 @@ class QuorumLeader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommittedBatch:
-    """One batch below the high watermark.
+    """One committed batch, below the high watermark.
 
     Attributes:
         base_offset: offset of the first record (inclusive).
         next_offset: offset after the last record (exclusive end).
         quorum_epoch: epoch of the leader that appended it.
         append_timestamp_ms: wall-clock milliseconds at which that leader appended it.
-        records: serialized `MetadataRecord` messages; serialized `QuorumControlRecord` messages when `is_control`.
-        is_control: True for a batch of the quorum itself; listeners move their offset over it and nothing else.
-        size_bytes: bytes that it takes in the log.
+        records: serialized `MetadataRecord` messages; serialized `QuorumControlRecord` messages if `is_control`.
+        is_control: True for a batch of the quorum itself; listeners only move their offset over it.
+        size_bytes: bytes of the batch in the log.
     """
 
     base_offset: int
@@ -58,7 +58,7 @@ class CommittedBatch:
 
 
 def control_voters(batch: CommittedBatch) -> VoterSet | None:
-    """The voters that a batch names; None when it names none."""
+    """Return the voters that a batch names; None if it names none."""
     if not batch.is_control:
         return None
     changes = [decode_control_record(record) for record in batch.records]
@@ -66,7 +66,7 @@ def control_voters(batch: CommittedBatch) -> VoterSet | None:
 
 
 def joined(batches: Sequence[CommittedBatch]) -> list[CommittedBatch]:
-    """Make one of neighbouring batches of records of one epoch: a listener then writes and counts once for all of them."""
+    """Join adjacent batches of one epoch, so that a listener writes once for all of them. Control batches stay alone."""
     made: list[CommittedBatch] = []
     for batch in batches:
         last = made[-1] if made else None
@@ -86,19 +86,19 @@ def joined(batches: Sequence[CommittedBatch]) -> list[CommittedBatch]:
 
 
 class MetadataListener(Protocol):
-    """A user of the committed metadata log. Every method is called on the event loop of the node and must not block.
+    """A user of the committed metadata log. The node calls every method on its event loop; none may block.
 
-    An exception out of a method stops the node: an image that missed a batch is wrong from there on.
+    An exception in a method stops the node, because an image that missed a batch is wrong from there on.
     """
 
     @property
     def applied_offset(self) -> int:
-        """Offset (exclusive) up to which the listener has applied; read once, when the node starts."""
+        """Offset (exclusive) up to which the listener has applied; the node reads it once, at its start."""
         ...
 
     @property
     def may_lag(self) -> bool:
-        """Whether nobody waits for commits here just now: they may come a little later, neighbours joined to one batch."""
+        """True if no caller waits for commits here now. They may then come a little later, and joined."""
         ...
 
     def on_commit(self, batch: CommittedBatch) -> None:
@@ -106,21 +106,21 @@ class MetadataListener(Protocol):
         ...
 
     def on_snapshot(self, loaded: LoadedImage) -> None:
-        """Replace everything by the image of a snapshot, which is the listener's own from here on; never while it leads."""
+        """Replace everything by the image of a snapshot; the listener now owns it. Never called while this node leads."""
         ...
 
     def on_leader(self, leader: QuorumLeader) -> None:
-        """Learn that the known leader or its epoch changed; not ordered with `on_commit`."""
+        """Note that the known leader or its epoch changed. Not ordered with `on_commit`."""
         ...
 
     def on_activate(self, quorum_epoch: int) -> None:
-        """Start to lead: everything before this epoch is committed and has been delivered to this listener."""
+        """Start to lead: everything before this epoch is committed, and this listener has received it."""
         ...
 
     def on_deactivate(self) -> None:
-        """Stop to lead; called once for each `on_activate`, after everything that was committed when the leadership ended.
+        """Stop leading. Called once for each `on_activate`, after all batches that were committed when the leadership ended.
 
-        So it may come a little later than the end itself; until then nothing can be appended any more. What was appended and not
-        delivered may yet commit or vanish.
+        So it may come a little after the end itself; nothing can be appended in between. An appended batch that was not delivered may
+        still commit, or vanish.
         """
         ...

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cluster metadata of one process: loads what the quorum commits into the image, once, for the controller and the broker alike.
+"""The cluster metadata of one process: applies what the quorum commits to the image, once, for controller and broker alike.
 
     loader = MetadataLoader()
     loader.open(metadata.store, metadata.loaded)      # what the disk has
@@ -7,10 +7,9 @@
     unsubscribe = loader.on_change(callback)
     await loader.wait_for(offset, timeout_ms=1_000)
 
-Owns the image, its copy in RocksDB, the last changes, who waits for an offset, and who follows changes. It decides nothing about
-the metadata. Laws: the image holds committed records only, in offset order; `metadata_offset` never goes back; the controller is told
-of a batch when the image has it, and everybody else after the controller.
-Everything runs on the event loop thread.
+Owns the image, its copy in RocksDB, the last changes, the waiters for offsets, and the subscribers to changes. It decides nothing
+about the metadata. Laws: the image holds only committed records, in offset order; `metadata_offset` never falls; the controller
+learns of a batch when the image has it, and everyone else after the controller. Everything runs on the event loop thread.
 Source: docs/controller.md; Kafka, MetadataLoader (KIP-866).
 """
 
@@ -32,37 +31,37 @@ from metaquorum.metadata.waiters import OffsetWaiters
 logger = logging.getLogger(__name__)
 
 HISTORY_CHANGES: Final = 4_096
-"""Changes that are kept for those who resume where they stopped; an older resume gets the whole image."""
+"""Changes that are kept for clients that resume. A client that resumes from before them gets the whole image."""
 
 ChangeCallback = Callable[[MetadataChange], None]
 
 
 class LocalController(Protocol):
-    """The controller of this process, where there is one."""
+    """The controller of this process, if it has one."""
 
     @property
     def may_lag(self) -> bool:
-        """True while it only stands by."""
+        """True while it is a standby controller, so that commits may reach it a little later."""
         ...
 
     def on_applied(self, metadata_offset: int) -> None:
-        """Learn that the image has everything below an offset (exclusive)."""
+        """Note that the image has everything below an offset (exclusive)."""
         ...
 
     def on_activate(self, quorum_epoch: int) -> None:
-        """Start to decide: the image has everything from before this epoch."""
+        """Become active: the image has everything from before this epoch."""
         ...
 
     def on_deactivate(self) -> None:
-        """Stop to decide; see `MetadataListener.on_deactivate`."""
+        """Become a standby; see `MetadataListener.on_deactivate`."""
         ...
 
 
 class MetadataLoader:
-    """Listener of the quorum node of this process; see above.
+    """The `MetadataListener` of this process: applies committed batches and tells the controller, subscribers and waiters.
 
     Attributes:
-        image: the committed image; another object after a snapshot.
+        image: the committed image; a snapshot replaces the object.
         history: the last changes.
     """
 
@@ -77,17 +76,17 @@ class MetadataLoader:
         self._waiters = OffsetWaiters()
 
     def open(self, store: ImageStore, loaded: LoadedImage) -> None:
-        """Begin with what the disk has, and write every change to it from here on; the caller closes the store."""
+        """Start with the image from disk, and write every later change to the store. The caller closes the store."""
         self._store = store
         if loaded.image.metadata_offset > 0:
             self.on_snapshot(loaded)
 
     def attach(self, controller: LocalController) -> None:
-        """Tell the controller of this process what is applied, and when it leads; before the quorum node starts."""
+        """Set the controller of this process, before the quorum node starts. It learns what is applied and when this node leads."""
         self._controller = controller
 
     def stop(self) -> None:
-        """Send everybody away who waits for an offset."""
+        """Release every waiter; their `wait_for` returns False."""
         self._waiters.stop()
 
     @property
@@ -97,21 +96,21 @@ class MetadataLoader:
 
     @property
     def leader(self) -> QuorumLeader:
-        """Who leads the quorum, as far as this node knows; that node is the active controller."""
+        """The quorum leader as far as this node knows. Its node has the active controller."""
         return self._leader
 
     @property
     def is_crowded(self) -> bool:
-        """True while nobody else may wait for an offset."""
+        """True while no further caller may wait for an offset."""
         return self._waiters.is_full
 
     def on_change(self, callback: ChangeCallback) -> Callable[[], None]:
-        """Call `callback` after every change of the image; returns the way to stop that. It must not block."""
+        """Call `callback` after every change of the image; it must not block. Return a function that ends this."""
         self._change_callbacks.append(callback)
         return lambda: self._change_callbacks.remove(callback)
 
     def on_leader_change(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` when another quorum leader is known; returns the way to stop that. It must not block."""
+        """Call `callback` when another quorum leader becomes known; it must not block. Return a function that ends this."""
         self._leader_callbacks.append(callback)
         return lambda: self._leader_callbacks.remove(callback)
 
@@ -119,32 +118,32 @@ class MetadataLoader:
         """Wait until the image holds everything below `metadata_offset`.
 
         Args:
-            metadata_offset: offset wanted, exclusive.
-            timeout_ms: most milliseconds to wait.
+            metadata_offset: wanted offset, exclusive.
+            timeout_ms: longest wait in milliseconds.
 
         Returns:
-            False: it did not come in time, too many wait, or this process stops.
+            False if the time was up, too many callers wait, or this process stops.
         """
         if self.metadata_offset >= metadata_offset:
             return True
         return await self._waiters.wait(metadata_offset, timeout_ms=timeout_ms)
 
-    # Listener of the quorum.
+    # Methods of `MetadataListener`.
 
     @property
     def applied_offset(self) -> int:
-        """Offset (exclusive) from which on the quorum must deliver."""
+        """Offset from which on (inclusive) the quorum must deliver batches."""
         return self.image.metadata_offset
 
     @property
     def may_lag(self) -> bool:
-        """True while nobody follows changes or waits for an offset, and no controller leads here."""
+        """True without subscribers, waiters, and an active controller here."""
         if self._change_callbacks or self._waiters:
             return False
         return self._controller is None or self._controller.may_lag
 
     def on_commit(self, batch: CommittedBatch) -> None:
-        """Apply a committed batch to the image and to its copy on disk, and tell those who follow."""
+        """Apply a committed batch to the image and to its copy on disk, then notify the controller, subscribers and waiters."""
         image, store = self.image, self._store
         collector = ChangeCollector()
         keys: list[bytes] = []
@@ -163,7 +162,7 @@ class MetadataLoader:
         self._tell(change)
 
     def on_snapshot(self, loaded: LoadedImage) -> None:
-        """Take another image, which the store has already; to those who follow, everything in either may have changed."""
+        """Switch to the image of a snapshot, which the store has already. For subscribers, everything in either image has changed."""
         images = (self.image, loaded.image)
         change = MetadataChange(
             metadata_offset=loaded.image.metadata_offset,
@@ -172,7 +171,7 @@ class MetadataLoader:
             broker_ids=frozenset(broker_id for image in images for broker_id in image.brokers),
         )
         self.image = loaded.image
-        # What changed in between is not known, so whoever resumes from before gets everything.
+        # The changes in between are unknown, so a client that resumes from before gets the whole image.
         self.history = ChangeHistory(HISTORY_CHANGES)
         self._tell(change)
 
@@ -185,7 +184,7 @@ class MetadataLoader:
         self._waiters.reached(self.metadata_offset)
 
     def on_leader(self, leader: QuorumLeader) -> None:
-        """Note who leads the quorum."""
+        """Store who leads the quorum."""
         if leader == self._leader:
             return
         logger.info(
@@ -199,11 +198,11 @@ class MetadataLoader:
             callback()
 
     def on_activate(self, quorum_epoch: int) -> None:
-        """Let the controller decide."""
+        """Make the controller active."""
         if self._controller is not None:
             self._controller.on_activate(quorum_epoch)
 
     def on_deactivate(self) -> None:
-        """Let the controller decide no more."""
+        """Make the controller a standby."""
         if self._controller is not None:
             self._controller.on_deactivate()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a node finds of the committed metadata at its start: its image, brought to the newest snapshot if that is newer.
+"""Loads the committed metadata of a node from disk: the stored image, or the newest snapshot if that is newer.
 
-Owns the choice between the two and the repair of what a crash left. A snapshot that is needed and damaged is set aside, and the
-one before it is tried; whether the log covers what is then missing, the log says (`log_store`). Law: after it the image is at
-or beyond the newest snapshot that is not set aside, so that nothing below that is ever asked of the log.
+Owns the choice between the two, and the repair after a crash. If a snapshot is needed and damaged, it is set aside, and the next
+older one is tried; `log_store` then checks whether the log covers the gap. Law: the loaded image is at or beyond the newest snapshot
+that is not set aside, so the log is never read below that snapshot.
 Source: `docs/quorum.md` section "Snapshots", the table of crashes.
 """
 
@@ -29,11 +29,11 @@ SNAPSHOTS_DIRECTORY: Final = "snapshots"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataFiles:
-    """The open image and the snapshots beside it.
+    """The open image store, and the snapshots beside it.
 
     Attributes:
-        store: the open image; whoever opened it closes it.
-        loaded: what it held.
+        store: the open image store; the caller of `open_metadata` closes it.
+        loaded: the image that it held.
         snapshots: the snapshots.
     """
 
@@ -43,12 +43,12 @@ class MetadataFiles:
 
     @property
     def image_part(self) -> Path:
-        """Where a new image is prepared."""
+        """Directory in which a new image is prepared."""
         return self.store.directory.with_suffix(PART_SUFFIX)
 
 
 def open_metadata(directory: Path) -> MetadataFiles:
-    """Open image and snapshots below `<data>/metadata`.
+    """Open the image and the snapshots below `<data>/metadata`.
 
     Raises:
         ImageUnreadableError: not even an empty image can be opened.
@@ -74,16 +74,16 @@ def open_metadata(directory: Path) -> MetadataFiles:
 def _read_or_set_aside(
     store: ImageStore, snapshots: SnapshotFiles, snapshot: SnapshotId, part: Path
 ) -> LoadedImage | None:
-    """Put a snapshot in the place of the image; None: it is damaged, and counts for nothing in this process."""
+    """Replace the image by a snapshot. Return None if the snapshot is damaged: this process then ignores it."""
     source = snapshots.path(snapshot)
     try:
         copied = _copy(source, part, snapshot)
         loaded = copied or _checked(read_only_image(source)[0], snapshot, source)
     except ImageUnreadableError as error:
-        # Text only: the error's frames keep the copy open, and locked against the next one.
+        # Keep only the text: the error's frames would keep the copy open, and locked against the next attempt.
         reason = str(error)
     else:
-        # Not above: what fails here is no damage to the snapshot.
+        # Outside the `try`: an error here does not mean that the snapshot is damaged.
         if copied is not None:
             store.replace(part)
         else:
@@ -102,10 +102,10 @@ def _read_or_set_aside(
 
 
 def _copy(source: Path, part: Path, snapshot: SnapshotId) -> LoadedImage | None:
-    """Copy a snapshot and read every row of it, so that no good image gives way to a bad one; None: there is no room.
+    """Copy a snapshot and read all its rows, so that a damaged one never replaces a good image. Return None if the disk is full.
 
     Raises:
-        ImageUnreadableError: it is damaged, or not what its name says.
+        ImageUnreadableError: the snapshot is damaged, or does not match its name.
     """
     try:
         link_tree(source, part)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Up to 128 partitions of a topic as one piece of bytes: the form in which they are kept, stored and sent.
+"""Blocks: up to 128 partitions of a topic packed into bytes, the form in which they are kept in memory, stored and sent.
 
-Owns the layout and its checks. A *block* holds the partitions from a multiple of 128 on. Its *members* are what few
-partitions have of their own: who leads, and the lists of node ids. Each distinct one stands once in a block, and a partition
-is one byte that says which, and two epochs. Equal partitions give equal bytes, whatever their history was. Persistent
-format, all integers big-endian:
+Owns the layout and its checks. A *block* starts at a partition number that is a multiple of 128. The *members* of a partition are its
+leader and its lists of node ids. A block stores each distinct set of members once; a partition is one byte that names its members,
+and two epochs. Equal partitions give equal bytes, whatever their history. Persistent format, all integers big-endian:
 
     | field             | size             |                                                                        |
     |-------------------|------------------|------------------------------------------------------------------------|
@@ -16,7 +15,7 @@ format, all integers big-endian:
     | ends              | 4 per members    | end (exclusive) of each, from the begin of the first                   |
     | members           | up to the end    | leader id or -1 (4), list count (1), length of each list (2), ids (4)  |
 
-Lists in order: replicas, isr, elr, last known elr, adding, removing, awaited; empty ones at the end are left out.
+Lists in order: replicas, isr, elr, last known elr, adding, removing, awaited; empty lists at the end are left out.
 Source: `docs/image.md`.
 """
 
@@ -33,13 +32,13 @@ from typing import Final
 from metaquorum.metadata.awaited import awaited_brokers
 
 BLOCK_PARTITIONS: Final = 128
-"""Partitions in a full block; a row of the image of about 2 KiB. Only the last block of a topic has fewer."""
+"""Partitions in a full block. A full block is a row of about 2 KiB. Only the last block of a topic has fewer."""
 
 CACHED_MEMBERS: Final = 16_384
-"""Members kept decoded, and encoded: some 500 bytes each. Most clusters have fewer different ones; others decode again."""
+"""Distinct members that are cached, decoded and encoded: some 500 bytes each. Most clusters have fewer."""
 
 CACHED_CHANGES: Final = 4_096
-"""Changes of members kept: some 500 bytes each. Those of a lost broker's partitions are few; others are worked out again."""
+"""Changes of members that are cached: some 500 bytes each. The partitions of a lost broker need few distinct ones."""
 
 _LISTS: Final = 7
 _NO_LEADER: Final = -1
@@ -52,7 +51,7 @@ NodeIds = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """What a partition has besides its number and its epochs; see `PartitionImage` for the fields."""
+    """Leader and lists of node ids of a partition; see `PartitionImage` for the fields."""
 
     leader_id: int | None
     replicas: NodeIds
@@ -73,7 +72,11 @@ def is_possible(
     removing: NodeIds,
     awaited: NodeIds = (),
 ) -> bool:
-    """False for what no record may say: no in-sync replica, lists beyond the replicas, a leader out of sync or beside awaited ones."""
+    """Return whether a record may describe this state.
+
+    Illegal are an empty ISR, node ids that are not among the replicas, a leader that is not in sync, and a leader despite awaited
+    replicas.
+    """
     in_sync = isr is replicas or all(node_id in replicas for node_id in isr)
     led = leader_id is None or leader_id in isr
     eligible = all(node_id in replicas and node_id not in isr for node_id in elr)
@@ -93,7 +96,7 @@ def encode_members(
     removing: NodeIds,
     awaited: NodeIds = (),
 ) -> bytes:
-    """Return the bytes of members."""
+    """Return members as bytes."""
     lists = [replicas, isr, elr, last_known_elr, adding, removing, awaited]
     while not lists[-1]:
         lists.pop()
@@ -104,11 +107,11 @@ def encode_members(
 
 @lru_cache(maxsize=CACHED_MEMBERS)
 def decode_members(data: bytes) -> Members:
-    """Return the members behind the bytes; equal bytes give one object.
+    """Return the members that the bytes encode. Equal bytes give the same object while it is cached.
 
     Raises:
-        AssertionError: they are not what `encode_members` makes, or impossible.
-        struct.error: they are too short.
+        AssertionError: the bytes are not what `encode_members` returns, or the members are illegal.
+        struct.error: the bytes are too short.
     """
     leader, list_count = _MEMBERS.unpack_from(data)
     assert list_count <= _LISTS, f"{list_count} lists of node ids"
@@ -128,12 +131,12 @@ def decode_members(data: bytes) -> Members:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MembersChange:
-    """What a change makes of members, told apart by identity: there is one object for equal changes of equal members.
+    """The effect of a change on members. Equal changes of equal members share one object, so callers compare by identity.
 
     Attributes:
-        before: members before it.
-        after: members after it.
-        data: the latter as bytes.
+        before: members before the change.
+        after: members after the change.
+        data: `after` as bytes.
     """
 
     before: Members
@@ -154,10 +157,10 @@ def change_members(
     removing: NodeIds | None,
     awaited: NodeIds | None = None,
 ) -> MembersChange:
-    """Change the members behind the bytes; a list that is None stays, and so does the leader unless told otherwise.
+    """Apply a change to encoded members. A list that is None stays as it is; `leader_id` counts only with `changes_leader`.
 
     Raises:
-        AssertionError: the result is impossible.
+        AssertionError: the result is illegal.
     """
     before = decode_members(data)
     leader = leader_id if changes_leader else before.leader_id
@@ -179,7 +182,7 @@ def change_members(
 
 @dataclass(slots=True)
 class OpenBlock:
-    """A block taken apart, so that partitions can be added and replaced; the three lists are equally long."""
+    """An unpacked block, for adding and replacing partitions. The three lists have equal length."""
 
     members: list[bytes] = field(default_factory=list[bytes])
     leader_epochs: list[int] = field(default_factory=list[int])
@@ -203,7 +206,7 @@ class OpenBlock:
 
 
 def open_block(data: bytes) -> OpenBlock:
-    """Take a block apart."""
+    """Unpack a block."""
     count, _ = _counts(data)
     kinds = distinct_members(data)
     begin = _COUNTS.size + count
@@ -216,7 +219,7 @@ def open_block(data: bytes) -> OpenBlock:
 
 
 def partition_count(data: bytes) -> int:
-    """Number of partitions in a block."""
+    """Return the number of partitions in a block."""
     return _counts(data)[0]
 
 
@@ -226,7 +229,7 @@ def _counts(data: bytes) -> tuple[int, int]:
 
 
 def entry(data: bytes, place: int) -> tuple[bytes, int, int]:
-    """Members, leader epoch and partition epoch of the partition at `place` of a block."""
+    """Return members, leader epoch and partition epoch of the partition at index `place` of a block."""
     count, kind_count = _counts(data)
     epochs = _COUNTS.size + count
     kind = data[_COUNTS.size + place]
@@ -245,7 +248,7 @@ def _u32(data: bytes, position: int) -> int:
 
 
 def distinct_members(data: bytes) -> list[bytes]:
-    """The distinct members of a block, by their number in its index."""
+    """Return the distinct members of a block, in the order of their numbers."""
     count, kind_count = _counts(data)
     position = _COUNTS.size + 9 * count
     ends = _COLUMNS[kind_count].unpack_from(data, position)
@@ -254,12 +257,12 @@ def distinct_members(data: bytes) -> list[bytes]:
 
 
 def index_of(data: bytes) -> bytes:
-    """The index column of a block: for each partition, which of the distinct members it has."""
+    """Return the index column of a block: for each partition, the number of its members."""
     return data[_COUNTS.size : _COUNTS.size + partition_count(data)]
 
 
 def tally(blocks: Iterable[bytes]) -> Iterator[tuple[Members, int]]:
-    """For the distinct members of each block: how many partitions have them."""
+    """Yield the distinct members of each block with the number of partitions that have them."""
     for data in blocks:
         kinds = distinct_members(data)
         for kind, count in Counter(index_of(data)).items():
@@ -267,11 +270,11 @@ def tally(blocks: Iterable[bytes]) -> Iterator[tuple[Members, int]]:
 
 
 def check(data: bytes) -> None:
-    """Check a block from outside; done for each block of a load, so it makes nothing for single partitions.
+    """Check a block from disk or from a peer. It runs for each block of a load, so it creates no object for a single partition.
 
     Raises:
-        AssertionError: it is not one that `OpenBlock.pack` makes, or a partition in it is impossible.
-        struct.error, IndexError: it is too short, or says so much of itself that it cannot be read.
+        AssertionError: the block is not what `OpenBlock.pack` returns, or a partition in it is illegal.
+        struct.error, IndexError: the block is too short, or its numbers point outside it.
     """
     count, kind_count = _counts(data)
     kinds = distinct_members(data)
@@ -285,6 +288,6 @@ def check(data: bytes) -> None:
 
 
 def entries(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Members, leader epoch and partition epoch of each partition of a block."""
+    """Yield members, leader epoch and partition epoch of each partition of a block."""
     block = open_block(data)
     return zip(block.members, block.leader_epochs, block.partition_epochs, strict=True)

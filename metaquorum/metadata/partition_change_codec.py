@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Changes of partitions to bytes and back: the one kind of record of which there may be 100,000 at once.
 
-Owns their translation, and a short way for the shape that all of them have. The partitions of a lost broker change in few ways:
-a record is its topic id, its partition, and the *rest*, which says how it changes. protobuf writes and reads each rest
-once. Laws: the bytes are those that protobuf writes of the whole record; what protobuf reads is read alike, and bytes of
-another shape are left to it.
+Owns their encoding, with a fast path for their usual shape. The partitions of a lost broker change in few ways: a record is its topic
+id, its partition, and the *rest*, which says how it changes. protobuf writes and reads each distinct rest once. Laws: the bytes are
+those that protobuf would write for the whole record; the fast path reads a record as protobuf would, and leaves bytes of any other
+shape to it.
 
     | bytes          | what it is                                                       |
     |----------------|------------------------------------------------------------------|
@@ -29,23 +29,23 @@ from metaquorum.metadata.awaited import AwaitedReplica, pack, unpack
 from metaquorum.metadata.records import LeaderChange, PartitionChangeRecord
 
 CACHED_RESTS: Final = 4_096
-"""Rests kept as they were written, and as they were read: less than 1 KiB each where partitions have few replicas."""
+"""Distinct rests that are cached, in each direction: less than 1 KiB each if partitions have few replicas."""
 
 CACHED_NUMBERS: Final = 4_096
-"""Varints kept."""
+"""Varints that are cached."""
 
 _KIND: Final = 0x3A
 _TOPIC_ID: Final = b"\x0a\x10"
 _TOPIC_ID_BYTES: Final = 16
 _PARTITION: Final = 0x10
 _MAX_SHORT_NUMBER: Final = 2**21
-"""What three bytes of a varint hold, exclusive; more partitions, or bytes of rest, take the long way."""
+"""What three bytes of a varint hold, exclusive. Larger partition numbers and lengths take the slow path."""
 
 NodeIds = tuple[int, ...]
 
 
 def encode(record: PartitionChangeRecord) -> bytes:
-    """Serialize a change, as a `MetadataRecord`."""
+    """Return a change as the bytes of a `MetadataRecord`."""
     topic_id, partition, leader = record.topic_id, record.partition, record.leader
     if len(topic_id) != _TOPIC_ID_BYTES or not 0 <= partition < _MAX_SHORT_NUMBER:
         return pb.MetadataRecord(partition_change=_to_message(record)).SerializeToString()
@@ -66,7 +66,7 @@ def encode(record: PartitionChangeRecord) -> bytes:
 
 
 def decode(data: bytes) -> PartitionChangeRecord | None:
-    """Parse a change that has the usual shape; None: whatever else it is."""
+    """Return the change that the bytes encode; None for bytes of any other shape."""
     try:
         if data[0] != _KIND:
             return None
@@ -85,7 +85,7 @@ def decode(data: bytes) -> PartitionChangeRecord | None:
 
 
 def read(message: pb.PartitionChangeRecord) -> PartitionChangeRecord:
-    """Translate a message."""
+    """Return a protobuf message as a record."""
     leader = None
     if message.HasField("leader"):
         leader = LeaderChange(leader_id=message.leader.leader_id if message.leader.HasField("leader_id") else None)
@@ -119,15 +119,15 @@ def _to_message(record: PartitionChangeRecord) -> pb.PartitionChangeRecord:
 
 
 def awaited_messages(packed: NodeIds) -> list[pb.AwaitedReplica]:
-    """Translate in-sync replicas whose log directory is gone."""
+    """Return packed awaited replicas (`awaited.py`) as protobuf messages."""
     return [pb.AwaitedReplica(broker_id=each.broker_id, directory_ids=each.directory_ids) for each in unpack(packed)]
 
 
 def packed_awaited(messages: Iterable[pb.AwaitedReplica]) -> NodeIds:
-    """Translate such replicas back.
+    """Return protobuf messages of awaited replicas in packed form.
 
     Raises:
-        ValueError: a directory id has not 16 bytes, or a replica has none.
+        ValueError: a directory id does not have 16 bytes, or a replica has none.
     """
     found = [AwaitedReplica(each.broker_id, tuple(each.directory_ids)) for each in messages]
     for each in found:
@@ -148,7 +148,7 @@ def _written(
     removing: NodeIds | None,
     awaited: NodeIds | None,
 ) -> bytes:
-    """Return the rest of a record. Topic id and partition are left out as defaults, and so come first where they are not."""
+    """Return the rest of a record. It is a message with default topic id and partition, whose fields come first and are then absent."""
     change = PartitionChangeRecord(
         topic_id=b"",
         partition=0,
@@ -166,12 +166,12 @@ def _written(
 
 @lru_cache(maxsize=CACHED_RESTS)
 def _read(rest: bytes) -> PartitionChangeRecord | None:
-    """Return the change behind the rest of a record; None where the rest has more in it than that, or is damaged."""
+    """Return the change that a rest encodes; None if it is damaged or contains more than a rest."""
     try:
         message = pb.PartitionChangeRecord.FromString(rest)
     except DecodeError:
         return None
-    # A topic id or a partition in the rest would take the place of those before it, even one that reads as absent.
+    # A topic id or a partition inside the rest would override those before it, even with a default value.
     is_rest = not message.topic_id and not message.partition and message.SerializeToString() == rest
     return read(message) if is_rest else None
 
@@ -187,10 +187,10 @@ def _varint(number: int) -> bytes:
 
 
 def _number(data: bytes, position: int) -> tuple[int, int]:
-    """Return the varint at a position, of up to three bytes, and the position behind it.
+    """Return the varint of up to three bytes at a position, and the position after it.
 
     Raises:
-        IndexError: it is longer, or ends early.
+        IndexError: the varint is longer, or the data ends early.
     """
     first = data[position]
     if first < 0x80:

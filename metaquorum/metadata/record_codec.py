@@ -2,8 +2,8 @@
 """Metadata records to bytes and back: the value of one record in a batch of the metadata log.
 
 Owns the translation between the dataclasses of `metaquorum.metadata.records` and the protobuf message
-`lograft.internal.v1.MetadataRecord`, a persistent format. Absent values and sentinels of the wire become None here and
-nowhere else: rack "" and broker epoch 0 (offset 0 is a record of the quorum itself, never a registration).
+`lograft.internal.v1.MetadataRecord`, a persistent format. Only this module turns absent values and sentinels of the wire into None:
+rack "" and broker epoch 0 (offset 0 holds a record of the quorum itself, never a registration).
 Source: `proto/lograft/internal/v1/metadata_record.proto`.
 """
 
@@ -44,25 +44,25 @@ OtherRecord = (
     | FeatureLevelRecord
     | NoOpRecord
 )
-"""Every kind but that of `partition_change_codec`."""
+"""Every kind except the one of `partition_change_codec`."""
 
 
 class RecordDecodeError(Exception):
-    """Bytes of the metadata log or of an image that this version cannot read: damaged, or written by a newer one."""
+    """This version cannot read these bytes of the metadata log or of an image: they are damaged, or a newer version wrote them."""
 
 
 def encode(record: MetadataRecord) -> bytes:
-    """Serialize a record."""
+    """Return a record as bytes."""
     if isinstance(record, PartitionChangeRecord):
         return partition_change_codec.encode(record)
     return _to_message(record).SerializeToString()
 
 
 def decode(data: bytes) -> MetadataRecord:
-    """Parse a record.
+    """Return the record that the bytes encode.
 
     Raises:
-        RecordDecodeError: the bytes are no record, or one of a kind that this version does not know.
+        RecordDecodeError: the bytes are no record, or a record of an unknown kind.
     """
     change = partition_change_codec.decode(data)
     if change is not None:
@@ -186,7 +186,7 @@ def _read_broker(message: pb.BrokerRecord) -> BrokerRecord:
         replaced_log_directory_ids=tuple(message.replaced_log_directory_ids),
         replaced_broker_epoch=message.replaced_broker_epoch,
         offline_log_directory_ids=tuple(message.offline_log_directory_ids),
-        # Absent in records of before there were several levels.
+        # Absent in records written before there were several levels.
         min_feature_level=message.min_feature_level or 1,
         max_feature_level=message.max_feature_level or 1,
         replication_port=message.replication_port,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The facts of the metadata log, one frozen dataclass each.
+"""The records of the metadata log, one frozen dataclass for each kind.
 
-Owns the shapes only: `replay.py` says what a fact does to an image, `metaquorum.metadata.record_codec` how it looks as
-bytes. Law: a record is true once it is committed, and nothing but records changes an image.
+Owns only their fields: `replay.py` defines what a record does to an image, `record_codec.py` its bytes. Law: a record is true once it
+is committed, and nothing but records changes an image.
 Source: `proto/lograft/internal/v1/metadata_record.proto`.
 """
 
@@ -13,43 +13,43 @@ from enum import IntEnum
 from typing import Final
 
 FEATURE_NAME: Final = "lograft.level"
-"""Name of the one feature whose level says which records and messages the cluster may use."""
+"""Name of the only feature. Its level says which records and messages the cluster may use."""
 
 FEATURE_LEVEL: Final = 1
-"""Level that a new cluster starts with, and the only one that this version knows."""
+"""Level of a new cluster, and the only level that this version knows."""
 
 MAX_NODE_ID: Final = 2**31 - 1
-"""Highest node id."""
+"""Largest node id."""
 
 MAX_PRODUCER_ID: Final = 2**63 - 1
-"""Highest producer id; the batch header keeps it as a signed 64-bit integer."""
+"""Largest producer id; the batch header stores it as a signed 64-bit integer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerRecord:
-    """A broker process registered; replaces every earlier registration of the same broker id.
+    """A broker process registered. The record replaces every earlier registration of the same broker id.
 
     Attributes:
         broker_id: node id.
         incarnation_id: random id of the process, 16 bytes.
-        broker_epoch: epoch of the registration; None means the offset of this very record (a new registration, whose
-            offset is known only when it is appended).
+        broker_epoch: epoch of the registration; None means the offset of this record (a new registration, whose offset is known only
+            when it is appended).
         host: host name or address that clients use.
         port: TCP port that clients use.
         rack: rack, or None.
-        fenced: True while it may not lead.
+        fenced: True while the broker may not lead.
         log_directory_ids: ids of its log directories, 16 bytes each.
-        unclean: True after a stop that was not orderly, until the broker has left the in-sync replicas where it may lack
-            records; it stays fenced so long.
-        lost_directories: True while it is unclean and lacks a log directory of the registration before it: then it may lack
-            flushed records too.
+        unclean: True after an unclean shutdown, until the broker has left the ISR wherever it may lack records; it stays fenced until
+            then.
+        lost_directories: True while it is unclean and lacks a log directory of its previous registration; it may then lack flushed
+            records, too.
         replaced_log_directory_ids: with `lost_directories`: the log directories of the last registration that lacked none, ascending.
-        replaced_broker_epoch: while it is unclean: epoch of the registration that stopped uncleanly, of several the first; 0: not
-            known, as old as can be.
-        offline_log_directory_ids: those of its log directories that have failed, ascending.
-        min_feature_level: lowest feature level that it can run at, inclusive.
-        max_feature_level: highest feature level that it can run at, inclusive.
-        replication_port: TCP port at the host for replication; 0: not known.
+        replaced_broker_epoch: while it is unclean: epoch of the registration that stopped uncleanly, of several the first; 0:
+            unknown, as old as can be.
+        offline_log_directory_ids: log directories of the broker that have failed, ascending.
+        min_feature_level: lowest feature level that it supports, inclusive.
+        max_feature_level: highest feature level that it supports, inclusive.
+        replication_port: TCP port at the host for replication; 0: unknown.
     """
 
     broker_id: int
@@ -72,7 +72,7 @@ class BrokerRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerChangeRecord:
-    """A registered broker changed its state; None leaves a field as it is. One that is not unclean has lost no directory."""
+    """A registered broker changed its state; None leaves a field as it is. With `unclean` False, no directory counts as lost."""
 
     broker_id: int
     broker_epoch: int
@@ -84,7 +84,7 @@ class BrokerChangeRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveBrokerRecord:
-    """A broker left for good."""
+    """A broker was removed for good."""
 
     broker_id: int
     broker_epoch: int
@@ -92,7 +92,7 @@ class RemoveBrokerRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicRecord:
-    """A topic was created; its partitions and configs follow in the same batch. `topic_id` has 16 bytes."""
+    """A topic was created. Its partitions and configs follow in the same batch. `topic_id` has 16 bytes."""
 
     topic: str
     topic_id: bytes
@@ -107,20 +107,20 @@ class RemoveTopicRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionRecord:
-    """A partition, whole.
+    """The whole state of a new partition.
 
     Attributes:
         topic_id: id of its topic, 16 bytes.
         partition: number, from 0; partitions of a topic are created in ascending order without gaps.
         replicas: node ids; the first is the preferred leader.
         isr: node ids of the in-sync replicas, a subset of `replicas`.
-        leader_id: node id, or None when there is no leader.
+        leader_id: node id, or None if there is no leader.
         leader_epoch: number of this leadership.
         partition_epoch: version of this state.
         elr: node ids of the eligible leader replicas, in the order of `replicas`; none of them is in `isr`.
-        last_known_elr: node ids of those that left `isr` or `elr` by an unclean stop while there were too few in sync.
+        last_known_elr: node ids that left `isr` or `elr` by an unclean shutdown while too few replicas were in sync.
         adding: those of `replicas` that a reassignment adds.
-        removing: those of `replicas` that it removes.
+        removing: those of `replicas` that the reassignment removes.
         awaited: those of `isr` whose log directory is gone, packed (`awaited.py`).
     """
 
@@ -140,14 +140,14 @@ class PartitionRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderChange:
-    """A new leader state; `leader_id` None means no leader. Its presence in a record raises the leader epoch by one."""
+    """A new leader, or none if `leader_id` is None. Its presence in a record raises the leader epoch by one."""
 
     leader_id: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionChangeRecord:
-    """A partition changed; None leaves a field as it is. Raises the partition epoch by one."""
+    """A partition changed; None leaves a field as it is. The record raises the partition epoch by one."""
 
     topic_id: bytes
     partition: int
@@ -161,8 +161,8 @@ class PartitionChangeRecord:
     awaited: tuple[int, ...] | None = None
 
     def addressed(self, topic_id: bytes, partition: int) -> PartitionChangeRecord:
-        """Return the same change of another partition."""
-        # Not `dataclasses.replace`: it takes three times as long, and there may be 100,000 of them.
+        """Return the same change for another partition."""
+        # Not `dataclasses.replace`: it takes three times as long, and there may be 100,000 changes.
         return PartitionChangeRecord(
             topic_id=topic_id,
             partition=partition,
@@ -178,7 +178,7 @@ class PartitionChangeRecord:
 
 
 class ConfigResource(IntEnum):
-    """What a config belongs to; the values are those of the protobuf enum."""
+    """Kind of a config resource; the values are those of the protobuf enum."""
 
     TOPIC = 1
     """A topic; the resource name is its id in lower-case hexadecimal."""
@@ -190,7 +190,7 @@ class ConfigResource(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigRecord:
-    """A config was set; `value` None means that it was removed."""
+    """A config was set, or removed if `value` is None."""
 
     resource: ConfigResource
     resource_name: str
@@ -200,7 +200,7 @@ class ConfigRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerIdsRecord:
-    """A block of producer ids was given to a broker; `next_producer_id` is the first id that is still free."""
+    """A block of producer ids was allocated to a broker; `next_producer_id` is the first id that is still free."""
 
     broker_id: int
     broker_epoch: int
@@ -209,7 +209,7 @@ class ProducerIdsRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureLevelRecord:
-    """Level of a feature of the cluster."""
+    """A feature of the cluster got a level."""
 
     name: str
     level: int
@@ -217,7 +217,7 @@ class FeatureLevelRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoOpRecord:
-    """Nothing; makes commit progress visible."""
+    """Changes nothing; its commit shows progress."""
 
 
 MetadataRecord = (

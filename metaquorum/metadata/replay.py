@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each record does to an image: the one transition function of the metadata.
+"""The effect of each record on an image: the one transition function of the metadata.
 
-Owns the meaning of records. Two images use it, the committed one (`image.py`) and the one with appended, uncommitted
-records (`appended.py`), so that both understand every record in the same way. Law: a record that does not fit the image
-stops the process (an assertion), because an image that skipped a fact is wrong from there on.
+Owns the meaning of records. Two images use it: the committed one (`image.py`), and the controller's view with appended, uncommitted
+records (`appended.py`). So both understand every record in the same way. Law: a record that contradicts the image stops the process
+by an assertion, because an image that skipped a record is wrong from there on.
 Source: `docs/controller.md` section "Records".
 """
 
@@ -35,15 +35,15 @@ from metaquorum.metadata.topic_configs import FLUSH_POLICY, FlushPolicy
 
 
 class ImageTables(Protocol):
-    """Where `apply` reads and writes."""
+    """The tables that `apply` reads and changes."""
 
     @property
     def counts(self) -> PartitionCounts:
-        """Counts over all partitions; `apply` keeps them."""
+        """Counts over all partitions, which `apply` keeps up to date."""
         ...
 
     def broker(self, broker_id: int) -> BrokerImage | None:
-        """Return a broker."""
+        """Return a broker, or None."""
         ...
 
     def put_broker(self, broker: BrokerImage) -> None:
@@ -51,48 +51,48 @@ class ImageTables(Protocol):
         ...
 
     def drop_broker(self, broker_id: int) -> None:
-        """Remove a broker that is present."""
+        """Remove an existing broker."""
         ...
 
     def put_topic(self, topic: TopicImage) -> None:
-        """Add a topic whose name and id are free."""
+        """Add a topic whose name and id are unused."""
         ...
 
     def topic_for_change(self, topic_id: bytes) -> TopicImage | None:
-        """Return a topic that the caller is about to change in place."""
+        """Return a topic, or None. The caller is about to change it in place."""
         ...
 
     def drop_topic(self, topic: TopicImage) -> None:
-        """Remove a topic that is present."""
+        """Remove an existing topic."""
         ...
 
     def note_left_leadership(self, broker_id: int, offset: int) -> None:
-        """Learn that the record at `offset` took a partition from a leader."""
+        """Note that the record at `offset` took a partition away from a leader."""
         ...
 
     def configs_of(self, resource: ConfigResource, name: str) -> Mapping[str, str]:
-        """Return what is set for a broker or for the cluster."""
+        """Return the configs set for a broker or for the cluster."""
         ...
 
     def put_ack_switch(self, resource: ConfigResource, resource_name: str, offset: int) -> None:
-        """Remember the record that was the last one to make a resource's `flush.policy` `ack`, or to end another one."""
+        """Store the offset of the last record by which `flush.policy=ack` may have begun to apply to a resource."""
         ...
 
     def put_other_config(self, record: ConfigRecord) -> None:
-        """Set or remove a config that belongs to no topic."""
+        """Set or remove a config of a broker or of the cluster."""
         ...
 
     def put_producer_ids(self, record: ProducerIdsRecord) -> None:
-        """Remember which producer ids are given out."""
+        """Store the last allocated block of producer ids."""
         ...
 
     def put_feature_level(self, record: FeatureLevelRecord) -> None:
-        """Remember the level of a feature."""
+        """Store the level of a feature."""
         ...
 
 
 def apply(tables: ImageTables, record: Run, offset: int) -> None:
-    """Change `tables` by the record at `offset`, or by the run that begins there."""
+    """Apply the record at `offset`, or the run that begins there, to `tables`."""
     match record:
         case PartitionRecord():
             _create_partition(tables, record)
@@ -153,7 +153,7 @@ def _create_partition(tables: ImageTables, record: PartitionRecord) -> None:
 def _change_partitions(tables: ImageTables, records: Sequence[PartitionChangeRecord], offset: int) -> None:
     """Change partitions of one topic, in ascending order and each once; the first record is at `offset`.
 
-    One pass over the blocks: what equal partitions have in common is worked out and counted once.
+    One pass over the blocks; a change of equal members is computed and counted once.
     """
     topic = tables.topic_for_change(records[0].topic_id)
     assert topic is not None, f"change of partition {records[0].partition} of unknown topic {records[0].topic_id.hex()}"
@@ -203,7 +203,7 @@ def _check_partition(topic: TopicImage, partition: PartitionImage) -> None:
 
 
 def set_config(tables: ImageTables, record: ConfigRecord) -> None:
-    """Set or remove a config, as the state that it is: without asking what it changes."""
+    """Set or remove a config as a plain state, without deriving a switch of `flush.policy`."""
     if record.resource is not ConfigResource.TOPIC:
         tables.put_other_config(record)
         return
@@ -222,7 +222,7 @@ def _change_config(tables: ImageTables, record: ConfigRecord, offset: int) -> No
 
 
 def _may_switch_to_ack(tables: ImageTables, record: ConfigRecord) -> bool:
-    """Tell whether records that were acknowledged unflushed come under `ack`; what is removed may uncover an inherited one."""
+    """Return True if `ack` may begin to apply to records acknowledged unflushed. A removal may uncover an inherited `ack`."""
     if record.value not in (FlushPolicy.ACK.value, None):
         return False
     if record.resource is not ConfigResource.TOPIC:
@@ -230,7 +230,7 @@ def _may_switch_to_ack(tables: ImageTables, record: ConfigRecord) -> bool:
         return before != FlushPolicy.ACK.value
     topic = tables.topic_for_change(bytes.fromhex(record.resource_name))
     assert topic is not None, f"config {record.name} of unknown topic {record.resource_name}"
-    # The configs with which a topic is created come before its partitions: nothing is acknowledged yet.
+    # The configs of a new topic come before its partitions: no record has been acknowledged yet.
     return len(topic.partitions) > 0 and topic.configs.get(FLUSH_POLICY) != FlushPolicy.ACK.value
 
 

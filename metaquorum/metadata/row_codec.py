@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of an image to bytes and back: the values in the image store and in snapshots.
 
-Owns which rows are records (`record_codec.py`) and which are blocks of partitions, of deleted topics
-or offsets of switches, whose bytes are stored as they are.
+Owns which rows are records (`record_codec.py`). The other rows (blocks of partitions or of deleted topics, offsets of switches) are
+stored as they are.
 Source: `metaquorum/metadata/image_rows.py`.
 """
 
@@ -18,11 +18,11 @@ def encode_row(row: Row) -> bytes:
 
 
 def decode_row(key: bytes, value: bytes) -> Row:
-    """Return the row behind key and value.
+    """Return the row for a key and a value.
 
     Raises:
         struct.error: no row has such a key.
-        RecordDecodeError: the value is no record.
+        RecordDecodeError: the value is not a record.
     """
     place = image_rows.block_place(key)
     if place is not None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records that are replayed in one go: changes of several partitions of one topic.
+"""Runs: changes of several partitions of one topic, replayed in one pass.
 
-Owns how records in a row are divided into runs. A work over very many partitions writes them topic by topic, ascending; a run of
-such changes costs an image one look-up of the topic, and one pass over each block. Law: replaying runs makes of an image
-exactly what replaying the records one by one makes of it, so where a run ends is nobody's affair.
+Owns how a sequence of records is divided into runs. Work on very many partitions writes them topic by topic, ascending. A run of such
+changes costs an image one look-up of the topic, and one pass over each block. Law: a replay of runs gives the same image as a replay
+of the records one by one, so it does not matter where a run ends.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from collections.abc import Iterator, Sequence
 from metaquorum.metadata.records import MetadataRecord, PartitionChangeRecord
 
 Run = MetadataRecord | list[PartitionChangeRecord]
-"""One record, or changes of partitions of one topic: two or more, in ascending order, each partition once."""
+"""One record, or changes of one topic's partitions: at least two, ascending, each partition once."""
 
 
 def runs(records: Sequence[MetadataRecord], base_offset: int) -> Iterator[tuple[int, Run]]:
-    """Divide records into runs; each comes with the offset of its first record.
+    """Divide records into runs. Yield each with the offset of its first record.
 
     Args:
-        records: records in a row.
-        base_offset: offset of the first of them.
+        records: consecutive records.
+        base_offset: offset of the first one.
     """
     end = 0
     while end < len(records):
@@ -43,7 +43,7 @@ def _changes_from(
     topic_id, number = first.topic_id, first.partition
     for index in range(start + 1, len(records)):
         record = records[index]
-        # A partition that comes twice would be counted twice at once: what it is in between might never add up.
+        # Two changes of one partition must not be counted in one step: counts in between might become negative.
         if not isinstance(record, PartitionChangeRecord) or record.topic_id != topic_id or record.partition <= number:
             break
         changes.append(record)
@@ -52,5 +52,5 @@ def _changes_from(
 
 
 def record_count(run: Run) -> int:
-    """Return how many records a run has."""
+    """Return the number of records in a run."""
     return len(run) if isinstance(run, list) else 1

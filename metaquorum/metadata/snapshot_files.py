@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The snapshots of one node on disk: their names, what makes one durable, and which go.
+"""The snapshots of one node on disk: their names, their durability, and their removal.
 
-Owns `<data>/metadata/snapshots/`. One directory for each snapshot, a RocksDB database (rows and state row of
-`image_store`), named `<end offset, 20 digits>-<epoch, 10 digits>`. Laws:
+Owns `<data>/metadata/snapshots/`. Each snapshot is a directory with a RocksDB database (rows and state row of `image_store`), named
+`<end offset, 20 digits>-<epoch, 10 digits>`. Laws:
 
-* A directory has such a name only when every byte and every name in it is on stable storage (`sync_tree`), and its own
-  name is too before anybody is told. RocksDB syncs neither the write-ahead log nor copied files of a checkpoint.
-* `*.part` is half made; the next start removes it. Nothing in a named directory is ever changed.
-* A snapshot that is being sent is pinned and stays until it was sent.
-* A damaged one is set aside: it counts for nothing in this process, and nothing of it is removed while the log has not been
-  trimmed beyond it, or another one of its name takes its place.
+* A directory gets such a name only after every byte and every file name in it is on stable storage (`sync_tree`). Its own name is
+  durable before a caller learns of it. RocksDB itself syncs neither the write-ahead log nor the copied files of a checkpoint.
+* `*.part` is incomplete; the next start removes it. Nothing in a named directory ever changes.
+* A snapshot that is being sent is pinned: it stays until it has been sent.
+* A damaged snapshot is set aside: this process ignores it, and keeps its files until the log has been trimmed beyond it, or another
+  snapshot of the same name replaces it.
 
-Decides nothing: the core says what is kept. Source: `docs/quorum.md` section "Snapshots".
+It decides nothing: the core says which snapshots are kept. Source: `docs/quorum.md` section "Snapshots".
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from metaquorum.raft.types import Offset, QuorumEpoch, SnapshotId
 logger = logging.getLogger(__name__)
 
 PART_SUFFIX: Final = ".part"
-"""Ends the name of what is half made."""
+"""Suffix of the name of an incomplete directory."""
 
 _NAME: Final = re.compile(r"(\d{20})-(\d{10})", re.ASCII)
 _TABLE_SUFFIX: Final = ".sst"
 
 
 class SnapshotFiles:
-    """The directory of snapshots. Owned by the event loop; `part`, `sync_tree` and `link_tree` run in any thread.
+    """The directory of snapshots. Belongs to the event loop; `sync_tree` and `link_tree` may run in any thread.
 
     Args:
-        directory: where; made when absent. What is half made in it is removed.
+        directory: place of the snapshots; created if absent. Incomplete snapshots in it are removed.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -63,37 +63,37 @@ class SnapshotFiles:
 
     @property
     def ids(self) -> tuple[SnapshotId, ...]:
-        """Ids ascending."""
+        """Ids of the usable snapshots, ascending."""
         return tuple(self._ids)
 
     @property
     def newest(self) -> SnapshotId | None:
-        """The newest one, or None."""
+        """Id of the newest usable snapshot, or None."""
         return self._ids[-1] if self._ids else None
 
     @property
     def damaged(self) -> tuple[SnapshotId, ...]:
-        """Ids of those that were set aside, ascending."""
+        """Ids of the snapshots that were set aside, ascending."""
         return tuple(self._damaged)
 
     def set_aside(self, snapshot: SnapshotId) -> None:
-        """A snapshot is damaged: it is not among the `ids` from here on."""
+        """Mark a snapshot as damaged and remove it from `ids`."""
         self._ids.remove(snapshot)
         self._damaged = sorted([*self._damaged, snapshot], key=lambda one: one.end_offset)
 
     def path(self, snapshot: SnapshotId) -> Path:
-        """Directory of a snapshot."""
+        """Return the directory of a snapshot."""
         return self._directory / snapshot_name(snapshot)
 
     def part(self) -> Path:
-        """A name for something half made, not used before in this process."""
+        """Return a path for an incomplete directory that this process has not used before."""
         self._part_count += 1
         return self._directory / f"{self._part_count:06d}{PART_SUFFIX}"
 
     def publish(self, part: Path, snapshot: SnapshotId) -> None:
-        """Give what was half made, and is synced by now, its name, durably.
+        """Give a complete and synced directory its final name, durably.
 
-        One that is there already under this name has the same content, and stays.
+        A usable snapshot with this name has the same content, and stays.
         """
         if snapshot in self._ids:
             shutil.rmtree(part)
@@ -106,7 +106,7 @@ class SnapshotFiles:
         self._ids = sorted([*self._ids, snapshot], key=lambda one: one.end_offset)
 
     def remove_below(self, offset: int) -> list[Path]:
-        """Forget the snapshots that end below an offset; returns the directories to remove, the pinned ones left out."""
+        """Forget the snapshots that end below an offset. Return the directories to remove; pinned ones are removed when unpinned."""
         gone = [snapshot for snapshot in (*self._damaged, *self._ids) if snapshot.end_offset < offset]
         self._damaged = [snapshot for snapshot in self._damaged if snapshot.end_offset >= offset]
         self._ids = [snapshot for snapshot in self._ids if snapshot.end_offset >= offset]
@@ -115,7 +115,7 @@ class SnapshotFiles:
 
     @contextmanager
     def pinned(self, snapshot: SnapshotId) -> Generator[Path]:
-        """Keep a snapshot's files while they are read."""
+        """Keep a snapshot's files while the block reads them."""
         self._pins[snapshot] += 1
         try:
             yield self.path(snapshot)
@@ -127,12 +127,12 @@ class SnapshotFiles:
 
 
 def snapshot_name(snapshot: SnapshotId) -> str:
-    """Name of a snapshot's directory."""
+    """Return the directory name of a snapshot."""
     return f"{snapshot.end_offset:020d}-{snapshot.epoch:010d}"
 
 
 def parse_name(name: str) -> SnapshotId | None:
-    """The id that a name says; None when it is no name of a snapshot."""
+    """Return the snapshot id of a directory name; None for any other name."""
     match = _NAME.fullmatch(name)
     if match is None:
         return None
@@ -160,11 +160,11 @@ def _sync(path: Path, flags: int) -> None:
 
 
 def link_tree(source: Path, target: Path) -> None:
-    """Copy a closed database: table files, which never change, as hard links, the few small others as copies; synced.
+    """Copy a closed database and sync the copy: immutable table files as hard links, the few small other files as copies.
 
     Args:
-        source: a database that nobody writes.
-        target: where; whatever is there is removed.
+        source: a database that no process writes.
+        target: place of the copy; existing content is removed.
     """
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A snapshot as a stream of rows: read on the sending side, checked and written on the receiving one.
+"""A snapshot as a stream of rows: the sender reads it, the receiver checks and writes it.
 
-Owns the canonical form (rows in key order, lengths before each), its digest, and the checks of what comes. Blocking:
-both ends run in a thread. Law: what a receiver calls whole has the sender's digest over id, voters and every row.
+Owns the canonical form (rows in key order, each after its lengths), its digest, and the checks of received rows. Blocking: both ends
+run in a thread. Law: a snapshot that the receiver accepts has the sender's digest over id, voters and every row.
 Source: `FetchSnapshot` in `proto/lograft/internal/v1/quorum.proto`.
 """
 
@@ -25,7 +25,7 @@ from metaquorum.metadata.row_codec import decode_row
 from metaquorum.raft.types import SnapshotId
 
 PIECE_BYTES: Final = 256 * 1024
-"""Bytes of rows in one message; one row is sent whatever its size."""
+"""Bytes of rows in one message. A single row may be larger."""
 
 _LENGTHS: Final = struct.Struct(">II")
 _ID: Final = struct.Struct(">qI")
@@ -33,11 +33,11 @@ _LENGTH: Final = struct.Struct(">I")
 
 
 class InvalidSnapshotError(Exception):
-    """What was sent is not the snapshot that was asked for, whole and undamaged; fetch again."""
+    """The received rows are not the requested snapshot, whole and undamaged; fetch it again."""
 
 
 class SnapshotDigest:
-    """Digest of id, voters and rows, independent of how the rows are cut into pieces."""
+    """Digest of id, voters and rows of a snapshot, whatever the pieces that carry the rows."""
 
     def __init__(self, snapshot: SnapshotId, voters_record: bytes) -> None:
         self._hash = hashlib.blake2b(_ID.pack(snapshot.end_offset, snapshot.epoch), digest_size=32)
@@ -46,24 +46,24 @@ class SnapshotDigest:
         self.row_count = 0
 
     def add(self, piece: bytes, row_count: int) -> None:
-        """Add rows."""
+        """Add rows to the digest."""
         self._hash.update(piece)
         self.row_count += row_count
 
     def value(self) -> bytes:
-        """The digest of what was added, 32 bytes."""
+        """Return the digest of everything added, 32 bytes."""
         return self._hash.digest()
 
 
 class SnapshotReader:
-    """A snapshot on disk as pieces.
+    """Reads a snapshot on disk in pieces.
 
     Args:
-        directory: of the snapshot.
-        snapshot: its id, which its state row must confirm.
+        directory: directory of the snapshot.
+        snapshot: its id; the state row must have the same.
 
     Raises:
-        ImageUnreadableError: it cannot be opened, or is another snapshot.
+        ImageUnreadableError: the snapshot cannot be opened, or is another one.
     """
 
     def __init__(self, directory: Path, snapshot: SnapshotId) -> None:
@@ -81,10 +81,10 @@ class SnapshotReader:
         self._rows = items(self._database)
 
     def pieces(self, max_bytes: int) -> Iterator[bytes]:
-        """All rows, in pieces of at most max_bytes (at least one row).
+        """Yield all rows in pieces of at most `max_bytes`, but at least one row.
 
         Raises:
-            Exception: of RocksDB, for a damaged block.
+            Exception: an error of RocksDB, for a damaged block.
         """
         parts: list[bytes] = []
         size_bytes = row_count = 0
@@ -112,12 +112,12 @@ class SnapshotReader:
 
 
 class SnapshotWriter:
-    """Writes what comes into a database of its own, and replays it into an image on the way.
+    """Writes received rows into a new database, and replays them into an image.
 
     Args:
-        directory: of the new database; must not exist.
-        snapshot: what was asked for.
-        voters_record: voters as sent.
+        directory: directory of the new database; must not exist.
+        snapshot: id of the requested snapshot.
+        voters_record: encoded voters from the sender.
 
     Raises:
         InvalidSnapshotError: the voters are damaged or missing.
@@ -142,10 +142,10 @@ class SnapshotWriter:
         self._database: Rdict | None = Rdict(str(directory), options=image_options())
 
     def add(self, piece: bytes, crc: int) -> None:
-        """Take the next rows.
+        """Check and write the next rows.
 
         Raises:
-            InvalidSnapshotError: damaged, out of order, or no rows of an image.
+            InvalidSnapshotError: the rows are damaged, out of order, or not rows of an image.
         """
         assert self._database is not None, "the writer is closed"
         if crc32c(piece) != crc:
@@ -165,19 +165,19 @@ class SnapshotWriter:
         except InvalidSnapshotError:
             raise
         except Exception as error:
-            # A record that the codec or the image refuses; both have many ways to say so.
+            # The codec or the image refuses a record; both have many ways to do so.
             raise InvalidSnapshotError(f"a row is no part of an image: {error!r}") from error
         self._digest.add(piece, len(rows))
         self._database.write(batch)
 
     def finish(self, *, row_count: int, digest: bytes) -> LoadedImage:
-        """Compare the digest, write the state row and close; nothing is synced yet.
+        """Compare the digest, write the state row, close the database, and return the image. Nothing is synced.
 
         Returns:
             The image.
 
         Raises:
-            InvalidSnapshotError: rows are missing or others.
+            InvalidSnapshotError: rows are missing or differ.
         """
         assert self._database is not None, "the writer is closed"
         if row_count != self._digest.row_count or digest != self._digest.value():
@@ -194,17 +194,17 @@ class SnapshotWriter:
         return loaded
 
     def close(self) -> None:
-        """Close the database. Closing twice is allowed."""
+        """Close the database. Idempotent."""
         if self._database is not None:
             self._database.close()
             self._database = None
 
 
 def split_rows(piece: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Cut a piece into (key, value).
+    """Split a piece into rows (key, value).
 
     Raises:
-        InvalidSnapshotError: it does not end with a row.
+        InvalidSnapshotError: the piece ends inside a row.
     """
     position, size_bytes = 0, len(piece)
     while position < size_bytes:
@@ -219,10 +219,10 @@ def split_rows(piece: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def snapshot_digest(directory: Path, snapshot: SnapshotId) -> bytes:
-    """Digest of a snapshot on disk: what nodes compare.
+    """Return the digest of a snapshot on disk, for comparisons between nodes.
 
     Raises:
-        ImageUnreadableError: it cannot be opened, or is another snapshot.
+        ImageUnreadableError: the snapshot cannot be opened, or is another one.
     """
     reader = SnapshotReader(directory, snapshot)
     try:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brokers, topics and partitions as an image holds them, and the counts over them.
+"""Brokers, topics and partitions as an image holds them, and counts over the partitions.
 
-Owns the value types, and the table of a topic's partitions. That is compact, because one process may hold a million
-partitions: they lie packed in blocks (`partition_blocks.py`), and a `PartitionImage` is made when somebody looks at one.
+Owns the value types, and the table of a topic's partitions. The table is compact because one process may hold a million partitions:
+they are packed in blocks (`partition_blocks.py`), and a `PartitionImage` is created when a caller reads one.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ class BrokerImage:
         port: TCP port that clients use.
         rack: rack, or None.
         fenced: True while the broker may not lead.
-        in_controlled_shutdown: True while the broker leaves in an orderly way.
+        in_controlled_shutdown: True during a controlled shutdown of the broker.
         log_directory_ids: ids of its log directories, 16 bytes each.
         unclean: see `BrokerRecord`.
         lost_directories: see `BrokerRecord`.
         replaced_log_directory_ids: see `BrokerRecord`.
         replaced_broker_epoch: see `BrokerRecord`.
-        offline_log_directory_ids: those of its log directories that have failed, ascending.
-        min_feature_level: lowest feature level that it can run at, inclusive.
-        max_feature_level: highest feature level that it can run at, inclusive.
-        replication_port: TCP port at the host for replication; 0: not known.
+        offline_log_directory_ids: log directories of the broker that have failed, ascending.
+        min_feature_level: lowest feature level that it supports, inclusive.
+        max_feature_level: highest feature level that it supports, inclusive.
+        replication_port: TCP port at the host for replication; 0: unknown.
     """
 
     broker_id: int
@@ -61,7 +61,7 @@ class BrokerImage:
 
     @property
     def can_lead(self) -> bool:
-        """True when partitions may be led by this broker."""
+        """True if the broker may lead partitions."""
         return not self.fenced and not self.in_controlled_shutdown
 
 
@@ -76,11 +76,11 @@ class PartitionImage:
         leader_id: node id, or None while there is no leader.
         leader_epoch: number of this leadership.
         partition_epoch: version of this state.
-        elr: node ids of the eligible leader replicas, which have everything committed too (`isr.py`).
-        last_known_elr: node ids of those that were, or were in sync, until an unclean stop.
+        elr: node ids of the eligible leader replicas, which have everything committed, too (`isr.py`).
+        last_known_elr: node ids that were in `elr` or `isr` until an unclean shutdown.
         adding: those of `replicas` that a reassignment under way adds.
-        removing: those of `replicas` that it removes.
-        awaited: those of `isr` whose log directory is gone, packed (`awaited.py`); there is no leader while there are such.
+        removing: those of `replicas` that the reassignment removes.
+        awaited: those of `isr` whose log directory is gone, packed (`awaited.py`); while there are any, there is no leader.
     """
 
     partition: int
@@ -128,21 +128,21 @@ def _image(number: int, entry: tuple[bytes, int, int]) -> PartitionImage:
 
 
 def example(members: bytes) -> PartitionImage:
-    """Return a partition with these members, the first one of its topic and new."""
+    """Return a new partition with these members, the first one of its topic."""
     return _image(0, (members, 0, 0))
 
 
 def partitions_of_block(number: int, data: bytes) -> Iterator[PartitionImage]:
-    """Give the partitions of a block, the `number`-th of its topic."""
+    """Yield the partitions of block `number` of a topic."""
     for partition, entry in enumerate(partition_blocks.entries(data), number * BLOCK_PARTITIONS):
         yield _image(partition, entry)
 
 
 class Partitions(Sequence[PartitionImage]):
-    """The partitions of a topic by number, packed; one block at a time is open for changes until `seal`.
+    """The partitions of a topic by number, packed in blocks. One block at a time is open for changes, until `seal`.
 
     Args:
-        partitions: those to begin with, numbered from 0.
+        partitions: initial partitions, numbered from 0.
     """
 
     __slots__ = ("_blocks", "_count", "_open", "_open_number")
@@ -150,7 +150,7 @@ class Partitions(Sequence[PartitionImage]):
     def __init__(self, partitions: Sequence[PartitionImage] = ()) -> None:
         self._blocks: list[bytes] = []
         self._count = 0
-        # Of the block that is open, what `_blocks` has is out of date.
+        # The entry of the open block in `_blocks` is outdated.
         self._open: OpenBlock | None = None
         self._open_number = 0
         for partition in partitions:
@@ -191,7 +191,7 @@ class Partitions(Sequence[PartitionImage]):
         return f"Partitions({list(self)!r})"
 
     def append(self, partition: PartitionImage) -> None:
-        """Add the next partition."""
+        """Add the partition with the next number."""
         assert partition.partition == self._count, f"partition {partition.partition} after {self._count}"
         block = self._count // BLOCK_PARTITIONS
         opened = self.open(block)
@@ -201,12 +201,12 @@ class Partitions(Sequence[PartitionImage]):
         self._count += 1
 
     def chosen(self, first: int, end: int, choose: Callable[[bytes], Choice | None]) -> Iterator[tuple[int, Choice]]:
-        """Iterate over those partitions for whose members something is chosen, by number, with that.
+        """Yield the number of each partition for whose members `choose` returns something, together with that result.
 
         Args:
-            first: number of the first one.
-            end: number of the last one, exclusive.
-            choose: asked once for each distinct members of a block; None: nothing.
+            first: first partition number (inclusive).
+            end: end of the partition numbers (exclusive).
+            choose: called once for each distinct members of a block; None skips their partitions.
         """
         blocks = self.blocks()
         for block in range(first // BLOCK_PARTITIONS, -(-end // BLOCK_PARTITIONS)):
@@ -220,19 +220,19 @@ class Partitions(Sequence[PartitionImage]):
                     yield number, choice
 
     def tally(self) -> Iterator[tuple[Members, int]]:
-        """Members that occur, and how many partitions have them; the same ones may come more than once."""
+        """Yield the members that occur, with their number of partitions. The same members may come more than once."""
         return partition_blocks.tally(self.blocks())
 
     def blocks(self) -> list[bytes]:
-        """Return all blocks; to be read only."""
+        """Return all blocks. Callers must not change the list."""
         self.seal()
         return self._blocks
 
     def add_block(self, number: int, data: bytes) -> Iterator[tuple[Members, int]]:
-        """Add a whole block from outside, the next one; returns what `tally` says of it.
+        """Add the next block from disk or from a peer; return its `tally`.
 
         Raises:
-            AssertionError, struct.error, IndexError: it is damaged, or not the next one.
+            AssertionError, struct.error, IndexError: the block is damaged, or not the next one.
         """
         assert number * BLOCK_PARTITIONS == self._count, f"block {number} after {self._count} partitions"
         partition_blocks.check(data)
@@ -241,7 +241,7 @@ class Partitions(Sequence[PartitionImage]):
         return partition_blocks.tally((data,))
 
     def open(self, block: int) -> OpenBlock:
-        """Return a block for changes, which hold until another one is opened; the number after the last begins a new one."""
+        """Return a block to change, valid until another one is opened. The number after the last block starts a new one."""
         if self._open is None or block != self._open_number:
             self.seal()
             if block == len(self._blocks):
@@ -253,13 +253,13 @@ class Partitions(Sequence[PartitionImage]):
         return self._open
 
     def seal(self) -> None:
-        """Pack the block that is open, if there is one."""
+        """Pack the open block, if there is one."""
         if self._open is not None:
             self._blocks[self._open_number] = self._open.pack()
             self._open = None
 
     def copy(self) -> Partitions:
-        """Return partitions that can be changed without changing these; packed blocks are shared."""
+        """Return an independent copy, which shares the packed blocks."""
         other = Partitions()
         other._blocks = list(self.blocks())
         other._count = self._count
@@ -273,9 +273,9 @@ class Partitions(Sequence[PartitionImage]):
 
 @dataclass(slots=True)
 class TopicImage:
-    """A topic: name, id, partitions (index = number) and the configs that were set for it.
+    """A topic: name, id, partitions (index = number) and the configs set for it.
 
-    The image that owns it changes it in place; everybody else only reads it, and keeps no reference across a change.
+    Only the image that owns it changes it, in place. Others only read it, and keep no reference across a change.
     """
 
     topic: str
@@ -289,13 +289,13 @@ class TopicImage:
         return len(self.partitions[0].replicas) if self.partitions else 0
 
     def copy(self) -> TopicImage:
-        """Return a topic that can be changed without changing this one; packed partitions are shared."""
+        """Return an independent copy, which shares the packed partitions."""
         return TopicImage(self.topic, self.topic_id, self.partitions.copy(), dict(self.configs))
 
 
 @dataclass(slots=True)
 class PartitionCounts:
-    """How many replicas and leaders every broker has, kept up to date by each change of a partition.
+    """Number of replicas and leaders of every broker, updated with each change of a partition.
 
     Attributes:
         partitions: number of partitions.
@@ -310,21 +310,21 @@ class PartitionCounts:
     leaders: dict[int, int] = field(default_factory=dict[int, int])
 
     def add(self, partition: PartitionImage) -> None:
-        """Count one partition."""
+        """Add one partition to the counts."""
         self.move(partition, 1)
 
     def replace(self, old: Members, new: Members, count: int) -> None:
-        """Count `count` partitions that changed alike; cheap when only in-sync replicas differ."""
+        """Count `count` partitions that changed from `old` to `new`; cheap if leader and replicas are the same."""
         if old.leader_id != new.leader_id or old.replicas != new.replicas:
             self.move(old, -count)
             self.move(new, count)
 
     def copy(self) -> PartitionCounts:
-        """Return counts that can be changed without changing these."""
+        """Return an independent copy."""
         return PartitionCounts(self.partitions, self.leaderless, dict(self.replicas), dict(self.leaders))
 
     def move(self, partition: PartitionImage | Members, step: int) -> None:
-        """Count `step` partitions more that are as this one, or fewer."""
+        """Add `step` partitions like this one to the counts; a negative `step` removes them."""
         self.partitions += step
         for broker_id in partition.replicas:
             _bump(self.replicas, broker_id, step)

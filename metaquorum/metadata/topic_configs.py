@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configs of topics, brokers and the cluster: names, defaults, ranges, meaning, and for what each may be set.
+"""The configs of topics, brokers and the cluster: names, defaults, ranges, meanings, and the resources they can be set for.
 
-Owns the table that everything else is derived from: validation, the effective settings of a topic, what DescribeTopic and
-DescribeConfigs list. Must not know how the log engine uses them, nor which values are inherited (`configs.py`).
+Owns the table of all configs. Validation, the effective settings of a topic, and the answers of DescribeTopic and DescribeConfigs
+derive from it. Does not know how the log engine uses them, nor which values are inherited (`metaquorum.controller.configs`).
 """
 
 from __future__ import annotations
@@ -30,50 +30,50 @@ UNCLEAN_ELECTION_INTERVAL: Final = "unclean.leader.election.interval.ms"
 TRUE: Final = "true"
 
 ANYWHERE: Final = tuple(ConfigResource)
-"""For topics, and for brokers and the cluster as what topics inherit."""
+"""Scope of a config that topics, brokers and the cluster can have; topics inherit it from the latter two."""
 
 
 class FlushPolicy(Enum):
-    """When appended records count as stored."""
+    """When an appended record counts as stored."""
 
     ACK = "ack"
-    """Only when flushed: an acknowledged record is on stable storage."""
+    """When it is flushed: an acknowledged record is on stable storage."""
     INTERVAL = "interval"
     """At once; a flush follows within `flush.interval.ms`."""
     NONE = "none"
-    """At once; flushing is left to the operating system."""
+    """At once; the operating system decides when to flush."""
 
 
 class CleanupPolicy(Enum):
-    """How old data goes. What lies below the log start goes under each of them."""
+    """How old data is removed. Data below the log start offset is removed under every policy."""
 
     DELETE = "delete"
-    """Whole segments, by age and size."""
+    """Whole segments are removed by age and size."""
     COMPACT = "compact"
-    """Records with a newer one of the same key."""
+    """Records are removed when a newer record has the same key."""
     COMPACT_DELETE = "compact,delete"
     """Both."""
 
     @property
     def deletes(self) -> bool:
-        """True if age and size count."""
+        """True if segments are removed by age and size."""
         return self is not CleanupPolicy.COMPACT
 
     @property
     def compacts(self) -> bool:
-        """True if older records of a key go."""
+        """True if older records of a key are removed."""
         return self is not CleanupPolicy.DELETE
 
 
 class CompressionType(Enum):
-    """How batches are stored."""
+    """How the broker stores batches."""
 
     PRODUCER = "producer"
-    """As they came."""
+    """As the producer sent them."""
     NONE = "none"
-    """Not compressed."""
+    """Uncompressed."""
     ZSTD = "zstd"
-    """In zstd, at whatever level the producer chose, or by the broker."""
+    """In zstd: at the producer's level if the batch came so, else compressed by the broker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,23 +81,23 @@ class TopicSettings:
     """Effective settings of one topic.
 
     Attributes:
-        segment_bytes: size at which a segment is closed and the next begun.
+        segment_bytes: size at which a segment is closed and the next one begins.
         segment_ms: age, by record timestamps, at which a segment is closed.
         index_interval_bytes: bytes of batches between two entries of the sparse index.
-        max_message_bytes: most bytes of one batch, header included.
+        max_message_bytes: largest batch in bytes, header included.
         flush_policy: when a record counts as stored.
         flush_interval_ms: longest time between flushes under `FlushPolicy.INTERVAL`.
-        cleanup_policy: how old data goes.
-        retention_ms: age at which a segment goes; None: none goes because of its age.
-        retention_bytes: bytes of a partition that are kept at least when segments go because of the size; None: none do.
+        cleanup_policy: how old data is removed.
+        retention_ms: age at which a segment is removed; None: age removes none.
+        retention_bytes: bytes of a partition that removal by size keeps at least; None: size removes none.
         file_delete_delay_ms: how long the files of a removed segment stay on disk, renamed.
         min_compaction_lag_ms: a record younger than this is not compacted.
-        max_compaction_lag_ms: an older record is compacted however few there are.
-        min_cleanable_dirty_ratio: share of bytes not compacted yet above which a partition is compacted, 0 to 1.
-        timestamp_after_max_ms: how far after the broker's clock a record's timestamp may lie.
+        max_compaction_lag_ms: a record older than this is compacted however few there are.
+        min_cleanable_dirty_ratio: share of uncompacted bytes above which a partition is compacted, 0 to 1.
+        timestamp_after_max_ms: how far a record's timestamp may be ahead of the broker's clock.
         delete_retention_ms: how long a null value (a tombstone) stays after its first compaction.
         compression_type: how batches are stored.
-        zstd_level: level at which the broker compresses where the producer did not.
+        zstd_level: level at which the broker compresses batches that the producer did not.
     """
 
     segment_bytes: int
@@ -121,10 +121,11 @@ class TopicSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigDefinition:
-    """One config. Either `choices` is set, or the value is an integer from `minimum` to `maximum`, both inclusive.
+    """One config. Without `choices`, `is_ratio` or `text_bytes`, its value is an integer from `minimum` to `maximum`, both inclusive.
 
-    With `may_be_off` it may also be `OFF`. With `is_ratio` it is a decimal number from 0 to 1 instead, with `text_bytes` one line
-    of text of at most so many bytes in UTF-8. `scopes` names the resources that it may be set for.
+    With `choices` the value is one of them. With `may_be_off` it may also be `OFF`. With `is_ratio` it is a decimal number from 0 to
+    1. With `text_bytes` it is one line of text of at most that many bytes in UTF-8. `scopes` names the kinds of resources that can
+    have it.
     """
 
     name: str
@@ -140,7 +141,7 @@ class ConfigDefinition:
 
     @property
     def allowed(self) -> str:
-        """What a value must be, in words."""
+        """The allowed values, in words."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         if self.is_ratio:
@@ -151,7 +152,7 @@ class ConfigDefinition:
         return f"an integer from {self.minimum} to {self.maximum}{off}"
 
     def problem(self, value: str) -> str | None:
-        """Say why `value` does not fit, or None when it does."""
+        """Return why `value` is not allowed, or None if it is."""
         return None if self._fits(value) else f"{self.name} must be {self.allowed}"
 
     def _fits(self, value: str) -> bool:
@@ -172,19 +173,19 @@ class ConfigDefinition:
 _RATIO: Final = re.compile(r"0(\.[0-9]{1,9})?|1(\.0{1,9})?")
 
 OFF: Final = "-1"
-"""Value of a limit that does not hold."""
+"""Value that turns a limit off."""
 
 MAX_DIGITS: Final = 19
-"""Digits of the largest 64-bit integer; a longer value is refused before it is converted."""
+"""Digits of the largest 64-bit integer; a longer value is refused without conversion."""
 
 MAX_REPLICATION_FACTOR: Final = 100
-"""Most replicas of a partition that a config may speak of."""
+"""Largest number of replicas of a partition that a config may name."""
 
 MAX_DESCRIPTION_BYTES: Final = 1_024
 """Longest description of a topic, in bytes of UTF-8."""
 
 MIN_RATE: Final = 1_024
-"""Lowest limit of bytes a second; below, one batch of the usual size would take minutes."""
+"""Lowest rate limit in bytes a second; with less, one batch of the usual size would take minutes."""
 
 _MAX_INT32: Final = 2**31 - 1
 _MAX_INT64: Final = 2**63 - 1
@@ -195,7 +196,7 @@ _DEFINITIONS: Final = (
         default="1",
         minimum=1,
         maximum=MAX_REPLICATION_FACTOR,
-        # For topics only: a lower value takes effect together with the eligible leader replicas that it ends, in one batch.
+        # Only for topics: one batch must contain a lower value and the changes of the ELR that follow from it.
         scopes=(ConfigResource.TOPIC,),
         meaning="in-sync replicas below which nothing is committed; a partition with fewer replicas needs all of them",
     ),
@@ -211,7 +212,7 @@ _DEFINITIONS: Final = (
         name=UNCLEAN_ELECTION,
         default="false",
         choices=(TRUE, "false"),
-        # The controller elects; what a broker says does not count.
+        # The controller elects, so a config of a broker would have no effect.
         scopes=(ConfigResource.TOPIC, ConfigResource.CLUSTER),
         meaning="whether a replica that lacks committed records may lead when no other can, and those records are lost",
     ),
@@ -221,7 +222,7 @@ _DEFINITIONS: Final = (
         minimum=MIN_RATE,
         maximum=_MAX_INT64,
         may_be_off=True,
-        # About what a broker does for all topics together.
+        # It limits what a broker does for all topics together.
         scopes=(ConfigResource.BROKER, ConfigResource.CLUSTER),
         meaning="bytes a second that a broker sends, as a leader, to replicas out of sync, moved ones too; -1: no limit",
     ),
@@ -252,7 +253,7 @@ _DEFINITIONS: Final = (
     ConfigDefinition(
         name=UNCLEAN_ELECTION_INTERVAL,
         default="300000",
-        # A look goes over all partitions: more often than this would be a load of its own.
+        # Each search scans all partitions, so it must not run more often than this.
         minimum=1_000,
         maximum=_MAX_INT64,
         scopes=(ConfigResource.CLUSTER,),
@@ -387,11 +388,11 @@ _DEFINITIONS: Final = (
 TOPIC_CONFIGS: Final[Mapping[str, ConfigDefinition]] = MappingProxyType(
     {definition.name: definition for definition in sorted(_DEFINITIONS, key=lambda definition: definition.name)}
 )
-"""All configs by name, ascending. Most are those of a topic, which brokers and the cluster may be given for it to inherit."""
+"""All configs by name, ascending. Most belong to topics, and can be set for brokers and the cluster as inherited values."""
 
 
 def problem(configs: Mapping[str, str]) -> str | None:
-    """Say what is wrong with the configs of a topic, or None when every name is known and every value fits."""
+    """Return what is wrong with the configs of a topic, or None if every name is known and every value is allowed."""
     for name in sorted(configs):
         found = value_problem(ConfigResource.TOPIC, name, configs[name])
         if found is not None:
@@ -400,7 +401,7 @@ def problem(configs: Mapping[str, str]) -> str | None:
 
 
 def value_problem(resource: ConfigResource, name: str, value: str) -> str | None:
-    """Say why a config may not be set to `value` for a resource of this kind, or None when it may."""
+    """Return why a config may not be set to `value` for this kind of resource, or None if it may."""
     found = name_problem(resource, name)
     if found is not None:
         return found
@@ -409,7 +410,7 @@ def value_problem(resource: ConfigResource, name: str, value: str) -> str | None
 
 
 def name_problem(resource: ConfigResource, name: str) -> str | None:
-    """Say why a resource of this kind has no such config, or None when it has."""
+    """Return why this kind of resource has no such config, or None if it has."""
     definition = TOPIC_CONFIGS.get(name)
     if definition is None:
         known = ", ".join(each.name for each in TOPIC_CONFIGS.values() if resource in each.scopes)
@@ -421,7 +422,7 @@ def name_problem(resource: ConfigResource, name: str) -> str | None:
 
 
 def effective(configs: Mapping[str, str]) -> TopicSettings:
-    """Return the settings of a topic: what is set for it, else the defaults. The configs must be valid."""
+    """Return the settings of a topic from its configs and the defaults. The configs must be valid."""
 
     def value(name: str) -> str:
         return configs.get(name, TOPIC_CONFIGS[name].default)

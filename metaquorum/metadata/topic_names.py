@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The naming rule of topics: 1 to 249 of the characters A-Z a-z 0-9 . _ - and neither "." nor "..". It is part of the public API."""
+"""The naming rule of topics: 1 to 249 of the characters A-Z a-z 0-9 . _ -, but not "." or "..". It is part of the public API."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHOWN_CHARACTERS: Final = 60
 
 
 def problem(topic: str) -> str | None:
-    """Say what is wrong with a topic name, or None when it keeps the rule; at most 60 characters of it are shown."""
+    """Return why a topic name is invalid, or None if it is valid. The text shows at most 60 characters of the name."""
     if not topic:
         return "a topic name must not be empty"
     if len(topic) > MAX_CHARACTERS:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who waits until the committed image has reached an offset.
+"""Callers that wait until the committed image has reached an offset.
 
-Owns the waiters, and their bound. Must not know the image. Everything runs on the event loop thread.
+Owns the waiters and their limit. Does not know the image. Everything runs on the event loop thread.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from heapq import heapify, heappop, heappush
 from typing import Final
 
 MAX_OFFSET_WAITERS: Final = 10_000
-"""Waiters at once; one more is sent away."""
+"""Callers that may wait at the same time. Further ones are refused."""
 
 
 class OffsetWaiters:
-    """Futures by the offset that they wait for, the lowest first."""
+    """Futures of the waiting callers, in a heap by offset."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, asyncio.Future[bool]]] = []
@@ -27,14 +27,14 @@ class OffsetWaiters:
 
     @property
     def is_full(self) -> bool:
-        """True while nobody else may wait."""
+        """True while no further caller may wait."""
         return self._waiting >= MAX_OFFSET_WAITERS
 
     async def wait(self, metadata_offset: int, *, timeout_ms: int) -> bool:
-        """Wait for `reached` with at least an offset (exclusive).
+        """Wait until `reached` reports at least this offset (exclusive).
 
         Returns:
-            False: it did not come in time, too many wait, or `stop` was called.
+            False if the time was up, too many callers wait, or `stop` was called.
         """
         if timeout_ms <= 0 or self.is_full:
             return False
@@ -52,21 +52,21 @@ class OffsetWaiters:
             self._forget_given_up()
 
     def reached(self, metadata_offset: int) -> None:
-        """Wake everybody who waits for an offset up to this one (exclusive)."""
+        """Wake every caller that waits for an offset up to this one (exclusive)."""
         while self._heap and self._heap[0][0] <= metadata_offset:
             future = heappop(self._heap)[2]
             if not future.done():
                 future.set_result(True)
 
     def stop(self) -> None:
-        """Send everybody away."""
+        """Release every caller with False."""
         for _, _, future in self._heap:
             if not future.done():
                 future.set_result(False)
         self._heap.clear()
 
     def _forget_given_up(self) -> None:
-        """Keep no more entries of waiters who gave up than of those who wait: an offset that never comes wakes nobody."""
+        """Bound the entries of callers that gave up by the number of waiting ones: an offset that never comes removes none."""
         if len(self._heap) > 2 * self._waiting:
             self._heap = [entry for entry in self._heap if not entry[2].done()]
             heapify(self._heap)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What carries everything that servers say to each other: docs/net.md."""
+"""The carrier: the connections over which servers talk to each other. See docs/net.md."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything of one process that talks to other servers: what it answers, its connections, its internal port.
+"""The carrier of one process: the methods that it answers, its connections and its internal port.
 
     carrier = Carrier(cluster_id=..., node_id=1)
     port = carrier.bind("0.0.0.0", 9192)
@@ -25,19 +25,19 @@ from metaquorum.net.peers import Peers
 from metaquorum.net.service import ServiceTable
 
 BACKLOG: Final = 1_024
-"""Connections that may wait to be accepted."""
+"""Connections that may wait for the server to accept them."""
 
 
 class Carrier:
-    """See the module docstring. One event loop.
+    """All connections of this process to other servers. Runs on one event loop.
 
     Args:
         cluster_id: cluster of this process.
-        node_id: its node id.
+        node_id: node id of this process.
         limits: bounds of its connections.
 
     Attributes:
-        table: what it answers; to be filled before `start`.
+        table: the methods that this process answers; fill it before `start`.
     """
 
     def __init__(self, *, cluster_id: str, node_id: int, limits: Limits | None = None) -> None:
@@ -51,29 +51,29 @@ class Carrier:
 
     @property
     def peers(self) -> Peers:
-        """The connections; after `start`."""
+        """Return the connections. Valid only after `start`."""
         assert self._peers is not None, "the carrier was not started"
         return self._peers
 
     def bind(self, host: str, port: int) -> int:
-        """Take the internal port; return its number, which the system chooses for 0. It answers from `start` on.
+        """Bind the internal port and return its number. For port 0 the system chooses one. Connections are answered from `start` on.
 
         Args:
-            host: name or address of this machine; `::` takes both families.
+            host: name or address of this machine; `::` means IPv4 and IPv6.
             port: TCP port.
 
         Raises:
-            OSError: the address cannot be listened on.
+            OSError: this process cannot listen on the address.
         """
         assert self._socket is None, "it is bound already"
         self._socket = listening_socket(host, port)
         return self._socket.getsockname()[1]
 
     async def start(self, address: str | None) -> None:
-        """Answer, and dial.
+        """Start to answer other servers and to dial them.
 
         Args:
-            address: `host:port` at which other servers reach this one; None: at none.
+            address: `host:port` at which other servers reach this one; None if none dials it.
         """
         assert self._peers is None, "it has started already"
         identity = Identity(
@@ -88,7 +88,7 @@ class Carrier:
             self._server = await loop.create_server(self._peers.accept, sock=self._socket, backlog=BACKLOG)
 
     async def close(self, goodbye: bytes = b"") -> None:
-        """End everything; whoever waits for an answer is told, on both sides. Idempotent."""
+        """Close every connection. Callers on both sides learn that their calls are lost. Idempotent."""
         if self._server is not None:
             self._server.close()
         elif self._socket is not None:
@@ -99,10 +99,10 @@ class Carrier:
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """Return a socket that listens: one, of one port, also where a name stands for several addresses.
+    """Return one listening socket on one port, even if the name has several addresses.
 
     Raises:
-        OSError: the address cannot be listened on.
+        OSError: this process cannot listen on the address.
     """
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     takes_both = family is socket.AF_INET6 and host == "::" and socket.has_dualstack_ipv6()

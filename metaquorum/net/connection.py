@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One connection between two servers, as a pure function of bytes and time: requests with deadlines, streams with credit.
+"""The core of one connection between two servers, a pure function of bytes and time: requests with deadlines, streams with credit.
 
-Owns which calls are open, what is sent next, and what the other side may say. No sockets, no clock, no messages of protobuf: bodies are
-bytes. `receive` takes what came and returns what it means; `output` gives what is to be sent.
+Owns which calls are open, what is sent next, and what the other side may send. Knows no sockets, no clock and no protobuf: bodies are
+bytes. `receive` takes received bytes and returns what they mean; `output` returns the bytes to send.
 Laws: docs/net.md section "Invariants".
 Source: h11 for the form; HTTP/2 (RFC 9113) for ids, credit and GOAWAY.
 """
@@ -19,10 +19,10 @@ from typing import Final, TypeAlias
 from metaquorum.net.frames import GREETING, MAX_BODY_BYTES, BadFrameError, Frame, FrameReader, Kind, header
 
 MAX_CALL_ID: Final = 2**32 - 1
-"""Highest id; a connection that has used it up takes no more calls, and its users dial anew."""
+"""Largest call id. A connection that has used it takes no more calls, and its users dial again."""
 
 MAX_TIMEOUT_MS: Final = 2**31
-"""Longest time in milliseconds that a request waits."""
+"""Largest timeout of a request, in milliseconds. Longer ones are cut to it."""
 
 _METHOD_AND_NUMBER: Final = struct.Struct(">HI")
 _CREDIT: Final = struct.Struct(">I")
@@ -34,15 +34,18 @@ class Limits:
     """Bounds of one connection.
 
     Attributes:
-        open_calls: calls of either side that are open at once; of the other side twice as many, whose last frames may wait to be sent.
-        queued_bytes: bytes that wait to be sent, at which new requests are refused with BUSY; more than one message of any length.
-        message_bytes: bytes of one message.
-        partial_bytes: bytes of all messages of which a part has come; whoever sends begins a further message only within half of it.
-        piece_bytes: bytes of a message that are sent before another call has its turn.
-        greeting_ms: milliseconds in which the other side's HELLO must come.
-        ping_after_ms: milliseconds of silence after which a sign of life is asked for.
+        open_calls: calls that this side may have open at once. The other side may have twice as many here, counting answers that wait
+            to be sent.
+        queued_bytes: bytes waiting to be sent at which new requests are refused with BUSY; more than one message of any length.
+        message_bytes: largest message in bytes.
+        partial_bytes: bytes of all messages that have arrived in part. A sender starts a further long message only within half of
+            it.
+        piece_bytes: bytes of a message that are sent before another call gets its turn.
+        greeting_ms: milliseconds in which the other side's HELLO must arrive.
+        ping_after_ms: milliseconds of silence after which this side pings the other.
         liveness_ms: milliseconds of silence after which the connection is over.
-        suspect_ms: the same, once a request had no answer in time and nothing else has come since it was sent.
+        suspect_ms: milliseconds of silence after a request timed out, if no byte has come since it was sent; then the connection
+            is over.
     """
 
     open_calls: int = 1_024
@@ -57,35 +60,35 @@ class Limits:
 
 
 class Loss(Enum):
-    """Why a call of this side failed without a word of the other side about it."""
+    """Why a call of this side failed although the other side said nothing about it."""
 
     TIMED_OUT = auto()
-    """No answer in time; the other side may have carried it out."""
+    """No answer in time. The other side may have executed the call."""
     LOST = auto()
-    """The connection ended; the other side may have carried it out."""
+    """The connection ended. The other side may have executed the call."""
     SILENT = auto()
-    """The connection was ended for want of a sign of life; the other side may have carried it out."""
+    """The connection ended because the other side gave no sign of life. It may have executed the call."""
     CANCELLED = auto()
-    """The other side gave a stream up, without a reason."""
+    """The other side cancelled a stream without a reason."""
 
 
 class BusyError(Exception):
-    """Too many calls are open, too much waits to be sent, or the connection takes no new calls; nothing was sent."""
+    """Too many calls are open, too many bytes wait, or the connection takes no new calls. Nothing was sent."""
 
 
-# What `receive` and `tick` tell.
+# What `receive`, `tick` and `lose` return.
 
 
 @dataclass(frozen=True, slots=True)
 class Greeted:
-    """The other side's HELLO came; judge it, and `leave` if it does not fit."""
+    """The other side's HELLO arrived. The caller checks it, and calls `leave` if it does not match."""
 
     hello: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """The other side asks; it is owed `respond` or `fail`, within `timeout_ms`."""
+    """The other side sent a request. The caller owes it `respond` or `fail` within `timeout_ms` milliseconds."""
 
     call_id: int
     method: int
@@ -95,7 +98,7 @@ class Requested:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The other side opens a stream."""
+    """The other side opened a stream."""
 
     call_id: int
     method: int
@@ -104,7 +107,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The response to a request of this side."""
+    """A request of this side got its response."""
 
     call_id: int
     message: bytes
@@ -112,7 +115,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A call of this side failed, or a stream of either: what the other side says, or `loss`."""
+    """A call of this side failed, or a stream of either side. `failure` has the other side's reason; else `loss` says why."""
 
     call_id: int
     failure: bytes | None
@@ -121,7 +124,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message on a stream. What it takes off the credit (`credit_taken`) may be granted again."""
+    """A message arrived on a stream. The receiver may grant its credit again (`credit_taken`)."""
 
     call_id: int
     message: bytes
@@ -129,21 +132,21 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Writable:
-    """The other side has granted more on a stream."""
+    """The other side has granted more credit on a stream."""
 
     call_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The other side sends nothing more on a stream."""
+    """The other side has ended its direction of a stream."""
 
     call_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Abandoned:
-    """The other side does not wait for the answer to its request any more: the work may end. No `respond` is owed."""
+    """The other side no longer waits for the answer to its request. The work may stop, and `respond` is no longer owed."""
 
     call_id: int
 
@@ -157,7 +160,7 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """The connection is of no more use, and every call has been told; close it."""
+    """The connection is over, and every open call has failed. The caller closes the transport."""
 
     reason: str
 
@@ -169,11 +172,11 @@ Happening: TypeAlias = (
 
 class _Role(Enum):
     ASKED = auto()
-    """A request of this side without its final frame."""
+    """A request of this side that has no final frame yet."""
     GIVEN_UP = auto()
-    """The same, and nobody waits for it any more."""
+    """The same, but its caller no longer waits."""
     SERVED = auto()
-    """A request of the other side that is owed a final frame."""
+    """A request of the other side that still needs a final frame."""
     STREAM = auto()
     """A stream of either side."""
 
@@ -182,33 +185,33 @@ class _Role(Enum):
 class _Call:
     role: _Role
     started_ms: int = 0
-    """When a request of this side was sent."""
+    """When this side sent the request."""
     is_begun: bool = True
-    """False while the message with which the other side began it has come in part; nobody knows of it yet."""
+    """False while the message that begins the call has arrived only in part; no handler knows of the call yet."""
     credit: int = 0
-    """Bytes that this side may send."""
+    """Bytes that this side may send; may be negative (see `Connection.send`)."""
     granted: int = 0
-    """Bytes that the other side may send."""
+    """Bytes that the other side may send; may be negative."""
     sends: bool = True
-    """This side has not ended its direction."""
+    """True until this side ends its direction."""
     receives: bool = True
-    """The other side has not ended its direction."""
+    """True until the other side ends its direction."""
     partial: bytearray = field(default_factory=bytearray)
-    """The pieces of a message of which some are missing: joined, for a small one would take much more than its bytes."""
+    """The pieces of an incomplete message, joined, because many small ones would take much more memory than their bytes."""
     partial_kind: Kind | None = None
 
 
 def credit_taken(message: bytes) -> int:
-    """Bytes that a message on a stream takes off the credit: its own; one for an empty message, which is kept too."""
+    """Return how much credit a message on a stream takes, in bytes: its length, or 1 for an empty one."""
     return len(message) or 1
 
 
 class Connection:
-    """See the module docstring.
+    """One connection of this side: its open calls, its queues of frames, and its timers.
 
     Args:
         is_dialler: True on the side that dialled.
-        hello: what this side says of itself.
+        hello: body of this side's HELLO.
         limits: bounds.
         now_ms: monotonic time in milliseconds.
     """
@@ -222,8 +225,8 @@ class Connection:
         self._last_other_id = 0
         self._own_open = 0
         self._other_open = 0
-        # Calls of the other side that are over, but for their last frames, which wait to be sent: they count as open until then, or one
-        # who does not read would get any number of answers.
+        # Calls of the other side whose last frames wait to be sent. They count as open until then; otherwise a peer that does not
+        # read could cause any number of queued answers.
         self._unsent: set[int] = set()
         self._deadlines: list[tuple[int, int]] = []
         self._is_greeted = False
@@ -232,35 +235,33 @@ class Connection:
         self._started_ms = now_ms
         self._heard_ms = now_ms
         self._pinged_ms: int | None = None
-        # When the connection is over if nothing comes until then.
+        # The connection is over at this time if no byte comes before.
         self._suspected_ms: int | None = None
         self._ping_count = 0
         self._pong: bytes | None = None
         self._partial_bytes = 0
-        # Frames of the connection go first; then those of calls, in turn.
+        # Frames of the connection are sent first, then those of the calls in turn.
         self._urgent: deque[bytes] = deque((GREETING, header(Kind.HELLO, 0, len(hello)), hello))
         self._queues: dict[int, deque[tuple[Kind, bytes, int]]] = {}
         self._turns: OrderedDict[int, None] = OrderedDict()
-        # Calls whose next message is long: it begins when others that have begun are sent, or the other side would hold too many parts.
+        # Calls whose next message is long and must wait for messages that have started: the other side keeps only so many parts.
         self._held: OrderedDict[int, None] = OrderedDict()
         self._begun_bytes = 0
         self._queued_bytes = 0
 
-    # State.
-
     @property
     def is_over(self) -> bool:
-        """True once the connection is of no more use."""
+        """True once the connection has ended."""
         return self._over is not None
 
     @property
     def takes_calls(self) -> bool:
-        """True while this side may ask."""
+        """True while this side may start calls."""
         return self._is_greeted and not self._is_leaving and self._over is None and self._next_id <= MAX_CALL_ID
 
     @property
     def open_count(self) -> int:
-        """Calls of both sides that are open."""
+        """Number of open calls of both sides."""
         return len(self._calls)
 
     def is_open(self, call_id: int) -> bool:
@@ -273,7 +274,7 @@ class Connection:
         return self._queued_bytes
 
     def deadline_ms(self) -> int | None:
-        """Return when `tick` is due at the latest; None: the connection is over."""
+        """Return when `tick` must run at the latest, in milliseconds; None if the connection is over."""
         if self._over is not None:
             return None
         if not self._is_greeted:
@@ -286,7 +287,7 @@ class Connection:
     # Calls of this side.
 
     def request(self, method: int, message: bytes, *, timeout_ms: int, now_ms: int) -> int:
-        """Ask the other side; returns the id, for which `Answered` or `Failed` comes once.
+        """Send a request and return its id. One `Answered` or `Failed` for this id follows, unless the caller gives the request up.
 
         Raises:
             BusyError: nothing was sent.
@@ -299,7 +300,7 @@ class Connection:
         return call_id
 
     def open(self, method: int, message: bytes, *, credit_bytes: int) -> int:
-        """Open a stream; returns its id. The other side may send `credit_bytes`; this side nothing before it is granted some.
+        """Open a stream and return its id. The other side may send `credit_bytes`; this side must wait for credit.
 
         Raises:
             BusyError: nothing was sent.
@@ -310,7 +311,7 @@ class Connection:
         return call_id
 
     def give_up(self, call_id: int) -> None:
-        """Wait for a request or a stream no longer; nothing more is told of it. Nothing happens when it is over."""
+        """Stop waiting for a request or a stream; no event about it follows. Has no effect on a call that is over."""
         call = self._calls.get(call_id)
         if call is None or call.role is _Role.GIVEN_UP:
             return
@@ -325,24 +326,24 @@ class Connection:
     # Answers to the other side.
 
     def respond(self, call_id: int, message: bytes) -> None:
-        """Answer a request. Nothing happens when nobody waits any more."""
+        """Answer a request. Has no effect if the caller no longer waits."""
         self._finish(call_id, Kind.RESPONSE, message)
 
     def fail(self, call_id: int, failure: bytes) -> None:
-        """Refuse a request, or end a stream with a reason. Nothing happens when it is over."""
+        """Refuse a request, or end a stream with a reason. Has no effect on a call that is over."""
         self._finish(call_id, Kind.FAILURE, failure)
 
     # Streams of either side.
 
     def credit(self, call_id: int) -> int:
-        """Bytes that may be sent on a stream; 0 when it is over."""
+        """Return how many bytes this side may send on a stream; 0 if it is over."""
         call = self._calls.get(call_id)
         return call.credit if call is not None and call.sends else 0
 
     def send(self, call_id: int, message: bytes) -> bool:
-        """Send a message on a stream; False: it is over, or the message is longer than the credit.
+        """Send a message on a stream. Return False if the stream is over or has no credit.
 
-        A message of any length may be sent as long as there is some credit; what it takes beyond that is owed.
+        A positive credit allows a message of any length; the credit then becomes negative.
         """
         call = self._calls.get(call_id)
         if call is None or not call.sends or call.credit <= 0:
@@ -352,7 +353,7 @@ class Connection:
         return True
 
     def grant(self, call_id: int, credit_bytes: int) -> None:
-        """Let the other side send more on a stream. Nothing happens when it is over."""
+        """Allow the other side to send more bytes on a stream. Has no effect on a stream that is over."""
         call = self._calls.get(call_id)
         if call is not None and call.receives and credit_bytes > 0:
             assert call.role is _Role.STREAM, f"credit for call {call_id}, which is no stream"
@@ -360,7 +361,7 @@ class Connection:
             self._queue(call_id, Kind.CREDIT, _CREDIT.pack(credit_bytes))
 
     def end(self, call_id: int) -> None:
-        """Send nothing more on a stream. Nothing happens when it is over."""
+        """End this side's direction of a stream. Has no effect on a stream that is over."""
         call = self._calls.get(call_id)
         if call is not None and call.sends:
             assert call.role is _Role.STREAM, f"end of call {call_id}, which is no stream"
@@ -371,17 +372,17 @@ class Connection:
     # The connection.
 
     def leave(self, goodbye: bytes) -> None:
-        """Take no new calls; those that are open go on."""
+        """Take no new calls; open calls continue."""
         if not self._is_leaving and self._over is None:
             self._is_leaving = True
             self._say(Kind.GOODBYE, goodbye)
 
     def lose(self, reason: str) -> list[Happening]:
-        """The connection ended. Every call fails, once."""
+        """Record that the transport has ended. Every open call fails once."""
         return [] if self._over is not None else self._end(reason)
 
     def tick(self, now_ms: int) -> list[Happening]:
-        """Look at the clock: requests without an answer in time fail, and a silent connection ends."""
+        """Let time pass: overdue requests fail, and a silent connection is pinged or ends."""
         if self._over is not None:
             return []
         silent_ms = now_ms - self._heard_ms
@@ -399,7 +400,7 @@ class Connection:
                 self.give_up(call_id)
                 happenings.append(Failed(call_id, None, Loss.TIMED_OUT))
                 if call.started_ms >= self._heard_ms and self._suspected_ms is None:
-                    # A slow answer, or a dead connection: the other side answers a ping whatever its handlers do.
+                    # The answer is slow or the connection is dead. A live process answers a ping whatever its handlers do.
                     self._ping(now_ms)
                     self._suspected_ms = now_ms + self._limits.suspect_ms
         return happenings
@@ -411,7 +412,7 @@ class Connection:
             self._say(Kind.PING, _PING.pack(self._ping_count))
 
     def receive(self, data: bytes, now_ms: int) -> list[Happening]:
-        """Take what came; returns what it means, in order. After `Over` nothing more comes."""
+        """Handle received bytes and return their meaning, in order. Nothing follows after `Over`."""
         if self._over is not None:
             return []
         self._heard_ms = now_ms
@@ -426,10 +427,10 @@ class Connection:
         return happenings
 
     def output(self, most_bytes: int) -> list[bytes]:
-        """Give what is to be sent next, of about `most_bytes`; empty: nothing waits.
+        """Return the bytes to send next, about `most_bytes`; an empty list if nothing waits.
 
-        Frames of the connection go first, then one piece of each call in turn, so that a small message waits for at most one piece of
-        each large one. A long message begins while those that have begun are short enough together.
+        Frames of the connection come first, then one piece of each call in turn: a small message waits for at most one piece of each
+        large one. A long message starts only while the messages that have started are short enough together.
         """
         if self._pong is not None:
             self._say(Kind.PONG, self._pong)
@@ -499,7 +500,7 @@ class Connection:
         self._queued_bytes += len(message)
 
     def _unqueue(self, call_id: int) -> None:
-        """Drop what waits of a call, but the rest of a message that is sent in part: the other side waits for it."""
+        """Drop the queued frames of a call. Keep the rest of a message that is sent in part, because the other side waits for it."""
         queue = self._queues.get(call_id)
         if queue is None:
             return
@@ -595,7 +596,7 @@ class Connection:
         elif not self._is_greeted:
             raise BadFrameError(f"{frame.kind.name} before HELLO")
         elif frame.kind is Kind.PING and len(frame.body) == _PING.size:
-            # One answer, to the last of them: whoever pings and does not read must not fill the memory.
+            # Answer only the last ping: a peer that pings and does not read must not fill the memory.
             self._pong = frame.body
         elif frame.kind is not Kind.PONG or not self._is_own_ping(frame.body):
             raise BadFrameError(f"{frame.kind.name} out of place")
@@ -604,10 +605,10 @@ class Connection:
         return len(body) == _PING.size and 0 < _PING.unpack(body)[0] <= self._ping_count
 
     def _check_new(self, frame: Frame) -> None:
-        """Let a new call of the other side in."""
+        """Accept a new call of the other side."""
         if frame.call_id & 1 == self._own_parity:
             raise BadFrameError(f"call {frame.call_id} has an id of this side")
-        # A stream that the other side gave up is open here until its CANCEL comes, which may be behind a new call.
+        # A stream that the other side cancelled stays open here until its CANCEL arrives, perhaps behind a new call.
         if self._other_open >= 2 * self._limits.open_calls:
             raise BadFrameError(f"more than {2 * self._limits.open_calls} calls are open")
         self._last_other_id = frame.call_id
@@ -616,10 +617,11 @@ class Connection:
         self._calls[frame.call_id] = _Call(role, is_begun=False)
 
     def _take_of_none(self, frame: Frame) -> None:
-        """A frame of a call that is over, or never was.
+        """Handle a frame of a call that is not open.
 
-        A request of this side stays until its final frame, so that another one is a second. A stream may have been given up, ended or
-        reset here while frames of the other side were on their way, and a request of the other side answered.
+        A request of this side stays open until its final frame, so a further final frame is an error. A stream may have been
+        cancelled, ended or reset here while frames of the other side were under way; a request of the other side may have been
+        answered.
         """
         is_own = frame.call_id & 1 == self._own_parity
         is_known = frame.call_id < self._next_id if is_own else frame.call_id <= self._last_other_id
@@ -627,10 +629,10 @@ class Connection:
             raise BadFrameError(f"{frame.kind.name} for call {frame.call_id}, which is not open")
 
     def _whole(self, call: _Call, frame: Frame) -> bytes | None:
-        """Return a whole message, None while parts are missing.
+        """Return the whole message; None while parts are missing.
 
         Raises:
-            BadFrameError: it is too long, too many bytes are kept in parts, or another message begins in the middle of it.
+            BadFrameError: the message is too long, too many bytes have arrived in parts, or another message begins inside it.
         """
         if call.partial_kind is None:
             if not frame.goes_on:
@@ -710,7 +712,7 @@ class Connection:
 
 
 def _split(message: bytes) -> tuple[int, int, bytes]:
-    """Cut the beginning of a request or of a stream into method, number and message."""
+    """Split the opening message of a call into method, number and message."""
     if len(message) < _METHOD_AND_NUMBER.size:
         raise BadFrameError("a call without a method")
     method, number = _METHOD_AND_NUMBER.unpack_from(message)

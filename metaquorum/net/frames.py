@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bytes of a connection between servers: a greeting, then frames.
+"""The bytes of a connection between servers: a preface, then frames.
 
 Owns the format and its limits. Knows neither calls nor sockets.
 Format: docs/net.md section "Bytes".
@@ -13,24 +13,24 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 GREETING: Final = b"lograft-net-1\n"
-"""What both sides say first. Whoever dials a port that another program has by now says nothing that it could take for a request."""
+"""The connection preface: both sides send it first. A different program that now has the port cannot mistake it for a request."""
 
 MAX_BODY_BYTES: Final = 256 * 1024
-"""Bytes of the body of one frame; longer messages take several."""
+"""Largest body of one frame in bytes. A longer message takes several frames."""
 
 MORE: Final = 1
-"""Flag: the message goes on in the next frame of this id and kind."""
+"""Flag: the message continues in the next frame of this id and kind."""
 
 _LENGTH: Final = struct.Struct(">I")
 _HEADER: Final = struct.Struct(">IBBI")
 _REST: Final = struct.Struct(">BBI")
 
 MAX_PIECES: Final = 256
-"""Most pieces of one frame that are kept as they came: each costs more than a byte."""
+"""Received pieces that the reader keeps unjoined at most. Each one costs more memory than its bytes."""
 
 
 class Kind(IntEnum):
-    """What a frame is."""
+    """The kind of a frame; docs/net.md has the body of each."""
 
     HELLO = 1
     GOODBYE = 2
@@ -51,17 +51,17 @@ _KINDS: Final = {kind.value: kind for kind in Kind}
 
 
 class BadFrameError(Exception):
-    """The other side does not speak this format, or says what the state does not allow; the connection is of no more use."""
+    """The other side broke the format or the protocol. The connection must end."""
 
 
 class Frame(NamedTuple):
-    """A frame that came.
+    """A received frame.
 
     Attributes:
-        kind: what it is.
-        goes_on: True if the message goes on in the next frame of this id and kind.
-        call_id: id of the call; 0: the connection itself.
-        body: bytes.
+        kind: kind of the frame.
+        goes_on: True if the message continues in the next frame of this id and kind.
+        call_id: id of the call; 0: the frame is about the connection.
+        body: bytes of the frame after its header.
     """
 
     kind: Kind
@@ -71,28 +71,28 @@ class Frame(NamedTuple):
 
 
 def header(kind: Kind, call_id: int, body_bytes: int, *, goes_on: bool = False) -> bytes:
-    """Return the bytes before the body of a frame."""
+    """Return the bytes of a frame before its body."""
     return _HEADER.pack(body_bytes + _REST.size, kind, MORE if goes_on else 0, call_id)
 
 
 class FrameReader:
-    """Cuts what arrives into frames; each byte of them is copied once."""
+    """Cuts received bytes into frames. Copies each byte of a frame once."""
 
     __slots__ = ("_begin", "_greeting", "_pieces", "_size_bytes", "_wanted_bytes")
 
     def __init__(self) -> None:
         self._pieces: deque[bytes] = deque()
-        # Where the first piece begins, what is there from there on, and how much the next frame has: None before its length.
+        # Where the first piece begins; how many bytes are left from there; the length of the next frame, None before it is known.
         self._begin = 0
         self._size_bytes = 0
         self._wanted_bytes: int | None = None
         self._greeting = GREETING
 
     def feed(self, data: bytes) -> None:
-        """Take what has arrived.
+        """Add received bytes.
 
         Raises:
-            BadFrameError: it does not begin with the greeting.
+            BadFrameError: the connection does not begin with the preface.
         """
         if data:
             self._pieces.append(data)
@@ -107,10 +107,10 @@ class FrameReader:
             self._greeting = self._greeting[len(begin) :]
 
     def take(self) -> Frame | None:
-        """Return the next whole frame, None while there is none.
+        """Return the next whole frame; None if no frame is complete yet.
 
         Raises:
-            BadFrameError: it is longer or shorter than a frame may be, of no known kind, or has unknown flags.
+            BadFrameError: the frame is longer or shorter than allowed, has an unknown kind, or has unknown flags.
         """
         if self._greeting:
             return None
@@ -132,7 +132,7 @@ class FrameReader:
         return Frame(kind, flags == MORE, call_id, self._pull(wanted_bytes - _REST.size))
 
     def _pull(self, size_bytes: int) -> bytes:
-        """Take so many bytes off the front; they are there."""
+        """Remove and return the first `size_bytes` bytes. The caller has checked that they are there."""
         self._size_bytes -= size_bytes
         pieces, parts = self._pieces, list[bytes]()
         while size_bytes:

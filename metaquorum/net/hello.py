@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who a server is, as it says at the beginning of a connection, and whether the other side fits.
+"""The identity of a server, which it sends first on a connection, and the check of the other side's identity.
 
 Owns the check. Source: docs/net.md section "A connection".
 """
@@ -15,21 +15,21 @@ from lograft.v1 import errors_pb2
 from lograft.wire.codes import ErrorCode
 
 VERSION: Final = 1
-"""Version of the carrier that this server speaks."""
+"""Version of the carrier's protocol that this server speaks."""
 
 ID_BYTES: Final = 16
-"""Size of an incarnation id."""
+"""Bytes of an incarnation id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """A server.
+    """Identity of a server process.
 
     Attributes:
-        cluster_id: cluster that it belongs to.
-        node_id: its node id.
-        incarnation_id: random id of its process, 16 bytes.
-        address: `host:port` at which other servers reach it; None: at none.
+        cluster_id: cluster of the server.
+        node_id: node id of the server.
+        incarnation_id: random id of the process, 16 bytes.
+        address: `host:port` at which other servers reach it; None if none dials it.
     """
 
     cluster_id: str
@@ -38,7 +38,7 @@ class Identity:
     address: str | None
 
     def encode(self) -> bytes:
-        """Return the body of a HELLO."""
+        """Return the body of a HELLO frame."""
         return pb.Hello(
             cluster_id=self.cluster_id,
             node_id=self.node_id,
@@ -50,10 +50,10 @@ class Identity:
 
 
 class MisfitError(Exception):
-    """The other side of a connection is not who it should be.
+    """The server on the other side is not the one that this side wants.
 
     Attributes:
-        code: WRONG_CLUSTER, or INVALID_REQUEST.
+        code: WRONG_CLUSTER or INVALID_REQUEST.
     """
 
     def __init__(self, code: ErrorCode, message: str) -> None:
@@ -61,20 +61,20 @@ class MisfitError(Exception):
         self.code = code
 
     def goodbye(self) -> bytes:
-        """Return the body of a GOODBYE."""
+        """Return the body of a GOODBYE frame."""
         code = errors_pb2.ErrorCode.ValueType(int(self.code))
         return pb.Goodbye(code=code, message=str(self)).SerializeToString()
 
 
 def checked(body: bytes, own: Identity) -> Identity:
-    """Return who the other side is.
+    """Decode the other side's HELLO, check it, and return its identity.
 
     Args:
-        body: of its HELLO.
-        own: this side.
+        body: body of the HELLO.
+        own: identity of this side.
 
     Raises:
-        MisfitError: it is of another cluster, shares no version, or says nonsense.
+        MisfitError: it is of another cluster, shares no version, or is invalid.
     """
     try:
         hello = pb.Hello.FromString(body)

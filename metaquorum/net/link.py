@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One connection between two servers on an event loop: the core of `connection.py` with a transport, a clock, and whoever waits.
+"""One connection between two servers on an event loop: the core of `connection.py` with a transport, a clock and the waiting callers.
 
-Owns the transport, the timer, and who is told what became of a call. Must not know what a message says, nor who dials.
+Owns the transport, the timer, and the delivery of outcomes to callers. Does not know what a message means, nor who dials.
 Everything runs on the event loop.
 
-Laws: whoever asks is told exactly once; nothing is written while the transport is full; nothing is begun for a connection that is over;
-an exception of a handler fails its call alone, and one of whoever asked costs nobody else an outcome.
+Laws: each caller gets exactly one outcome; nothing is written while the transport is full; no handler starts for a connection that is
+over; an exception of a handler fails only its call, and an exception of one caller costs no other caller its outcome.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from metaquorum.net.connection import (
 logger = logging.getLogger(__name__)
 
 WRITE_BYTES: Final = 256 * 1024
-"""Bytes that are handed to the transport before it must have sent some; what waits beyond can still be overtaken by small messages."""
+"""Bytes that the transport may hold unsent. Small messages can still overtake what waits beyond them."""
 
 CLOSE_S: Final = 1.0
-"""Seconds that a connection which is closed has to send what was written."""
+"""Seconds in which a closing connection may send what was written; then it is aborted."""
 
 
 class CallError(Exception):
-    """A call has no response."""
+    """A call got no response."""
 
 
 class RefusedByPeerError(CallError):
-    """The other side says so.
+    """The other side refused the call.
 
     Attributes:
-        failure: what it says.
+        failure: body of its FAILURE or RESET.
     """
 
     def __init__(self, failure: bytes) -> None:
@@ -61,10 +61,10 @@ class RefusedByPeerError(CallError):
 
 
 class UnansweredError(CallError):
-    """Nobody can say whether it was carried out.
+    """No answer came; it is unknown whether the other side executed the call.
 
     Attributes:
-        loss: whether the time was up, or the connection ended.
+        loss: why: for example, the time was up or the connection ended.
     """
 
     def __init__(self, loss: Loss, reason: str) -> None:
@@ -77,15 +77,15 @@ OnOutcome: TypeAlias = Callable[[Outcome], None]
 
 
 class ServedCall:
-    """A request of the other side: answer it once, with `respond` or `fail`; later, or at once.
+    """A request of the other side. Its handler answers once, with `respond` or `fail`, at once or later.
 
     Attributes:
-        link: the connection that it came over.
-        hello: what the other side said of itself.
+        link: connection of the request.
+        hello: the other side's HELLO.
         message: the request.
-        timeout_ms: how long the other side waits.
-        is_abandoned: True once nobody waits for the answer any more.
-        on_abandoned: told when that happens; may be set by whoever serves.
+        timeout_ms: how long the caller waits, in milliseconds.
+        is_abandoned: True once the caller no longer waits.
+        on_abandoned: runs when that happens; the handler may set it.
     """
 
     __slots__ = ("_call_id", "hello", "is_abandoned", "link", "message", "on_abandoned", "timeout_ms")
@@ -100,21 +100,21 @@ class ServedCall:
         self.on_abandoned: Callable[[], None] | None = None
 
     def respond(self, message: bytes) -> None:
-        """Answer; nothing happens when nobody waits any more."""
+        """Send the response. Has no effect if the caller no longer waits."""
         self.link.finish(self._call_id, message, is_failure=False)
 
     def fail(self, failure: bytes) -> None:
-        """Refuse; nothing happens when nobody waits any more."""
+        """Refuse the request. Has no effect if the caller no longer waits."""
         self.link.finish(self._call_id, failure, is_failure=True)
 
 
 class Stream:
-    """A stream of either side. One reader, one writer.
+    """A stream of either side, for one reader and one writer.
 
     Attributes:
-        hello: what the other side said of itself.
-        message: the message that opened it; empty on the side that opened.
-        on_over: told once when it fails, or either side gives it up; may be set by whoever serves.
+        hello: the other side's HELLO.
+        message: the message that opened the stream; empty on the side that opened it.
+        on_over: runs once when the stream fails or either side cancels it; the handler may set it.
     """
 
     def __init__(self, link: Link, call_id: int, message: bytes, window_bytes: int) -> None:
@@ -133,19 +133,19 @@ class Stream:
 
     @property
     def is_over(self) -> bool:
-        """True once it has failed, or either side has given it up."""
+        """True once the stream has failed or either side has cancelled it."""
         return self._error is not None
 
     @property
     def has_ended(self) -> bool:
-        """True once the other side has ended its direction, whether that was read or not."""
+        """True once the other side has ended its direction; messages may still be unread."""
         return self._has_ended
 
     async def read(self) -> bytes | None:
-        """Return the next message; None: the other side has ended its direction.
+        """Return the next message; None once the other side has ended its direction.
 
         Raises:
-            CallError: the stream is over; what came before was returned.
+            CallError: the stream is over; all messages that came before have been returned.
         """
         while not self._messages:
             if self._error is not None:
@@ -165,7 +165,7 @@ class Stream:
         return message
 
     async def write(self, message: bytes) -> None:
-        """Send a message once the other side has room for it.
+        """Send a message as soon as the other side has granted credit.
 
         Raises:
             CallError: the stream is over.
@@ -180,15 +180,15 @@ class Stream:
                 self._writable = None
 
     def try_write(self, message: bytes) -> bool:
-        """Send a message if the other side has room for it, and the stream is not over."""
+        """Send a message if there is credit and the stream is not over. Return whether it was sent."""
         return self._error is None and self._link.send(self._call_id, message)
 
     def end(self) -> None:
-        """Send nothing more; the other direction goes on."""
+        """End this side's direction; the other direction continues."""
         self._link.end(self._call_id)
 
     def fail(self, failure: bytes) -> None:
-        """End both directions with a reason."""
+        """End both directions and tell the other side the reason."""
         self._link.finish(self._call_id, failure, is_failure=True)
         self.lose(UnansweredError(Loss.CANCELLED, "this side ended the stream"))
 
@@ -200,21 +200,21 @@ class Stream:
     # For the link.
 
     def take(self, message: bytes) -> None:
-        """A message came."""
+        """Add a message that arrived."""
         self._messages.append(message)
         self._wake_reader()
 
     def take_end(self) -> None:
-        """The other side sends nothing more."""
+        """Note that the other side sends nothing more."""
         self._has_ended = True
         self._wake_reader()
 
     def take_credit(self) -> None:
-        """The other side has more room."""
+        """Wake the writer: the other side has granted credit."""
         _wake(self._writable)
 
     def lose(self, error: CallError) -> None:
-        """It is over."""
+        """Note that the stream is over, and wake its reader and writer."""
         if self._error is None:
             self._error = error
             self._wake_reader()
@@ -236,12 +236,12 @@ OnStream: TypeAlias = Callable[[Stream], None]
 
 
 class Services:
-    """What this side answers, by the number of the method.
+    """The handlers of this side, by method number.
 
     Args:
-        requests: told of a request, which it answers.
-        streams: told of a stream, and the bytes that its other side may send ahead.
-        unknown: the failure for a method that nobody serves.
+        requests: handlers of requests; each one answers its request.
+        streams: handlers of streams, with the bytes that the other side may send ahead of the reader.
+        unknown: the failure for a method without a handler.
         fault: the failure for a request whose handler raised.
     """
 
@@ -260,20 +260,20 @@ class Services:
 
 
 class Link(asyncio.Protocol):
-    """See the module docstring.
+    """One connection as an `asyncio.Protocol`: runs the core, calls the handlers, delivers outcomes to callers.
 
     Args:
         is_dialler: True on the side that dialled.
-        hello: what this side says of itself.
-        services: what it answers.
-        check_hello: judges what the other side says of itself; returns the reason for which it is left, or None.
-        on_over: told once when the connection is over, with the reason.
+        hello: body of this side's HELLO.
+        services: handlers of this side.
+        check_hello: checks the other side's HELLO; returns the GOODBYE with which to close, or None if it matches.
+        on_over: runs once when the connection is over, with the reason.
         limits: bounds.
 
     Attributes:
-        hello: what the other side said of itself; empty before `greeted`.
-        greeted: done when the other side's HELLO fits; fails when it does not, or nothing comes.
-        closed: done when there is no connection any more.
+        hello: the other side's HELLO; empty before `greeted`.
+        greeted: done once the other side's HELLO matches; fails if it does not match or does not come.
+        closed: done once the transport is closed.
     """
 
     def __init__(
@@ -301,21 +301,21 @@ class Link(asyncio.Protocol):
         self.hello = b""
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self.greeted: asyncio.Future[None] = self._loop.create_future()
-        # Whoever dialled may have given up.
+        # Retrieve the exception: the dialler may no longer wait for this future.
         self.greeted.add_done_callback(lambda future: future.cancelled() or future.exception())
 
     @property
     def is_usable(self) -> bool:
-        """True while this side may ask."""
+        """True while this side may start calls."""
         return self._transport is not None and self._core.takes_calls
 
     @property
     def open_count(self) -> int:
-        """Calls of both sides that are open."""
+        """Number of open calls of both sides."""
         return self._core.open_count
 
     def request(self, method: int, message: bytes, *, timeout_ms: int, on_outcome: OnOutcome) -> int:
-        """Ask the other side; the outcome is told once, later. Returns the id for `give_up`.
+        """Send a request and return its id, for `give_up`. `on_outcome` runs exactly once, after this method has returned.
 
         Raises:
             BusyError: nothing was sent.
@@ -327,12 +327,12 @@ class Link(asyncio.Protocol):
         return call_id
 
     async def ask(self, method: int, message: bytes, *, timeout_ms: int) -> bytes:
-        """Ask the other side and wait for its response; a caller that is cancelled gives the request up.
+        """Send a request and return its response. A caller that is cancelled gives the request up.
 
         Raises:
             BusyError: nothing was sent.
             RefusedByPeerError: the other side refuses.
-            UnansweredError: no answer.
+            UnansweredError: no answer came.
         """
         future: asyncio.Future[Outcome] = self._loop.create_future()
 
@@ -362,19 +362,19 @@ class Link(asyncio.Protocol):
         return stream
 
     def give_up(self, call_id: int) -> None:
-        """Wait for a call no longer; nothing more is told of it."""
+        """Stop waiting for a call; no outcome of it follows."""
         self._waiting.pop(call_id, None)
         self._streams.pop(call_id, None)
         self._core.give_up(call_id)
         self._flush()
 
     def leave(self, goodbye: bytes) -> None:
-        """Take no new calls; those that are open go on."""
+        """Take no new calls; open calls continue."""
         self._core.leave(goodbye)
         self._flush()
 
     def close(self, goodbye: bytes) -> None:
-        """End the connection once what was written is sent, or after `CLOSE_S`; every open call fails."""
+        """Close the connection once the written bytes are sent, or after `CLOSE_S`. Every open call fails."""
         self.leave(goodbye)
         transport = self._transport
         if transport is not None:
@@ -412,11 +412,11 @@ class Link(asyncio.Protocol):
     # asyncio.Protocol.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Greet."""
+        """Send the preface and HELLO."""
         # uvloop's transports are no subclasses of asyncio's.
         self._transport = cast("asyncio.Transport", transport)
         if self._core.deadline_ms() is None:
-            # It was closed between its acceptance and now.
+            # `close` ran between the accept and now.
             self._transport.abort()
             return
         self._transport.set_write_buffer_limits(high=WRITE_BYTES)
@@ -424,28 +424,28 @@ class Link(asyncio.Protocol):
         self._arm()
 
     def data_received(self, data: bytes) -> None:
-        """Take what came."""
+        """Handle received bytes."""
         self._tell(self._core.receive(data, self._now_ms()))
         self._flush()
         self._arm()
 
     def eof_received(self) -> bool:
-        """The other side closes; nothing is left to be said to it."""
+        """Let the transport close when the other side closes; nothing is left to send to it."""
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The other side is gone, or this one has closed."""
+        """Fail every open call."""
         if not self.closed.done():
-            # Whoever waited for it may have been cancelled, and it with them.
+            # The task that waited for it may have been cancelled, which cancels the future, too.
             self.closed.set_result(None)
         self._tell(self._core.lose(f"the connection broke: {exc!r}" if exc else "the other side ended the connection"))
 
     def pause_writing(self) -> None:
-        """The transport is full."""
+        """Stop writing: the transport is full."""
         self._is_full = True
 
     def resume_writing(self) -> None:
-        """The transport has room."""
+        """Write again: the transport has room."""
         self._is_full = False
         self._flush()
 
@@ -462,12 +462,13 @@ class Link(asyncio.Protocol):
             try:
                 transport.write(out[0] if len(out) == 1 else b"".join(out))
             except RuntimeError as error:
-                # uvloop's, of an attempt to connect that was cancelled just before its end: it closes the transport and says nothing.
+                # uvloop raises it after an attempt to connect that was cancelled just before its end: it closes the transport
+                # silently.
                 self._tell(self._core.lose(f"the connection is closed: {error}"))
                 return
 
     def _arm(self) -> None:
-        """See to it that the core looks at the clock in time; a timer that comes too early does no harm."""
+        """Schedule the next `tick` of the core. A timer that fires too early does no harm."""
         due_ms = self._core.deadline_ms()
         if self._timer is not None:
             if due_ms is not None and self._timer_ms <= due_ms:
@@ -490,7 +491,7 @@ class Link(asyncio.Protocol):
                 case Answered(call_id=call_id, message=message):
                     self._outcome(call_id, message)
                 case Requested() | Opened() if self._core.is_over:
-                    # It came with the bytes for which the connection was ended. Nobody would hear of it.
+                    # It came in the same bytes for which the connection ended. No answer could be sent.
                     pass
                 case Requested():
                     self._serve(each)
@@ -526,7 +527,7 @@ class Link(asyncio.Protocol):
                     assert_never(each)
 
     def _drop_ended(self, call_id: int) -> None:
-        """Forget a stream that both sides have ended, once it has been told so."""
+        """Forget a stream that both sides have ended, once its reader knows."""
         stream = self._streams.get(call_id)
         if stream is not None and stream.has_ended and not self._core.is_open(call_id):
             del self._streams[call_id]
@@ -554,7 +555,7 @@ class Link(asyncio.Protocol):
         try:
             on_outcome(outcome)
         except Exception:
-            # The fault of one who asked: others are told theirs all the same.
+            # The callback of one caller failed. The others still get their outcome.
             logger.exception("event=outcome_failed")
 
     def _fail(self, failed: Failed) -> None:

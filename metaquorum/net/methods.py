@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What servers ask of each other, by number. A number is never used for anything else: it is part of the protocol (docs/net.md)."""
+"""The numbers of the methods between servers. They are part of the protocol (docs/net.md), so a number is never reused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import IntEnum
 
 
 class Method(IntEnum):
-    """A request, or a stream where it says so."""
+    """A method: a request, or a stream where its docstring says so."""
 
     PROBE = 1
     VOTE = 2
@@ -16,7 +16,7 @@ class Method(IntEnum):
     FETCH_QUORUM = 5
     UPDATE_VOTER = 6
     FETCH_SNAPSHOT = 7
-    """A stream: pieces of a snapshot from its server."""
+    """A stream: the pieces of a snapshot, from the server to the caller."""
 
     REGISTER_BROKER = 16
     HEARTBEAT = 17
@@ -25,12 +25,12 @@ class Method(IntEnum):
     RESIGN_LEADERSHIP = 20
 
     REPLICATE = 32
-    """A stream: a follower's subscriptions and acknowledgements, its leader's batches."""
+    """A stream: subscriptions and acknowledgements from the follower, batches from the leader."""
     FETCH_RANGE = 33
     FORWARDED_CALL = 34
-    """A request of the public `LogService`, which names its method."""
+    """Carries a request of the public `LogService` and names its method."""
 
     ADMIN = 48
-    """A request of the public `AdminService`, which names its method."""
+    """Carries a request of the public `AdminService` and names its method."""
     EXPORT_METADATA = 49
     """A stream: the lines of an export."""

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The connections of one server to others: dialled when somebody asks, shared by all who do, dialled anew when they end.
+"""The connections of one server to others: dialled at the first request, shared by all callers, dialled again after they end.
 
-Owns which connection leads to an address, and who waits for one. Must not know what is asked. Everything runs on the event loop.
+Owns the map from addresses to connections, and the callers that wait for a connection. Does not know what the messages mean.
+Everything runs on the event loop.
 
-Laws: whoever asks is told exactly once; what is told with `NotSentError` was not sent; at most one attempt to connect to an address
-is under way; after a failed one nobody is dialled there for `REDIAL_MS`.
+Laws: each caller gets exactly one outcome; `NotSentError` means that nothing was sent; at most one attempt to connect to an address
+is under way; after a failed attempt, no new one to that address starts for `REDIAL_MS`.
 Source: docs/net.md.
 """
 
@@ -26,27 +27,27 @@ from metaquorum.net.link import CallError, Link, OnOutcome, Services, Stream
 logger = logging.getLogger(__name__)
 
 DIAL_MS: Final = 1_000
-"""Milliseconds in which a connection must be there, HELLO included."""
+"""Milliseconds for one attempt to connect, HELLO included."""
 
 REDIAL_MS: Final = 100
-"""Milliseconds after a failed attempt in which the next one fails at once."""
+"""Milliseconds after a failed attempt during which all requests to that address fail at once."""
 
 SPARE_SWEEP_MS: Final = 30_000
-"""Milliseconds between two looks for second connections to the same server, which are left, and closed once they carry no call."""
+"""Milliseconds between two searches for second connections to one server. This side leaves them, and closes them without open calls."""
 
 MAX_ACCEPTED: Final = 1_000
-"""Connections that others have dialled; a further one is ended at once."""
+"""Connections that other servers may have dialled. A further one is closed at once."""
 
 MAX_WAITING: Final = 10_000
-"""Requests that wait for a connection to one address; more fail at once."""
+"""Requests that may wait for a connection to one address. Further ones fail at once."""
 
 
 class NotSentError(CallError):
-    """Nothing was sent: the other server cannot be reached, or is not who it should be, or too much is under way.
+    """Nothing was sent: no connection, the wrong server at the address, or too many calls under way.
 
     Attributes:
-        is_refused: True when nobody listens at the address: the process behind it is gone.
-        misfit: why the server that answers there is not the one that is wanted, where one answers: another cluster, another node.
+        is_refused: True if no process listens at the address: the server's process is gone.
+        misfit: why the server that answers there is the wrong one (another cluster, another node); None if none answers.
     """
 
     def __init__(self, reason: str, *, is_refused: bool = False, misfit: MisfitError | None = None) -> None:
@@ -57,7 +58,7 @@ class NotSentError(CallError):
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """Somebody who wants a connection: told of it, or why there is none; once."""
+    """A caller that waits for a connection. `tell` runs exactly once: with the connection, or with the reason for none."""
 
     node_id: int | None
     tell: Callable[[Link | NotSentError], None]
@@ -65,11 +66,11 @@ class _Waiting:
 
 
 class Peers:
-    """See the module docstring.
+    """Dials other servers, accepts their connections, and sends requests over them.
 
     Args:
         identity: this server.
-        services: what it answers, on connections of either side.
+        services: the methods that it answers, on connections that either side dialled.
         limits: bounds of a connection.
     """
 
@@ -81,12 +82,12 @@ class Peers:
         self._links: dict[str, Link] = {}
         self._all: set[Link] = set()
         self._who: dict[Link, Identity] = {}
-        # Second connections that this side has said GOODBYE on.
+        # Second connections on which this side has sent GOODBYE.
         self._leaving: set[Link] = set()
         self._accepted_count = 0
         self._dialling: dict[str, asyncio.Task[None]] = {}
         self._waiting: dict[str, list[_Waiting]] = {}
-        # How the last attempt failed, for `REDIAL_MS`.
+        # The last failed attempt of each address, kept for `REDIAL_MS`.
         self._failed: dict[str, NotSentError] = {}
         self._sweep: asyncio.TimerHandle | None = None
         self._is_closed = False
@@ -101,15 +102,15 @@ class Peers:
         on_outcome: OnOutcome,
         node_id: int | None = None,
     ) -> None:
-        """Ask the server at an address; the outcome is told once, later.
+        """Send a request to the server at an address. `on_outcome` runs exactly once, after this method has returned.
 
         Args:
             address: `host:port`.
             method: number of the method.
             message: the request.
             timeout_ms: milliseconds for everything, the connection included.
-            on_outcome: told the response or the `CallError`.
-            node_id: who must answer there; None: any node of the cluster.
+            on_outcome: gets the response or the `CallError`.
+            node_id: the node that must answer there; None: any node of the cluster.
         """
         started_s = self._loop.time()
 
@@ -121,7 +122,7 @@ class Peers:
             try:
                 link.request(method, message, timeout_ms=left_ms, on_outcome=on_outcome)
             except BusyError as error:
-                # Later, as everything else: whoever asks may be in the middle of something.
+                # Later, like every outcome: the caller may be in the middle of a change of its own state.
                 self._loop.call_soon(on_outcome, NotSentError(f"{address}: {error}"))
 
         self._with_link(address, node_id, timeout_ms, tell)
@@ -129,12 +130,12 @@ class Peers:
     async def ask(
         self, address: str, method: int, message: bytes, *, timeout_ms: int, node_id: int | None = None
     ) -> bytes:
-        """Ask the server at an address, and wait for its response; see `request`.
+        """Send a request to the server at an address and return its response; see `request`.
 
         Raises:
             NotSentError: nothing was sent.
             RefusedByPeerError: the other side refuses.
-            UnansweredError: no answer.
+            UnansweredError: no answer came; the other side may have carried the request out.
         """
         link = await self.connected(address, timeout_ms=timeout_ms, node_id=node_id)
         try:
@@ -164,10 +165,10 @@ class Peers:
             raise NotSentError(f"{address}: {error}") from error
 
     async def connected(self, address: str, *, timeout_ms: int, node_id: int | None = None) -> Link:
-        """Return a connection to an address, dialled if need be.
+        """Return a connection to an address. Dials if none exists.
 
         Raises:
-            NotSentError: there is none in time.
+            NotSentError: there was no connection in time.
         """
         future: asyncio.Future[Link | NotSentError] = self._loop.create_future()
 
@@ -182,7 +183,7 @@ class Peers:
         return found
 
     def accept(self) -> asyncio.Protocol:
-        """Make the end of a connection that another server dialled; for `create_server`."""
+        """Return the protocol for a connection that another server dialled; a factory for `create_server`."""
         link = self._new_link(is_dialler=False, on_who=self._adopt)
         self._accepted_count += 1
         if self._is_closed or self._accepted_count > MAX_ACCEPTED:
@@ -190,7 +191,7 @@ class Peers:
         return link
 
     async def close(self, goodbye: bytes = b"") -> None:
-        """End every connection; whoever waits is told. Idempotent."""
+        """Close every connection. Waiting callers get an error. Idempotent."""
         self._is_closed = True
         if self._sweep is not None:
             self._sweep.cancel()
@@ -204,8 +205,6 @@ class Peers:
         for link in links:
             link.close(goodbye)
         await asyncio.gather(*(link.closed for link in links))
-
-    # Inside.
 
     def _with_link(
         self, address: str, node_id: int | None, timeout_ms: int, tell: Callable[[Link | NotSentError], None]
@@ -233,7 +232,7 @@ class Peers:
             task.add_done_callback(lambda _: self._dialling.pop(address, None))
 
     def _fitting(self, address: str, link: Link, node_id: int | None) -> Link | NotSentError:
-        """Return the connection where the node that is wanted answers, else why it is none: the address is of another time."""
+        """Return the connection if the wanted node answers there, else the reason why not: the address is outdated."""
         answers = self._who[link].node_id
         if node_id is None or answers == node_id:
             return link
@@ -244,7 +243,7 @@ class Peers:
         link = self._links.get(address)
         if link is None or link.is_usable:
             return link
-        # The other side leaves it, for there is a second one.
+        # The other side leaves this connection because a second one exists.
         for other, who in self._who.items():
             if who.address == address and other.is_usable:
                 self._links[address] = other
@@ -266,7 +265,7 @@ class Peers:
             try:
                 entry.tell(found if isinstance(found, NotSentError) else self._fitting(address, found, entry.node_id))
             except Exception:
-                # The fault of one who asked: others are told theirs all the same.
+                # The callback of one caller failed. The others still get their outcome.
                 logger.exception("event=outcome_failed peer=%s", address)
 
     async def _dial(self, address: str) -> None:
@@ -297,7 +296,7 @@ class Peers:
             self._see_to_spares()
 
     def _adopt(self, link: Link, who: Identity) -> None:
-        """A server that dialled this one can be asked over the same connection."""
+        """Use a connection that the other server dialled for requests of this side, too."""
         if who.address is None:
             return
         present = self._links.get(who.address)
@@ -323,7 +322,7 @@ class Peers:
                 return error.goodbye()
             self._who[link] = who
             if on_who is not None:
-                # The core takes calls once the HELLO is dealt with.
+                # The core takes calls only after it has handled the HELLO.
                 self._loop.call_soon(on_who, link, who)
             return None
 
@@ -365,8 +364,9 @@ class Peers:
                 continue
             if link in used or who is None or who.address not in self._links:
                 continue
-            # One side decides, or each would take the connection that the other uses. Calls that cross the GOODBYE are served: it is
-            # closed at another look, when there are none.
+            # Only the smaller node id decides. Otherwise each side might leave the connection that the other one uses. Calls that
+            # cross
+            # the GOODBYE are still served; a later sweep closes the connection when no call is open.
             if self._identity.node_id < who.node_id:
                 self._leaving.add(link)
                 link.leave(b"")

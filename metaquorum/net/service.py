@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server answers on its connections: protobuf in, protobuf out, a typed failure for everything else.
+"""The methods that a server answers on its connections: protobuf in, protobuf out, a typed failure for everything else.
 
     table = ServiceTable()
     table.add(Method.PROBE, pb.ProbeRequest, answer_probe)          # a function that answers at once
     table.add_waiting(Method.HEARTBEAT, pb.HeartbeatRequest, answer)  # a coroutine function, in a task of its own
     peers = Peers(identity, table.services())
 
-Owns the tasks that answer, and how a failure looks. Law: every request gets one final frame, within the time that its asker waits where
-the handler heeds it; no more than `MAX_TASKS` are answered at once.
+Owns the tasks that answer, and the encoding of failures. Laws: every request gets exactly one final frame; at most `MAX_TASKS` tasks
+answer at the same time. A handler that respects the timeout of a call answers within the time that the caller waits.
 Source: docs/net.md section "Failures".
 """
 
@@ -31,28 +31,28 @@ from metaquorum.net.sparse_log import SparseLog
 logger = logging.getLogger(__name__)
 
 MAX_TASKS: Final = 50_000
-"""Requests and streams that are answered by a task at once; more are refused with OVERLOADED."""
+"""Requests and streams that tasks may be answering at the same time. Further ones are refused with OVERLOADED."""
 
 OVERLOADED_RETRY_MS: Final = 100
-"""Advice to whoever is refused with OVERLOADED, in milliseconds."""
+"""Milliseconds after which a caller that got OVERLOADED should try again."""
 
 STREAM_GRACE_MS: Final = 1_000
-"""Milliseconds that the handler of a stream which is over has to end by itself; then it is cancelled."""
+"""Milliseconds in which the handler of a stream must return after the stream has failed; then it is cancelled."""
 
 RequestT = TypeVar("RequestT", bound=Message)
 
 _lines = SparseLog()
-"""What peers may do as often as they like has a line a second at most. Belongs to the event loop thread."""
+"""Limits log lines about events that peers can cause at will to one a second. Belongs to the event loop thread."""
 
 
 class RefusalError(Exception):
-    """A request is refused, or a stream ended, with a reason that the other side is told.
+    """A handler refuses a request, or ends a stream, with a reason that the other side learns.
 
     Attributes:
         code: why.
         message: text for people.
         retry_after_ms: milliseconds to wait before a retry; 0: no advice.
-        leader: who is to be asked instead, if that is known.
+        leader: the server to ask instead; None if unknown.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class RefusalError(Exception):
         self.leader = leader
 
     def encode(self) -> bytes:
-        """Return the body of a FAILURE or RESET."""
+        """Return the body of a FAILURE or RESET frame."""
         return pb.Failure(
             code=errors_pb2.ErrorCode.ValueType(self.code),
             message=self.message,
@@ -75,14 +75,14 @@ class RefusalError(Exception):
 
 
 def decode_refusal(body: bytes) -> RefusalError:
-    """Return what the body of a FAILURE or RESET says; one that says nothing of use is INTERNAL."""
+    """Return the refusal in the body of a FAILURE or RESET frame. Without a known code, or if undecodable, it is INTERNAL."""
     try:
         failure = pb.Failure.FromString(body)
         code = ErrorCode(failure.code)
     except (DecodeError, ValueError):
         failure, code = pb.Failure(), ErrorCode.UNSPECIFIED
     if code is ErrorCode.UNSPECIFIED:
-        # Of a later version, or no refusal at all: nobody can say what was done.
+        # The code is of a later version, or the bytes are no refusal: what the other server did is unknown.
         return RefusalError(ErrorCode.INTERNAL, "the other server refused with a reason that is not understood")
     leader = failure.leader if failure.HasField("leader") else None
     return RefusalError(code, failure.message, retry_after_ms=failure.retry_after_ms, leader=leader)
@@ -95,7 +95,7 @@ _UNKNOWN: Final = RefusalError(
 
 
 class ServiceTable:
-    """See the module docstring. One event loop; filled before it is used."""
+    """The handlers of a server, by method. Fill the table before use. Runs on one event loop."""
 
     def __init__(self) -> None:
         self._requests: dict[int, OnRequest] = {}
@@ -103,9 +103,9 @@ class ServiceTable:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def add(self, method: int, request_type: type[RequestT], answer: Callable[[RequestT, ServedCall], None]) -> None:
-        """Answer a method by a function that calls `respond` or `fail`, at once or later.
+        """Register a function that answers a method. It calls `respond` or `fail`, at once or later.
 
-        A `RefusalError` that it raises is the answer.
+        A `RefusalError` that it raises becomes the answer.
         """
 
         def serve(call: ServedCall) -> None:
@@ -119,9 +119,9 @@ class ServiceTable:
     def add_waiting(
         self, method: int, request_type: type[RequestT], answer: Callable[[RequestT, ServedCall], Awaitable[Message]]
     ) -> None:
-        """Answer a method by a coroutine function that returns the response or raises `RefusalError`.
+        """Register a coroutine function that returns the response or raises `RefusalError`.
 
-        It is cancelled when nobody waits for the answer any more.
+        It is cancelled when the caller no longer waits for the answer.
         """
 
         async def serve_in_task(request: RequestT, call: ServedCall) -> None:
@@ -153,16 +153,16 @@ class ServiceTable:
         *,
         window_bytes: int,
     ) -> None:
-        """Serve a stream by a coroutine function; both directions end with it.
+        """Register a coroutine function that serves a stream. When it returns, this side ends its direction.
 
-        When the other side gives the stream up, or the connection ends, its reads and writes raise `CallError`; if it has not ended
-        `STREAM_GRACE_MS` later, it is cancelled.
+        When the other side cancels the stream, or the connection ends, reads and writes raise `CallError`. A handler that has not
+        returned `STREAM_GRACE_MS` later is cancelled.
 
         Args:
-            method: number.
+            method: number of the method.
             opening_type: message that opens the stream.
-            answer: reads and writes; raises `RefusalError` to end the stream with a reason, `CallError` when the other side has.
-            window_bytes: bytes that the other side may send ahead.
+            answer: reads and writes the stream; raises `RefusalError` to end it with a reason. Lets `CallError` pass.
+            window_bytes: bytes that the other side may send ahead of the reader.
         """
 
         async def serve_in_task(opening: RequestT, stream: Stream) -> None:
@@ -175,7 +175,7 @@ class ServiceTable:
                 raise
             except Exception:
                 if stream.is_over:
-                    # It ended under the handler, which had nobody to tell.
+                    # The stream failed while the handler worked, so there is no caller to answer.
                     return
                 logger.exception("event=stream_failed method=%d", method)
                 stream.fail(_FAULT)
@@ -195,11 +195,11 @@ class ServiceTable:
         self._streams[method] = (serve, window_bytes)
 
     def services(self) -> Services:
-        """Return what `Peers` wants to know."""
+        """Return the handlers in the form that `Peers` needs."""
         return Services(requests=self._requests, streams=self._streams, unknown=_UNKNOWN, fault=_FAULT)
 
     async def close(self) -> None:
-        """End what is being answered; whoever waits hears of it with the end of the connection. Idempotent."""
+        """Cancel every task that answers. Callers learn of it when the connection ends. Idempotent."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines of the log about what a peer may do as often as it likes: one a second at most for each kind.
+"""A limit for log lines about events that a peer can cause at will: at most one line a second for each kind.
 
     if count := lines.note("undecodable", now_s):
         logger.warning("event=undecodable_request count=%d", count)
 
-Owns when the last line of each kind was written, and how many times it went without one since. Knows no logger and no clock.
+Owns the time of the last line of each kind, and the number of events since then. Knows no logger and no clock.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from collections import Counter
 from typing import Final
 
 LOG_INTERVAL_S: Final = 1.0
-"""Seconds in which at most one line of the log is about one kind of thing."""
+"""Seconds in which at most one line of each kind is written."""
 
 
 class SparseLog:
-    """The lines of one place; the callers name the kinds, and are to have few."""
+    """Decides which events of one place get a log line. The callers name the kinds, and use only a few."""
 
     def __init__(self) -> None:
         self._written_s: dict[str, float] = {}
         self._unwritten: Counter[str] = Counter()
 
     def note(self, kind: str, now_s: float) -> int:
-        """Count one more.
+        """Count one event.
 
         Args:
             kind: what happened.
             now_s: monotonic time in seconds.
 
         Returns:
-            0: write nothing. Else write a line now: so many since the last one, this one included.
+            0: write nothing. Else write a line now; the number counts the events since the last line, this one included.
         """
         self._unwritten[kind] += 1
         written_s = self._written_s.get(kind)

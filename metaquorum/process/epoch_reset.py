@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way back for a quorum whose epochs ran out: each stopped voter goes back to an epoch that its log has reached.
+"""Recovery of a quorum that has used up its epochs: each stopped voter returns to an epoch that its log has reached.
 
-Owns the checks. Every election opens an epoch, and the last one that can be stored is `MAX_QUORUM_EPOCH`: a voter there can elect
-nobody. It takes two thousand million elections, or a message of a process that is no voter, which voters of before believed.
+Owns the checks. Every election opens an epoch, and the last one that can be stored is `MAX_QUORUM_EPOCH`: a voter in it cannot elect
+any leader. It takes two thousand million elections, or a message of a process that is no voter, which earlier versions believed.
 
-Law: the epoch that a voter goes back to is not below that of any record in its log, so that an epoch that had a leader never
-has another one. The operator sees to the rest: all voters stopped, all to the same epoch.
+Law: the new epoch of a voter is not below that of any record in its log, so an epoch that had a leader never has another one. The
+operator ensures the rest: all voters are stopped, and all go back to the same epoch.
 Source: docs/quorum.md section "An epoch that ran out".
 """
 
@@ -30,7 +30,7 @@ class VoterEpochs:
     Attributes:
         node_id: node id.
         quorum_epoch: epoch in its vote file.
-        log_epoch: largest epoch in its log, 0 for an empty one.
+        log_epoch: largest epoch in its log; 0 if the log is empty.
     """
 
     node_id: int
@@ -39,11 +39,11 @@ class VoterEpochs:
 
 
 def read_epochs(path: Path) -> VoterEpochs:
-    """Return the epochs of a stopped voter; blocks for file access.
+    """Return the epochs of a stopped voter. Blocks for file access.
 
     Raises:
         StorageError: the directory cannot be used, or a process uses it.
-        VoteFileLostError: the vote file is gone.
+        VoteFileLostError: the vote file is lost.
     """
     directory, store = _open(path)
     try:
@@ -53,12 +53,12 @@ def read_epochs(path: Path) -> VoterEpochs:
 
 
 def reset_epoch(path: Path, epoch: int) -> VoterEpochs:
-    """Put a stopped voter back to an epoch, without a vote; return what it had. Blocks for file access.
+    """Set a stopped voter back to an epoch, with its vote given to itself. Return its epochs before. Blocks for file access.
 
     Raises:
-        SettingsError: the epoch is below one in the log, not below the present one, or leaves no room for elections.
+        SettingsError: the epoch is below one in the log, not below the current one, or leaves no room for elections.
         StorageError: the directory cannot be used, or a process uses it.
-        VoteFileLostError: the vote file is gone.
+        VoteFileLostError: the vote file is lost.
     """
     directory, store = _open(path)
     try:

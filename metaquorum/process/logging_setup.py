@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logging of a server process: lines to stderr, made at little cost.
+"""Logging of a server process: cheap lines to stderr.
 
-A leader writes a line for each change of the metadata, and half of what that costs is spent on what no line shows.
-Owns the handler of the process and the switches of `logging`, which hold for the whole of it: for the owner of a process only.
+A leader writes a line for each change of the metadata, and half of the usual cost of a line is spent on fields that no line shows.
+Owns the handler of the process and the switches of `logging`. They apply to the whole process, so only its owner may set them.
 Source: Python's Logging HOWTO, section "Optimization".
 """
 
@@ -14,7 +14,7 @@ import time
 from typing import Final
 
 _NOT_COLLECTED: Final = {
-    # Where a line comes from: a walk up the stack. It has no public name; this is the one that the HOWTO gives.
+    # The source line of a record, which needs a walk up the stack. It has no public name; the HOWTO names this one.
     "_srcfile": None,
     "logThreads": False,
     "logProcesses": False,
@@ -22,14 +22,14 @@ _NOT_COLLECTED: Final = {
     # From Python 3.12 on.
     "logAsyncioTasks": False,
 }
-"""What records shall not have: attributes of `logging` and the values that say so. No format of ours shows any of it."""
+"""Attributes of `logging` and the values that turn fields of records off. No format of Lograft shows these fields."""
 
 
 class LineFormatter(logging.Formatter):
-    """Makes the same lines as `logging.Formatter` does; the text of a second is made once. One handler's, whose lock guards it.
+    """Formats the same lines as `logging.Formatter`, but formats each second only once. Belongs to one handler, whose lock guards it.
 
     Args:
-        line_format: of one line, with `%`.
+        line_format: format of a line, with `%`.
     """
 
     def __init__(self, line_format: str) -> None:
@@ -48,11 +48,11 @@ class LineFormatter(logging.Formatter):
 
 
 def log_to_stderr(level: str, *, line_format: str) -> None:
-    """Write log lines to stderr, unless this process has set up logging already, as `logging.basicConfig`.
+    """Write log lines to stderr, unless this process has set up logging already (as `logging.basicConfig` does).
 
     Args:
         level: name of the lowest level that is written.
-        line_format: of one line, with `%`; threads, processes and source lines are not known to it.
+        line_format: format of a line, with `%`; it cannot show threads, processes and source lines.
     """
     logger = logging.getLogger()
     if logger.handlers:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metrics of a quorum node as Prometheus reads them.
+"""The metrics of a quorum node in the form of Prometheus.
 
-Owns names, units and help of each, and how they follow from a sample. Keeps nothing between two scrapes.
+Owns names, units and help texts, and their derivation from a sample. Keeps nothing between two scrapes.
 Source: KIP-595 "Metrics" (what is shown); Prometheus, "Metric and label naming". `docs/quorum.md` section "Metrics".
 """
 
@@ -18,28 +18,28 @@ from metaquorum.replica.latency_window import BUCKETS_S, Latencies
 from metaquorum.replica.quorum_metrics import ROLES, QuorumSample
 
 PREFIX: Final = "lograft_quorum_"
-"""Beginning of every name."""
+"""Prefix of every name."""
 
 NOBODY: Final = -1
-"""Value of a metric that is a node id, when there is no such node."""
+"""Value of a metric that is a node id, if there is no such node."""
 
 
 class QuorumCollector(Collector):
     """Turns one sample into metrics at each scrape.
 
     Args:
-        take: gives the sample; None when there is nothing to show yet.
+        take: returns the sample; None if there is nothing to show yet.
     """
 
     def __init__(self, take: Callable[[], QuorumSample | None]) -> None:
         self._take = take
 
     def describe(self) -> Iterable[Metric]:
-        """Name nothing beforehand: a registry would scrape to find out."""
+        """Return nothing: otherwise a registry would scrape to learn the names."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Give the metrics of one moment."""
+        """Yield the metrics of one sample."""
         sample = self._take()
         if sample is None:
             return

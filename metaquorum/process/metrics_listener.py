@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP listener of the metrics: `GET /metrics`, in the text form that Prometheus reads.
+"""HTTP listener of the metrics: `GET /metrics`, in the text format of Prometheus.
 
-Owns the thread that serves, and the way from it to the event loop: state lives on the loop, so each scrape has its sample
-taken there and waits for it. Bounds: one scrape at a time (more wait in the system's backlog), `CLIENT_WAIT_S` for a client that
-is slow, `SAMPLE_WAIT_S` for a loop that is busy; a loop that is held up for longer fails the scrape, which tells just that.
+Owns the serving thread, and its way to the event loop: the state belongs to the loop, so each scrape has its sample taken there and
+waits for it. Limits: one scrape at a time (more wait in the system's backlog), `CLIENT_WAIT_S` for a slow client, `SAMPLE_WAIT_S` for
+a busy loop. A loop that is busy for longer fails the scrape, which is itself a signal.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ PATH: Final = "/metrics"
 """The only path that is served."""
 
 CLIENT_WAIT_S: Final = 5.0
-"""Seconds that a client may take to send its request, or to take a piece of the answer."""
+"""Seconds that a client may take to send its request, or to read a piece of the answer."""
 
 SAMPLE_WAIT_S: Final = 5.0
 """Seconds that a scrape waits for the event loop."""
 
 POLL_S: Final = 0.1
-"""Seconds until the thread sees that it is to end."""
+"""Seconds within which the thread notices that it must end."""
 
 
 class MetricsAddressError(Exception):
-    """The address of the metrics cannot be listened on; the message says why."""
+    """This process cannot listen on the address for metrics; the message says why."""
 
 
 class MetricsListener:
-    """Serves the metrics of one quorum node. Made, opened and closed on the event loop of that node.
+    """Serves the metrics of one quorum node. Must be created, opened and closed on the event loop of that node.
 
     Args:
-        take: gives the sample; called on the event loop. None: the node has not started.
-        more: what else is shown; collected in the thread that serves.
+        take: returns the sample; called on the event loop. None: the node has not started.
+        more: further collectors; they run in the serving thread.
     """
 
     def __init__(self, take: Callable[[], QuorumSample | None], *more: Collector) -> None:
@@ -66,7 +66,7 @@ class MetricsListener:
         self._thread: threading.Thread | None = None
 
     def open(self, listen: Address) -> Address:
-        """Listen and serve; return the address with its real port.
+        """Listen and serve. Return the address with its real port.
 
         Raises:
             MetricsAddressError: another process listens there, or the address is not of this machine.
@@ -86,10 +86,10 @@ class MetricsListener:
         return bound
 
     async def close(self) -> None:
-        """Serve no more; a scrape under way is answered first. Idempotent."""
+        """Stop serving, after a scrape under way. Idempotent."""
         server, self._server = self._server, None
         if server is not None and self._thread is not None:
-            # Not on the loop: the scrape under way may wait for it.
+            # Not on the event loop: the scrape under way may wait for it.
             await asyncio.to_thread(server.shutdown)
             await asyncio.to_thread(self._thread.join)
             server.server_close()
@@ -124,7 +124,7 @@ def _refuse(start_response: StartResponse, status: str, text: str) -> Iterable[b
 
 
 class _Server(WSGIServer):
-    """One request at a time."""
+    """An HTTP server that handles one request at a time."""
 
     def __init__(
         self,
@@ -137,22 +137,22 @@ class _Server(WSGIServer):
         self.set_app(app)
 
     def server_bind(self) -> None:
-        """Bind, without asking a name server who this is."""
+        """Bind without asking a name server for the host's name."""
         socketserver.TCPServer.server_bind(self)
         host, port = self.server_address[:2]
         self.server_name, self.server_port = str(host), int(port)
         self.setup_environ()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Note a client that went away or was too slow."""
+        """Log a client that disconnected or was too slow."""
         logger.info("event=scrape_failed client=%s", client_address, exc_info=True)
 
 
 class _Handler(WSGIRequestHandler):
-    """Bounds the time of a client, and writes no line for each request."""
+    """Limits the time of a client, and writes no line for each request."""
 
     timeout = CLIENT_WAIT_S
 
     def log_message(self, format: str, *args: object) -> None:
-        """Log at the level of details."""
+        """Log at DEBUG level."""
         logger.debug("event=scrape what=%s", format % args)

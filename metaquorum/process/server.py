@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The quorum server: builds the objects of one voter, connects them, starts and stops them in order.
+"""The quorum server: builds the objects of one voter, connects them, and starts and stops them in order.
 
-Owns nothing but the composition. Start: listener, first start if asked for, data directory, image, controller, quorum
-node. Stop, in reverse: new work is refused, the leadership handed over, the listener closed, the image and the
-directory last.
+Owns only the composition. Start: first start if requested, data directory, image, internal port, controller, quorum node. Stop, in
+reverse: refuse new work, hand the leadership over, close the port, and at last the image and the directory.
 """
 
 from __future__ import annotations
@@ -49,16 +48,16 @@ from storage.files.posix import PosixDisk
 logger = logging.getLogger(__name__)
 
 MAX_CONCURRENT_RPCS: Final = 50_000
-"""Calls that the listener serves at once; more are refused by gRPC with RESOURCE_EXHAUSTED."""
+"""gRPC calls that the listener may serve at the same time. Further ones are refused with RESOURCE_EXHAUSTED."""
 
 KEEPALIVE_MS: Final = 10_000
-"""Milliseconds of silence after which a caller is pinged."""
+"""Milliseconds of silence after which the server pings a caller."""
 
 KEEPALIVE_TIMEOUT_MS: Final = 20_000
-"""Milliseconds without an answer to such a ping after which the caller's connection is closed."""
+"""Milliseconds without an answer to such a ping after which the server closes the connection."""
 
 STOP_GRACE_S: Final = 1.0
-"""Seconds that calls under way get when the listener closes."""
+"""Seconds that calls under way get when the gRPC listener closes."""
 
 
 class ServerError(Exception):
@@ -66,20 +65,20 @@ class ServerError(Exception):
 
 
 class PortInUseError(ServerError):
-    """The address cannot be listened on: another process does, or it is not one of this machine."""
+    """This process cannot listen on the address: another one does, or the address is not of this machine."""
 
 
 class QuorumServer:
     """One voter of the metadata quorum with its controller.
 
     Args:
-        settings: what it is told.
-        data_directory: path of its data directory; or the opened directory, which then stays the caller's.
-        loader: the committed metadata of this process, which a broker in it (combined mode) follows; None: one of its own.
-        add_services: adds what a broker in the same process answers to other servers.
+        settings: settings of the server.
+        data_directory: path of its data directory; or the open directory, which the caller then closes.
+        loader: the committed metadata of this process, shared with a broker in it (combined mode); None: a loader of its own.
+        add_services: adds the methods of a broker in the same process to the carrier's table.
 
     Raises:
-        SettingsError: the settings cannot work.
+        SettingsError: the settings are invalid.
     """
 
     def __init__(
@@ -111,53 +110,53 @@ class QuorumServer:
 
     @property
     def address(self) -> Address:
-        """Its internal port, which other servers dial; after `start`."""
+        """Address of the internal port, which other servers dial. Valid only after `start`."""
         assert self._address is not None, "the server was not started"
         return self._address
 
     @property
     def peers(self) -> Peers:
-        """The connections of this process to other servers; after `start`."""
+        """The connections of this process to other servers. Valid only after `start`."""
         return self._carrier.peers
 
     @property
     def admin_address(self) -> Address | None:
-        """Where `AdminService` is served by gRPC, with the real port; None: nowhere."""
+        """Address of `AdminService` over gRPC, with the real port; None if it is off."""
         return self._admin_address
 
     @property
     def metrics_address(self) -> Address | None:
-        """Where metrics are served, with the real port; None: nowhere."""
+        """Address of the metrics, with the real port; None if they are off."""
         return self._metrics_address
 
     @property
     def data_directory(self) -> DataDirectory:
-        """The opened data directory; after `start`."""
+        """The open data directory. Valid only after `start`."""
         assert self._directory is not None, "the server was not started"
         return self._directory
 
     @property
     def node(self) -> QuorumNode:
-        """The quorum node; after `start`."""
+        """The quorum node. Valid only after `start`."""
         assert self._node is not None, "the server was not started"
         return self._node
 
     @property
     def image(self) -> MetadataImage:
-        """The committed metadata; after `start`."""
+        """The committed metadata."""
         return self._loader.image
 
     @property
     def host(self) -> ControllerHost:
-        """The controller's shell; after `start`."""
+        """The controller's shell. Valid only after `start`."""
         assert self._host is not None, "the server was not started"
         return self._host
 
     async def start(self) -> None:
-        """Start everything; returns before a leader is known. A failed start has stopped everything again.
+        """Start everything. Returns before a leader is known. A failed start stops everything again.
 
         Raises:
-            ServerError: the port is in use, or the image cannot be opened.
+            ServerError: a port is in use, or the image cannot be opened.
             StorageError: the data directory cannot be used.
         """
         assert not self._started, "a server starts once"
@@ -232,7 +231,7 @@ class QuorumServer:
         )
 
     async def _open_port(self) -> None:
-        """Take the internal port: from here on other servers are answered, with refusals at first."""
+        """Open the internal port. From here on other servers get answers, at first only refusals."""
         settings = self._settings
         listen = settings.listen
         try:
@@ -253,7 +252,7 @@ class QuorumServer:
         return checks
 
     def _serve_metrics(self, node: QuorumNode, listen: Address) -> Address:
-        # Loaded where it is used: a server without metrics need not know the library.
+        # Imported here, so that a server without metrics does not load the library.
         from metaquorum.process.metrics_listener import MetricsAddressError, MetricsListener
 
         metrics = MetricsListener(node.sample)
@@ -265,7 +264,7 @@ class QuorumServer:
         return address
 
     async def _first_start(self, data_directory: Path) -> None:
-        """Answer Probe alone until the voters agree and the directory is formatted."""
+        """Answer only Probe until the voters agree and the directory is formatted."""
         settings = self._settings
         first_start = FirstStart(
             data_directory, node_id=settings.node_id, cluster_id=settings.cluster_id, voters=settings.voters
@@ -289,7 +288,7 @@ class QuorumServer:
         return metadata
 
     async def wait_stopped(self) -> None:
-        """Wait until the quorum node has stopped; raises what stopped it when that was a failure."""
+        """Wait until the quorum node has stopped. Raise the failure that stopped it, if any."""
         await self.node.wait_stopped()
 
     async def stop(self) -> None:
@@ -298,7 +297,7 @@ class QuorumServer:
 
 
 async def _end(task: asyncio.Task[None]) -> None:
-    """Cancel a task and wait for its end; a failure of it is logged."""
+    """Cancel a task and wait for its end. Log its failure, if any."""
     task.cancel()
     (failure,) = await asyncio.gather(task, return_exceptions=True)
     if isinstance(failure, Exception):
@@ -311,7 +310,7 @@ def new_grpc_server() -> grpc.aio.Server:
         options=(
             ("grpc.max_receive_message_length", MAX_GRPC_MESSAGE_BYTES),
             ("grpc.max_send_message_length", MAX_GRPC_MESSAGE_BYTES),
-            # Without this two servers could listen on one port and each get half of the calls.
+            # Otherwise two servers could listen on one port, and each would get half of the calls.
             ("grpc.so_reuseport", 0),
             *server_options(quiet_ms=KEEPALIVE_MS, timeout_ms=KEEPALIVE_TIMEOUT_MS),
         ),
@@ -320,10 +319,10 @@ def new_grpc_server() -> grpc.aio.Server:
 
 
 def bind(server: grpc.aio.Server, listen: Address) -> Address:
-    """Bind the listener; return the address with its real port.
+    """Bind the gRPC listener. Return the address with its real port.
 
     Raises:
-        PortInUseError: it cannot be bound.
+        PortInUseError: the address cannot be bound.
     """
     _require_free(listen)
     try:
@@ -334,7 +333,7 @@ def bind(server: grpc.aio.Server, listen: Address) -> Address:
 
 
 def _require_free(listen: Address) -> None:
-    """Bind and close the address once: the system's own reason is clearer than gRPC's, which also logs by itself."""
+    """Bind and close the address once: the system's error is clearer than gRPC's, and gRPC would log its own."""
     try:
         for family, kind, protocol, _, address in socket.getaddrinfo(
             listen.host, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -347,7 +346,7 @@ def _require_free(listen: Address) -> None:
 
 
 def add_health_and_reflection(server: grpc.aio.Server) -> health.aio.HealthServicer:
-    """Add the standard services; every service is reported as not serving until it is said to be."""
+    """Add the standard services. Every service is reported as not serving until its status is set."""
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, decoding(server))
     add_reflection((admin_grpc.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings of a quorum server, and the parsing of addresses and voter lists.
 
-Owns what a server can be told and which of it is refused before anything is opened. Must not read the environment or
-the command line: `__main__.py` does.
+Owns the settings, and their checks before anything is opened. Does not read the environment or the command line: `__main__.py` does.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ from metaquorum.replica.quorum_node import QuorumTimers, SnapshotSettings
 _CLUSTER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 MAX_VOTERS = 9
-"""Most voters; more cost commits and bring no safety that anybody uses."""
+"""Largest number of voters; more would make commits slower without any useful safety."""
 
 
 class SettingsError(Exception):
-    """A setting is wrong; the message says which and what it should be."""
+    """A setting is wrong; the message names it and its valid values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """A host and a port; port 0 means one that the system chooses."""
+    """A host and a port. Port 0 means that the system chooses one."""
 
     host: str
     port: int
@@ -39,7 +38,7 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """True when only processes of this machine can reach it. A name other than localhost counts as not."""
+        """True if only processes of this machine can reach it. False for a name other than localhost."""
         if self.host == "localhost":
             return True
         try:
@@ -49,7 +48,7 @@ class Address:
 
     @property
     def is_wildcard(self) -> bool:
-        """True when it stands for all addresses of the machine, so that nobody can be told to connect to it."""
+        """True if it means all addresses of the machine, so that no other machine can use it to connect."""
         try:
             return ipaddress.ip_address(self.host).is_unspecified
         except ValueError:
@@ -57,10 +56,10 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """Parse `host:port`, or `[address]:port` for IPv6.
+    """Return the address of a text `host:port`, or `[address]:port` for IPv6.
 
     Raises:
-        SettingsError: it is neither.
+        SettingsError: the text has neither form.
     """
     host, separator, port = text.strip().rpartition(":")
     if host.startswith("[") and host.endswith("]"):
@@ -74,10 +73,10 @@ def parse_address(text: str) -> Address:
 
 
 def check_cluster_id(cluster_id: str) -> None:
-    """Return when a cluster id keeps the rule.
+    """Return if a cluster id is valid.
 
     Raises:
-        SettingsError: it does not.
+        SettingsError: it is invalid.
     """
     if _CLUSTER_ID.fullmatch(cluster_id) is None:
         raise SettingsError(
@@ -86,20 +85,20 @@ def check_cluster_id(cluster_id: str) -> None:
 
 
 def check_node_id(node_id: int) -> None:
-    """Return when a node id is in range.
+    """Return if a node id is in range.
 
     Raises:
-        SettingsError: it is not.
+        SettingsError: it is out of range.
     """
     if not 0 <= node_id <= MAX_NODE_ID:
         raise SettingsError(f"node id {node_id} is not from 0 to {MAX_NODE_ID}")
 
 
 def parse_node_id(text: str) -> int:
-    """Parse a node id.
+    """Return the node id of a text.
 
     Raises:
-        SettingsError: it is no integer in range.
+        SettingsError: the text is not an integer in range.
     """
     text = text.strip()
     if not text.isascii() or not text.isdigit() or len(text) > len(str(MAX_NODE_ID)) or int(text) > MAX_NODE_ID:
@@ -108,7 +107,7 @@ def parse_node_id(text: str) -> int:
 
 
 def parse_voters(text: str) -> dict[int, str]:
-    """Parse `1@host:port,2@host:port`; an empty text gives no voters.
+    """Return the voters of a text `1@host:port,2@host:port`; an empty text gives none.
 
     Raises:
         SettingsError: a voter is malformed or named twice, or there are too many.
@@ -131,10 +130,10 @@ def parse_voters(text: str) -> dict[int, str]:
 
 
 def check_metrics_listen(listen: Address | None, *, insecure_plaintext: bool) -> None:
-    """Return when metrics may be served at an address; None: nowhere.
+    """Return if metrics may be served at an address (None: they are off).
 
     Raises:
-        SettingsError: other machines can reach it, and nobody said that this is meant.
+        SettingsError: other machines can reach it, and `insecure_plaintext` is not set.
     """
     if listen is not None and not listen.is_loopback and not insecure_plaintext:
         raise SettingsError(
@@ -151,15 +150,14 @@ class QuorumServerSettings:
         node_id: id of this node.
         cluster_id: id of the cluster.
         listen: address of the internal port, which other servers dial.
-        admin_listen: address at which `AdminService` and health checks are served by gRPC; None: nowhere, as at a broker, which serves
-            them itself.
-        metrics_listen: address at which metrics are served over HTTP; None: nowhere.
+        admin_listen: address of `AdminService` and health checks over gRPC; None: off, for example in a broker, which serves them
+            itself.
+        metrics_listen: address of the metrics over HTTP; None: off.
         advertise: address at which peers and brokers reach it; None: the one it listens on.
-        voters: `host:port` of the quorum listeners by node id, this node's own included; may be empty for a quorum of
-            one.
-        first_start: True: an unformatted directory is formatted once the voters agree that nothing was there before.
-        auto_join: True: an observer asks to vote once it has caught up.
-        insecure_plaintext: True: plaintext is accepted on an address that other machines can reach.
+        voters: `host:port` of the quorum listeners by node id, this node's included; may be empty for a quorum of one.
+        first_start: True: an unformatted directory is formatted once the voters agree that there was nothing before.
+        auto_join: True: an observer asks to become a voter once it has caught up.
+        insecure_plaintext: True: plaintext is allowed on an address that other machines can reach.
         controller: times and limits of the controller.
         timers: times of the quorum.
         snapshots: when snapshots of the metadata are made.
@@ -180,10 +178,10 @@ class QuorumServerSettings:
     snapshots: SnapshotSettings = field(default_factory=SnapshotSettings)
 
     def check(self) -> None:
-        """Return when the settings can work.
+        """Return if the settings are valid.
 
         Raises:
-            SettingsError: they cannot.
+            SettingsError: they are invalid.
         """
         check_node_id(self.node_id)
         check_cluster_id(self.cluster_id)

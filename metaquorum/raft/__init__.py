@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pure Raft core of the metadata quorum: events and the time in, effects out.
 
-No clock, no I/O, no randomness of its own, no wire format.
+It has no clock, no I/O, no randomness of its own, and no wire format.
 """
 
 from __future__ import annotations

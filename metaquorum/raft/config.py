@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times and limits of the Raft core. Knows no defaults of deployments beyond those of the design (architecture 7)."""
+"""Times and limits of the Raft core, with their defaults."""
 
 from __future__ import annotations
 
@@ -12,39 +12,40 @@ class RaftConfig:
 
     Attributes:
         election_timeout_ms: a voter without a leader waits from this (inclusive) to twice this (exclusive).
-        fetch_timeout_ms: a follower without a valid answer of its leader for so long starts an election.
-        leader_gone_ms: the same once the leader refused or said that it resigns: from half of this (inclusive) to
-            one and a half times this (exclusive), drawn at random.
+        fetch_timeout_ms: a follower without a valid answer of its leader for this long starts an election.
+        leader_gone_ms: the same once the leader refused or resigned: a random time from half of this (inclusive) to one and a half
+            times this (exclusive).
         fetch_wait_ms: how long a fetch asks the leader to wait for something to send.
-        fetch_wait_ms_max: longest time that a leader parks a fetch, whatever was asked.
-        fetch_retry_wait_ms: the same for a fetch after one that failed: it is to show soon whether the leader is there.
-        commit_news_ms: a voter with nothing to fetch hears at the latest so long afterwards that the high watermark moved, and an
-            observer that keeps up hears of commits in a row at most so often.
-        crowd_size: a round of so many proposals (or more) shows that many ask at once; the next one then waits for as many,
+        fetch_wait_ms_max: longest time that a leader delays a fetch, whatever it asks for.
+        fetch_retry_wait_ms: how long a fetch after a failed one asks the leader to wait: its answer must show soon whether the leader
+            is there.
+        commit_news_ms: longest time until a voter with nothing to fetch learns that the high watermark moved; also the shortest time
+            between two such answers to an observer that keeps up.
+        crowd_size: a round of at least this many proposals shows that many clients are active; the next round then waits for as many,
             or for some more.
-        crowd_wait_ms: but no longer than this after the commit of the last one.
-        crowd_hold_rounds: rounds after one that waited for more in vain before more is waited for again.
-        spare_wait_ms: a voter that keeps up and that a commit does not need is given the round under way so much later.
-        request_timeout_ms: a request without an answer for so long is sent again, a fetch so long after the wait that it asked for; a
-            late answer counts until the fetch timeout.
-        retry_backoff_ms: first pause after a failed request; doubles up to `retry_backoff_ms_max`.
+        crowd_wait_ms: longest such wait, from the time at which the next round would otherwise begin.
+        crowd_hold_rounds: rounds after one that waited in vain before a round waits for more again.
+        spare_wait_ms: how much later a deferred voter gets the round under way.
+        request_timeout_ms: a request without an answer for this long is sent again; a fetch this long after the wait that it asked
+            for. A late answer counts until the fetch timeout.
+        retry_backoff_ms: first pause after a failed request; it doubles up to `retry_backoff_ms_max`.
         retry_backoff_ms_max: longest pause after a failed request.
-        shutdown_grace_ms: a stopping leader waits at most so long for its voters to hear of it.
-        observer_session_ms: an observer that has not fetched for so long is forgotten.
-        max_fetch_bytes: most bytes of batches in one fetch answer; the first batch is sent whatever its size.
-        max_batch_bytes: most bytes of one appended batch.
-        max_uncommitted_bytes: most bytes that a leader appends beyond the high watermark.
-        max_uncommitted_batches: most batches that a leader appends beyond the high watermark.
-        max_parked_fetches: most fetches that a leader parks; further ones are answered at once.
-        max_observers: most observers that a leader keeps progress of.
-        max_held_messages: most messages that wait for the disk; beyond it the oldest is dropped, as a network may drop it.
-        max_late_requests: requests of one call without an answer whose late answer still counts; the oldest is forgotten for a new one.
-        max_pending_reads: most linearizable reads that a leader keeps waiting; further ones are rejected.
-        max_voters: most voters; every one of them is asked for every vote.
+        shutdown_grace_ms: longest time that a stopping leader waits for its voters to learn of it.
+        observer_session_ms: an observer that has not fetched for this long is forgotten.
+        max_fetch_bytes: bytes of batches in one fetch answer; the first batch may be larger.
+        max_batch_bytes: bytes of one appended batch.
+        max_uncommitted_bytes: bytes that a leader appends beyond the high watermark.
+        max_uncommitted_batches: batches that a leader appends beyond the high watermark.
+        max_parked_fetches: fetches that a leader delays; further ones are answered at once.
+        max_observers: observers whose progress a leader keeps.
+        max_held_messages: messages that wait for the disk; beyond it the oldest is dropped, as a network may drop it.
+        max_late_requests: unanswered requests of one call whose late answers still count; the oldest is forgotten for a new one.
+        max_pending_reads: linearizable reads that wait at a leader; further ones are rejected.
+        max_voters: voters; each one of them is asked in every election.
         recent_fetch_ms: a replica that fetched within this time (inclusive) counts as reachable when voters change.
-        caught_up_ms_max: it counts as caught up when it had everything within this time (inclusive).
-        transfer_timeout_ms: a leader that hands over waits at most so long for its successor, and takes no proposals.
-        kept_snapshots: newest snapshots that are kept, at least 1; once there are so many, the log begins at the oldest.
+        caught_up_ms_max: it counts as caught up if it had everything within this time (inclusive).
+        transfer_timeout_ms: longest time that a transferring leader waits for its successor, and takes no proposals.
+        kept_snapshots: number of newest snapshots that are kept, at least 1; once there are that many, the log begins at the oldest.
     """
 
     election_timeout_ms: int = 500
@@ -80,15 +81,15 @@ class RaftConfig:
 
     @property
     def check_quorum_timeout_ms(self) -> int:
-        """A leader whose majority has not fetched for so long resigns: 1.5 times the fetch timeout."""
+        """A leader resigns if no majority has fetched for this long: 1.5 times the fetch timeout."""
         return self.fetch_timeout_ms * 3 // 2
 
     @property
     def update_voter_every_ms(self) -> int:
-        """A voter tells its address again after twice the fetch timeout. Source: KIP-853 "UpdateRaftVoter"."""
+        """Time after which a voter sends its address again: twice the fetch timeout. Source: KIP-853 "UpdateRaftVoter"."""
         return self.fetch_timeout_ms * 2
 
     @property
     def begin_quorum_epoch_after_ms(self) -> int:
-        """A leader reminds a voter that has not fetched for so long: half of the fetch timeout."""
+        """Time without a fetch after which a leader reminds a voter: half of the fetch timeout."""
         return self.fetch_timeout_ms // 2

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Outputs of the Raft core: what the shell must do, in the order given.
+"""Outputs of the Raft core: what the shell must do, in the given order.
 
-Appends and truncations are carried out at once (they reach the operating system, not the disk); PersistElectionState
-and FlushLog run beside and are answered by an event when done. A failure of any of the four ends the node: a log or a
-vote that may not be on disk must not be spoken of (reliability 3.2).
+Appends and truncations are carried out at once (an append reaches the operating system, not the disk). PersistElectionState and
+FlushLog run in the background, and an event reports their end. A failure of any of the four ends the node: it must not tell others of
+a log or a vote that may not be on disk.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from metaquorum.raft.voters import VoterSet
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PersistElectionState:
-    """Put the state on stable storage, then report ElectionStatePersisted; the next one comes only after that."""
+    """Put the state on stable storage, then report ElectionStatePersisted. The next one comes only after that."""
 
     sequence: int
     state: ElectionState
@@ -27,14 +27,14 @@ class PersistElectionState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """Content of an append: the batch of ProposalReceived with this id."""
+    """Content of an append: the batch of the ProposalReceived with this id."""
 
     proposal_id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderChange:
-    """Content of an append: the control record that opens an epoch, with those that voted for it, ascending."""
+    """Content of an append: the control record that opens an epoch, with the voters that granted their votes, ascending."""
 
     leader_id: NodeId
     granting_voters: tuple[NodeId, ...]
@@ -42,14 +42,14 @@ class LeaderChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VotersChange:
-    """Content of an append: the control record that says who votes from here on."""
+    """Content of an append: the control record with a new voter set, in force from here on."""
 
     voters: VoterSet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppendAsLeader:
-    """Append one batch; its records get the offsets from base_offset (inclusive) to next_offset (exclusive)."""
+    """Append one batch. Its records get the offsets from `base_offset` (inclusive) to `next_offset` (exclusive)."""
 
     base_offset: Offset
     next_offset: Offset
@@ -59,24 +59,24 @@ class AppendAsLeader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppendAsFollower:
-    """Append fetched batches as they are."""
+    """Append fetched batches unchanged."""
 
     batches: FetchedBatches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TruncateLog:
-    """Drop everything from to_offset (inclusive) on, durably, before anything else is done to the log."""
+    """Remove everything from `to_offset` (inclusive) on, durably, before any other change of the log."""
 
     to_offset: Offset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DownloadSnapshot:
-    """Fetch a snapshot from the leader at `address` beside everything else.
+    """Download a snapshot from the leader at `address`, in the background.
 
-    Each piece that comes is reported with SnapshotProgressed; the end with SnapshotDownloaded, once all of it is
-    checked and on stable storage, or with SnapshotFailed. A newer download ends an older one.
+    SnapshotProgressed reports each piece. SnapshotDownloaded reports the end, once everything is checked and on stable storage;
+    otherwise SnapshotFailed. A newer download ends an older one.
     """
 
     download_id: int
@@ -87,16 +87,16 @@ class DownloadSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiscardSnapshot:
-    """Nobody wants this download any more: stop it and remove what there is of it."""
+    """Stop a download that is no longer needed, and remove its remains."""
 
     download_id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstallSnapshot:
-    """Put a downloaded snapshot in the place of log and image, durably, before anything else is done to the log.
+    """Replace log and image by a downloaded snapshot, durably, before any other change of the log.
 
-    Order: the snapshot gets its final name, the log is emptied and begins at its end, the image is replaced.
+    Order: give the snapshot its final name, empty the log and let it begin at the snapshot's end, replace the image.
     """
 
     download_id: int
@@ -105,7 +105,7 @@ class InstallSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrimLog:
-    """Drop the log below a snapshot, durably, then every older snapshot."""
+    """Trim the log below a snapshot, durably, then remove every older snapshot."""
 
     snapshot: SnapshotId
 
@@ -119,9 +119,9 @@ class FlushLog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Send:
-    """Send a request to the node at `address` (`host:port`) and report its response or failure under request_id.
+    """Send a request to the node at `address` (`host:port`), and report its response or failure under `request_id`.
 
-    After timeout_ms nobody waits for the response any more.
+    After `timeout_ms` the response no longer counts.
     """
 
     request_id: int
@@ -132,7 +132,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """Answer the request that came with this token."""
+    """Answer the request with this token."""
 
     token: int
     response: Response
@@ -140,7 +140,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyWithBatches:
-    """Answer a fetch with the batches from fetch_offset on: at least one whole batch, else at most max_bytes."""
+    """Answer a fetch with the batches from `fetch_offset` on: at least one whole batch, otherwise at most `max_bytes`."""
 
     token: int
     response: FetchResponse
@@ -150,7 +150,7 @@ class ReplyWithBatches:
 
 @unique
 class Rejection(Enum):
-    """Why records were not appended."""
+    """Why records were not appended, or a read was not answered."""
 
     NOT_LEADER = "not leader"
     BUSY = "busy"
@@ -167,7 +167,7 @@ class RejectProposal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadReady:
-    """Tell the user: everything below read_offset (exclusive) was committed when the read came, and nothing else was."""
+    """Tell the user: everything below `read_offset` (exclusive) is committed, and includes all that was when the read arrived."""
 
     read_id: int
     read_offset: Offset
@@ -183,14 +183,14 @@ class RejectRead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvanceCommit:
-    """Every record below this offset (exclusive) is committed and flushed here: deliver it."""
+    """Deliver: every record below this offset (exclusive) is committed, and flushed here."""
 
     commit_offset: Offset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnnounceLeader:
-    """Tell the users of this node who leads in this epoch, None for nobody known."""
+    """Tell the users of this node the leader of the epoch; None if unknown."""
 
     quorum_epoch: QuorumEpoch
     leader_id: NodeId | None
@@ -199,7 +199,7 @@ class AnnounceLeader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activate:
-    """This node leads the epoch: tell each user once it has been given everything below start_offset (exclusive)."""
+    """This node leads the epoch: tell each user once everything below `start_offset` (exclusive) is delivered to it."""
 
     quorum_epoch: QuorumEpoch
     start_offset: Offset
@@ -207,14 +207,14 @@ class Activate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deactivate:
-    """This node leads no more."""
+    """This node no longer leads the epoch."""
 
     quorum_epoch: QuorumEpoch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerVoterChange:
-    """Tell who asked under this token how the change of the voters ended."""
+    """Tell the operator with this token how the change of the voters ended."""
 
     token: int
     outcome: ChangeOutcome
@@ -222,7 +222,7 @@ class AnswerVoterChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerTransfer:
-    """Tell who asked under this token how the handing over ended."""
+    """Tell the operator with this token how the leadership transfer ended."""
 
     token: int
     outcome: TransferOutcome
@@ -230,7 +230,7 @@ class AnswerTransfer:
 
 @unique
 class Violation(Enum):
-    """What a peer did that the protocol rules out; the log has few lines of each kind."""
+    """Kind of a peer's violation of the protocol; the server's log has only a few lines of each kind."""
 
     ABSURD_REQUEST = "absurd_request"
     ABSURD_ANSWER = "absurd_answer"
@@ -243,7 +243,7 @@ class Violation(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportViolation:
-    """A peer said what the protocol rules out; it was refused or ignored, and an operator should know."""
+    """A peer violated the protocol. Its message was refused or ignored, and an operator should know."""
 
     kind: Violation
     text: str
@@ -251,7 +251,7 @@ class ReportViolation:
 
 @dataclass(frozen=True, slots=True)
 class FinishShutdown:
-    """Nothing is left to say: the shell may stop."""
+    """Nothing is left to send: the shell may stop."""
 
 
 Effect = (

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elections: who gets a vote, and the two rounds of asking for one.
+"""Elections: which replica gets a vote, and the two rounds of asking for votes.
 
-Owns Unattached's decision to start, Prospective and Candidate, and the answers to both kinds of vote request. A grant
-is said only once it is on disk (the outbox holds it back).
-Source: Raft sections 5.2 and 5.4.1; KIP-996 (pre-vote); the matrix is printed in `docs/quorum.md`.
+Owns Prospective and Candidate, and the answers to both kinds of vote request. A granted vote is sent only once it is on disk (the
+outbox holds it back).
+Source: Raft sections 5.2 and 5.4.1; KIP-996 (pre-vote); `docs/quorum.md` "Who gets a vote" has the matrix.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ EPOCHS_USED_UP = (
     f"the quorum is in epoch {MAX_QUORUM_EPOCH}, the last one there is: nobody can be elected any more. Stop all voters, run "
     "`metaquorum reset-epoch` on the data directory of each, and start them again (docs/quorum.md, 'An epoch that ran out')"
 )
-"""What an operator reads in the log."""
+"""Log message for the operator."""
 
 
 def on_vote_request(state: RaftState, token: int, request: VoteRequest | PreVoteRequest, *, now_ms: int) -> None:
-    """Answer a request for a vote, binding or not."""
+    """Answer a request for a vote or a pre-vote."""
     refusal = _check(state, request)
     granted = False
     if refusal is None:
@@ -60,10 +60,10 @@ def _check(state: RaftState, request: VoteRequest | PreVoteRequest) -> Refusal |
         return refusal
     position = LogPosition(last_epoch=request.last_epoch, log_end_offset=request.log_end_offset)
     if state.voter_set.is_impostor(request.candidate) and position <= state.log.end_position:
-        # A wiped or copied disk under a voter's node id: it may have forgotten what it promised. But a log that is
-        # ahead of this one may have a set of voters with the new directory, which counts for its owner (KIP-853).
+        # The candidate has a wiped or copied disk under a voter's node id: it may have forgotten its promises. But if its log is
+        # ahead of this one, it may have a voter set with the new directory, and that set counts for the candidate (KIP-853).
         return Refusal.INVALID_VOTER_KEY
-    # A candidate has opened an epoch of its own, so its log is of lower ones; a pre-vote is asked before that.
+    # A candidate has opened its own epoch, so its log is of lower ones; a pre-vote comes before that.
     last_epoch_limit = request.quorum_epoch - 1 if isinstance(request, VoteRequest) else request.quorum_epoch
     if request.last_epoch > last_epoch_limit or request.candidate == state.key:
         return Refusal.INVALID_REQUEST
@@ -71,7 +71,7 @@ def _check(state: RaftState, request: VoteRequest | PreVoteRequest) -> Refusal |
 
 
 def would_grant(state: RaftState, request: VoteRequest | PreVoteRequest, *, now_ms: int) -> bool:
-    """The vote matrix; the request is of the present epoch. Source: `docs/quorum.md` "Who gets a vote"."""
+    """Return the answer of the vote matrix; the request is of the current epoch. Source: `docs/quorum.md` "Who gets a vote"."""
     is_up_to_date = (
         LogPosition(last_epoch=request.last_epoch, log_end_offset=request.log_end_offset) >= state.log.end_position
     )
@@ -79,13 +79,13 @@ def would_grant(state: RaftState, request: VoteRequest | PreVoteRequest, *, now_
     match state.role:
         case Unattached() | Prospective():
             if is_binding and state.election.voted_key is not None:
-                # A candidate that crashed may be back in the same epoch without what it had not flushed.
+                # A candidate that crashed may be back in the same epoch without the records that it had not flushed.
                 return state.election.voted_key == request.candidate and is_up_to_date
             if is_binding and state.election.leader_id is not None:
                 return False
             return is_up_to_date
         case Follower() as role:
-            # Past the deadline it only waits for its own disk: it knows nothing of its leader, and does not speak for it.
+            # After the deadline it waits only for its own disk: it has not heard from its leader, and must not protect it.
             has_leader = role.has_fetched and not role.is_leader_gone and now_ms < role.fetch_deadline_ms
             return not is_binding and is_up_to_date and not has_leader
         case Candidate() | Resigned():
@@ -97,16 +97,16 @@ def would_grant(state: RaftState, request: VoteRequest | PreVoteRequest, *, now_
 def _give_vote(state: RaftState, request: VoteRequest, now_ms: int) -> None:
     if state.election.voted_key is None:
         state.set_election(ElectionState(quorum_epoch=state.quorum_epoch, leader_id=None, voted_key=request.candidate))
-    # Who has just given its vote does not compete at once.
+    # A voter that has just granted its vote does not compete at once.
     role = state.role
     if isinstance(role, Prospective) or (isinstance(role, Unattached) and role.election_deadline_ms is not None):
         role.election_deadline_ms = now_ms + state.draw_election_timeout_ms()
 
 
 def _ask_again(role: Prospective, request: PreVoteRequest, now_ms: int) -> None:
-    """A voter that asks has lost the leader as well: if it said no before, it may say yes now.
+    """Ask a voter for its pre-vote again, because it has lost the leader, too: if it refused before, it may grant now.
 
-    Without this, two voters that notice a silent leader one after the other may refuse each other for a whole round.
+    Otherwise two voters that notice a silent leader one after the other might refuse each other for a whole round.
     """
     vote = role.votes.get(request.candidate.node_id)
     if vote is not None and vote.granted is False:
@@ -115,7 +115,7 @@ def _ask_again(role: Prospective, request: PreVoteRequest, now_ms: int) -> None:
 
 
 def on_vote_response(state: RaftState, request_id: int, response: VoteResponse, *, now_ms: int) -> None:
-    """Count an answer, if it belongs to the present round."""
+    """Count an answer if it belongs to the current round."""
     observe(state, response.quorum_epoch, response.leader_id, response.leader_address, now_ms=now_ms)
     if not isinstance(state.role, Prospective | Candidate):
         return
@@ -130,10 +130,10 @@ def on_vote_response(state: RaftState, request_id: int, response: VoteResponse, 
 
 
 def on_vote_failure(state: RaftState, request_id: int, *, now_ms: int) -> bool:
-    """A vote request got no answer.
+    """Note that a vote request got no answer.
 
     Returns:
-        Whether the request was one of the present round.
+        Whether the request belongs to the current round.
     """
     if not isinstance(state.role, Prospective | Candidate):
         return False
@@ -145,9 +145,9 @@ def on_vote_failure(state: RaftState, request_id: int, *, now_ms: int) -> bool:
 
 
 def poll_prospective(state: RaftState, role: Prospective, *, now_ms: int) -> None:
-    """Open an election, give up, or go on asking."""
+    """Become candidate, give the round up, or continue to ask."""
     granted, open_count = _tally(role.votes)
-    # Its own vote counts only while it is a voter.
+    # The node's own vote counts only while it is a voter.
     granted += state.is_voter
     if granted >= state.voter_set.majority and state.quorum_epoch >= MAX_QUORUM_EPOCH:
         if now_ms >= role.election_deadline_ms:
@@ -167,14 +167,14 @@ def _fall_back(state: RaftState, role: Prospective, now_ms: int) -> None:
         become_follower(
             state, state.quorum_epoch, leader_id=leader_id, leader_address=role.leader_address, now_ms=now_ms
         )
-        # It was silent for a whole fetch timeout already, so it gets no second one unless it answers.
+        # The leader was silent for a whole fetch timeout, so it gets only the short wait unless it answers.
         leader_is_gone(state, now_ms=now_ms)
     else:
         become_unattached(state, state.quorum_epoch, now_ms=now_ms)
 
 
 def poll_candidate(state: RaftState, role: Candidate, *, now_ms: int) -> None:
-    """Lead, give up, or go on asking. On an explicit loss the time is waited out: somebody else is about to win."""
+    """Become leader, give the round up, or continue to ask. After a definite loss the candidate waits: another one is about to win."""
     if role.is_elected:
         if state.outbox.is_persisted:
             become_leader(state, role, now_ms=now_ms)
@@ -192,7 +192,7 @@ def poll_candidate(state: RaftState, role: Candidate, *, now_ms: int) -> None:
 
 
 def voting_deadline_ms(role: Prospective | Candidate) -> int | None:
-    """When a round has something to do without an event; None while only the disk is waited for."""
+    """Return when a round must act without an event, in milliseconds; None while it waits only for the disk."""
     if isinstance(role, Candidate) and role.is_elected:
         return None
     calls = [vote.call.deadline_ms for vote in role.votes.values() if vote.granted is None]

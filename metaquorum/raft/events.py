@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs of the Raft core, one sentence each. A tick is an event like any other."""
+"""Inputs of the Raft core. A tick is an event like any other."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ class Failure(Enum):
     """How a request to a peer failed."""
 
     REFUSED = "refused"
-    """Nobody answers at the address: the process is gone."""
+    """No process answers at the address, or the peer refuses."""
     TIMED_OUT = "timed out"
-    """No answer in time: anything may have happened."""
+    """No usable answer in time: the peer may have handled the request or not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The shell is ready to carry out effects; the first event, once."""
+    """The shell is ready to carry out effects. The first event; occurs once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """The time that `deadline_ms` named has come, or any other time."""
+    """Time has passed: the time of `deadline_ms` has come, or any other time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestReceived:
-    """A peer asks; the answer goes out as Reply or ReplyWithBatches with the same token, at once or later."""
+    """A peer sent a request. A Reply or ReplyWithBatches with the same token answers it, at once or later."""
 
     token: int
     request: Request
@@ -42,7 +42,7 @@ class RequestReceived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseReceived:
-    """A peer answered the request that was sent under this id; late and repeated ones do no harm."""
+    """A peer answered the request with this id. Late and repeated answers are harmless."""
 
     request_id: int
     response: Response
@@ -50,7 +50,7 @@ class ResponseReceived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFailed:
-    """The request that was sent under this id got no answer."""
+    """The request with this id got no answer."""
 
     request_id: int
     failure: Failure
@@ -65,18 +65,18 @@ class ElectionStatePersisted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFlushed:
-    """The flush that FlushLog with this id asked for is done."""
+    """The flush of the FlushLog with this id is done."""
 
     flush_id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposalReceived:
-    """A user of this node wants records appended in the epoch in which it believes to lead.
+    """A user of this node wants to append records in the epoch that it believes to lead.
 
     Attributes:
-        proposal_id: comes back in AppendAsLeader or RejectProposal of the same step.
-        quorum_epoch: epoch of the leadership that the user acts in.
+        proposal_id: returned in the AppendAsLeader or RejectProposal of the same step.
+        quorum_epoch: epoch of the leadership for which the user acts.
         record_count: number of records, at least 1.
         size_bytes: size of the encoded batch.
     """
@@ -89,14 +89,14 @@ class ProposalReceived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadRequested:
-    """A user of this node wants to show what is committed now; ReadReady or RejectRead with the same id follows, once."""
+    """A user of this node wants to read what is committed now. One ReadReady or RejectRead with the same id follows."""
 
     read_id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoterChangeRequested:
-    """An operator wants the voters changed; AnswerVoterChange with the same token follows, once."""
+    """An operator wants to change the voters. One AnswerVoterChange with the same token follows."""
 
     token: int
     change: VoterChange
@@ -104,10 +104,10 @@ class VoterChangeRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferRequested:
-    """An operator wants this leader to hand over; AnswerTransfer with the same token follows, once.
+    """An operator wants this leader to transfer the leadership. One AnswerTransfer with the same token follows.
 
     Attributes:
-        token: comes back in the answer.
+        token: returned in the answer.
         to: node id of the voter that is to lead; None for any.
     """
 
@@ -124,14 +124,14 @@ class SnapshotCreated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotProgressed:
-    """A valid piece of a download has come from the leader."""
+    """A valid piece of a download has arrived from the leader."""
 
     download_id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotDownloaded:
-    """A download is whole, its digest is right, it is on stable storage; `voters` are in force at its end."""
+    """A download is complete, its digest is correct, and it is on stable storage. `voters` are in force at its end."""
 
     download_id: int
     voters: VoterSet
@@ -139,7 +139,7 @@ class SnapshotDownloaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotFailed:
-    """A download came to nothing: no answer, an answer that cannot be used, or the leader has no such snapshot."""
+    """A download failed: no answer, an unusable answer, or the leader does not have the snapshot."""
 
     download_id: int
     failure: Failure
@@ -147,14 +147,14 @@ class SnapshotFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotServed:
-    """This node sent a piece of a snapshot to a replica, which therefore lives and follows."""
+    """This node sent a piece of a snapshot to a replica, so that replica is alive and follows."""
 
     replica: ReplicaKey
 
 
 @dataclass(frozen=True, slots=True)
 class ShutdownRequested:
-    """The node is to leave in an orderly way; FinishShutdown follows."""
+    """The node is to stop in an orderly way. FinishShutdown follows."""
 
 
 Event = (

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fetching: a follower copies its leader's log, an unattached node looks for a leader.
+"""Fetching: a follower copies its leader's log, and an unattached node looks for a leader.
 
-Owns Unattached (but for the vote) and Follower: when to fetch, what to do with an answer, when the leader counts as
-lost, where to cut a log that parted from the leader's.
-Laws: a voter fetches only when everything that it has is flushed, for its fetch offset is its word that it has that
-much. So while it flushes the leader has nothing to answer, and its silence means nothing: the fetch timeout stands still.
-What is below the high watermark is never cut.
+Owns Unattached (except the vote) and Follower: when to fetch, how to handle an answer, when the leader counts as lost, and where to
+truncate a log that diverges from the leader's.
+Laws: a voter fetches only when everything that it has is flushed, because its fetch offset promises that much. So while it flushes,
+the leader has nothing to answer, its silence means nothing, and the fetch timeout stops. Nothing below the high watermark is ever
+truncated.
 Source: KIP-595 "Fetch"; KIP-101 (divergence).
 """
 
@@ -30,22 +30,22 @@ from metaquorum.raft.types import LOG_BEGIN, EpochEnd, Offset
 
 
 def poll_unattached(state: RaftState, role: Unattached, *, now_ms: int) -> None:
-    """Start an election when it is time (at once for the only voter), else look for a leader."""
+    """Start an election if it is time (at once for the only voter), else look for a leader."""
     deadline_ms = role.election_deadline_ms
     if deadline_ms is not None and (now_ms >= deadline_ms or state.voter_set.is_only(state.key)):
         become_prospective(state, now_ms=now_ms)
         return
     role.fetch.poll(now_ms=now_ms, config=state.config)
-    # Whom it asks may be the leader, who takes the offset at its word.
+    # The asked peer may be the leader, which trusts the fetch offset.
     if role.fetch.is_ready(now_ms) and _is_word_good(state) and (peers := state.peer_addresses()):
         address = peers[role.next_peer % len(peers)]
         role.next_peer = (role.next_peer + 1) % len(peers)
-        # It asks for nothing but the name of the leader, so there is nothing to wait for.
+        # The request only asks for the name of the leader, so the peer need not wait for data.
         state.send(role.fetch, address, _fetch_request(state, max_wait_ms=0), now_ms=now_ms)
 
 
 def unattached_deadline_ms(state: RaftState, role: Unattached) -> int | None:
-    """When an unattached node has something to do without an event."""
+    """Return when an unattached node must act without an event, in milliseconds; None for never."""
     due: list[int] = []
     if role.election_deadline_ms is not None:
         due.append(role.election_deadline_ms)
@@ -55,7 +55,7 @@ def unattached_deadline_ms(state: RaftState, role: Unattached) -> int | None:
 
 
 def poll_follower(state: RaftState, role: Follower, *, now_ms: int) -> None:
-    """Give the leader up when it is silent for too long, else fetch."""
+    """Give up a leader that was silent for too long, else fetch."""
     if now_ms >= role.fetch_deadline_ms and not _waits_for_own_disk(state, role):
         if not state.may_campaign:
             become_unattached(state, state.quorum_epoch, now_ms=now_ms)
@@ -65,7 +65,7 @@ def poll_follower(state: RaftState, role: Follower, *, now_ms: int) -> None:
             return
     role.fetch.poll(now_ms=now_ms, config=state.config)
     if role.fetch.is_ready(now_ms) and _is_word_good(state) and download_of(state, role) is None:
-        # After one that was lost the leader is to say soon that it is there, so that a second one may be lost as well.
+        # After a lost request, ask the leader to answer soon: then a second request may be lost as well within the timeout.
         is_first = role.fetch.failure_count == 0
         max_wait_ms = state.config.fetch_wait_ms if is_first else state.config.fetch_retry_wait_ms
         request = _fetch_request(state, max_wait_ms=max_wait_ms)
@@ -73,7 +73,7 @@ def poll_follower(state: RaftState, role: Follower, *, now_ms: int) -> None:
 
 
 def follower_deadline_ms(state: RaftState, role: Follower) -> int | None:
-    """When a follower has something to do without an event; None while only its own disk is waited for."""
+    """Return when a follower must act without an event, in milliseconds; None while it waits only for its own disk."""
     may_fetch = _is_word_good(state) and download_of(state, role) is None
     if role.fetch.request_id is None and not may_fetch:
         return None if _waits_for_own_disk(state, role) else role.fetch_deadline_ms
@@ -81,21 +81,21 @@ def follower_deadline_ms(state: RaftState, role: Follower) -> int | None:
 
 
 def on_flushed(state: RaftState, role: Follower, *, now_ms: int) -> None:
-    """The log is on the disk: a leader that a voter could not ask meanwhile gets its whole time again.
+    """Restart the fetch timeout of a leader that this voter could not ask during the flush.
 
-    One that said itself that it leads no more, or refused, does not.
+    A leader that resigned or refused gets no more time.
     """
     if state.is_voter and not role.is_leader_gone:
         role.fetch_deadline_ms = now_ms + state.config.fetch_timeout_ms
 
 
 def _waits_for_own_disk(state: RaftState, role: Follower) -> bool:
-    """Whether nothing was heard of the leader because it could not be asked."""
+    """Return whether the leader is silent because this voter could not ask it."""
     return not _is_word_good(state) and role.fetch.request_id is None and not role.is_leader_gone
 
 
 def _is_word_good(state: RaftState) -> bool:
-    """Whether the end of the log may be named in a fetch: a voter's is flushed, an observer's counts for nothing."""
+    """Return whether a fetch may name the end of the log: a voter's must be flushed, an observer's promises nothing."""
     return state.log.is_flushed or not state.is_voter
 
 
@@ -116,13 +116,13 @@ def _fetch_request(state: RaftState, *, max_wait_ms: int) -> FetchRequest:
 
 
 def on_fetch_response(state: RaftState, request_id: int, response: FetchResponse, *, now_ms: int) -> None:
-    """Take what a fetch brought: knowledge of the leader from anybody, batches from the leader only."""
+    """Handle a fetch answer: any peer may name the leader, but only the leader's batches count."""
     role = state.role
     observe(state, response.quorum_epoch, response.leader_id, response.leader_address, now_ms=now_ms)
     if role is not state.role:
         return
     if isinstance(role, Unattached) and role.fetch.awaits(request_id):
-        # The next peer is asked after a pause, else a cluster without a leader is asked in a tight circle.
+        # Ask the next peer after a pause; otherwise a cluster without a leader would be asked in a tight loop.
         role.fetch.fail(request_id, now_ms=now_ms, config=state.config)
     elif isinstance(role, Follower) and role.fetch.awaits(request_id):
         if _take(state, role, response, now_ms):
@@ -135,10 +135,10 @@ def on_fetch_response(state: RaftState, request_id: int, response: FetchResponse
 
 
 def _take(state: RaftState, role: Follower, response: FetchResponse, now_ms: int) -> bool:
-    """Whether the answer is a valid one of the leader; if so its content is in the log now."""
+    """Return whether the answer is a valid one of the leader. If so, its content has been applied to the log."""
     if response.refusal is not None:
         resigned = response.refusal is Refusal.NOT_LEADER and response.quorum_epoch == state.quorum_epoch
-        # A process that has only just started, or is about to stop, answers where the leader was.
+        # A process at the leader's address that has just started, or is about to stop, answers UNAVAILABLE.
         if resigned or response.refusal is Refusal.UNAVAILABLE:
             leader_is_gone(state, now_ms=now_ms)
         return False
@@ -146,7 +146,7 @@ def _take(state: RaftState, role: Follower, response: FetchResponse, now_ms: int
         text = f"fetch answer without leadership of {role.leader_id} in epoch {state.quorum_epoch}: {response}"
         state.report(Violation.FETCH_ANSWER, text)
         return False
-    # Whatever else it says, the next fetch of this epoch is sent after the round began.
+    # Whatever else the answer says: the next fetch of this epoch is sent after the round began.
     role.read_round = max(role.read_round, response.read_round)
     if response.snapshot is not None:
         return begin_download(state, role, response.snapshot)
@@ -155,7 +155,7 @@ def _take(state: RaftState, role: Follower, response: FetchResponse, now_ms: int
     if response.batches is not None and not _append(state, response.batches):
         return False
     if response.high_watermark is not None:
-        # The leader has checked that this log is a prefix of its own, so what it has committed of it is committed.
+        # The leader has checked that this log is a prefix of its own, so what it has committed of this log is committed.
         state.raise_high_watermark(min(response.high_watermark, state.log.log_end_offset))
     return True
 
@@ -195,10 +195,10 @@ def _append(state: RaftState, batches: FetchedBatches) -> bool:
 
 
 def on_fetch_failure(state: RaftState, request_id: int, failure: Failure, *, now_ms: int) -> bool:
-    """A fetch got no answer.
+    """Note that a fetch got no answer.
 
     Returns:
-        Whether the request was the present fetch of this role.
+        Whether the request is a fetch of the current role.
     """
     role = state.role
     if not isinstance(role, Unattached | Follower) or not role.fetch.awaits(request_id):
@@ -210,7 +210,7 @@ def on_fetch_failure(state: RaftState, request_id: int, failure: Failure, *, now
 
 
 def on_end_quorum_epoch(state: RaftState, token: int, request: EndQuorumEpochRequest, *, now_ms: int) -> None:
-    """The leader resigns: its first successor starts an election at once, the others give it time."""
+    """Handle the leader's resignation: its first successor starts an election at once, the others wait for it."""
     refusal = None
     if request.cluster_id != state.identity.cluster_id:
         refusal = Refusal.WRONG_CLUSTER
@@ -226,7 +226,7 @@ def on_end_quorum_epoch(state: RaftState, token: int, request: EndQuorumEpochReq
             patience_ms = _successor_patience_ms(state, request)
             role.fetch_deadline_ms = min(role.fetch_deadline_ms, now_ms + patience_ms)
         elif state.election.leader_id not in (None, request.leader_id):
-            # Another leader of this epoch is known: what this one says was reported, and is not taken.
+            # Another leader of this epoch is known, so this message was reported and is refused.
             refusal = Refusal.INVALID_REQUEST
     state.reply(
         token,
@@ -235,7 +235,10 @@ def on_end_quorum_epoch(state: RaftState, token: int, request: EndQuorumEpochReq
 
 
 def _successor_patience_ms(state: RaftState, request: EndQuorumEpochRequest) -> int:
-    """The k-th successor waits base * 2^(k-1), the first not at all. Source: KafkaRaftClient, end of epoch back-off."""
+    """Return how many milliseconds a successor waits: the first none, the k-th (from 2) base * 2^(k-2) within the limit.
+
+    Source: KafkaRaftClient, end of epoch back-off.
+    """
     successors = request.preferred_successors
     if state.key not in successors:
         return state.draw_election_timeout_ms()

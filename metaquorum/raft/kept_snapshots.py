@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which snapshots a node has, and the one that it downloads.
+"""The snapshots of a node, and its current download.
 
-Owns these two facts only; `snapshots` decides by them. Law: ids ascend, and the oldest one is at or above the log start.
+Owns only these two facts; `snapshots` decides about them. Law: ids ascend, and the oldest one is at or above the log start.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from metaquorum.raft.types import SnapshotId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Download:
-    """A snapshot that is on its way.
+    """A download under way.
 
     Attributes:
-        download_id: names the download; ids of requests and downloads are of one series.
-        snapshot: what is fetched.
-        role: the following that it belongs to; with the role ends the download.
+        download_id: names the download; requests and downloads share one series of ids.
+        snapshot: the snapshot.
+        role: the follower role to which it belongs; when the role ends, the download ends.
     """
 
     download_id: int
@@ -39,16 +39,16 @@ class KeptSnapshots:
 
     @property
     def ids(self) -> tuple[SnapshotId, ...]:
-        """Ids ascending."""
+        """Ids, ascending."""
         return self._ids
 
     @property
     def latest(self) -> SnapshotId | None:
-        """The newest one, or None."""
+        """The newest id, or None."""
         return self._ids[-1] if self._ids else None
 
     def replace(self, ids: Sequence[SnapshotId]) -> None:
-        """These are the snapshots from here on."""
+        """Set the ids of all snapshots."""
         offsets = [snapshot.end_offset for snapshot in ids]
         assert offsets == sorted(set(offsets)), f"snapshots must ascend: {ids}"
         self._ids = tuple(ids)

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leading: answers fetches, moves the high watermark, and resigns when no majority fetches any more.
+"""The leader: answers fetches, moves the high watermark, and resigns when no majority fetches any more.
 
 Owns the behaviour of Leader. Laws:
-* The high watermark is the offset that a majority of voters has flushed, above the first record of this epoch (a record of an
-  older epoch is never committed by counting), and never falls. The leader counts its own log only as far as flushed.
-* A fetch counts only when its offset and epoch match the leader's log.
-What answers a parked fetch: a voter's, new data, for a commit waits for it; an observer's, a commit, for it can use nothing
-before; commits in a row are told to an observer that keeps up together. That a commit moved is told to voters a little later,
-mostly with the next data: nobody waits for it.
-Data goes to voters in rounds, see `rounds`; at once to those that a commit needs, see `spares`.
+
+* The high watermark is the offset that a majority of voters has flushed. It moves only above the first record of this epoch (records
+  of older epochs are never committed by counting), and never falls. The leader counts its own log only as far as it is flushed.
+* A fetch counts only if its offset and epoch match the leader's log.
+
+New data answers a delayed fetch of a voter, because a commit waits for it. A commit answers a delayed fetch of an observer, because
+it can use nothing before; an observer that keeps up gets successive commits together. Voters learn of a moved high watermark a little
+later, mostly with the next data, because nothing waits for it. Data goes to voters in rounds, see `rounds`: at once to those that a
+commit needs, see `spares`.
 Source: KIP-595 "Fetch", "High watermark", "Check quorum"; Raft section 5.4.2; Vanlightly, RaftFsync specification.
 """
 
@@ -41,7 +43,7 @@ from metaquorum.raft.voters import majority_offset
 
 
 def poll_leader(state: RaftState, role: Leader, *, now_ms: int) -> None:
-    """Resign when alone for too long; remind voters that do not fetch; answer what waited long enough."""
+    """Resign after too long without a majority; remind voters that do not fetch; answer fetches that waited long enough."""
     seen_ms = quorum_seen_ms(state, role)
     if seen_ms is not None and now_ms >= seen_ms + state.config.check_quorum_timeout_ms:
         become_resigned(state, role, now_ms=now_ms)
@@ -66,7 +68,7 @@ def poll_leader(state: RaftState, role: Leader, *, now_ms: int) -> None:
 
 
 def leader_deadline_ms(state: RaftState, role: Leader) -> int | None:
-    """When a leader has something to do without an event."""
+    """Return when a leader must act without an event, in milliseconds; None for never."""
     due = [call.deadline_ms for call in role.begin_calls.values()]
     seen_ms = quorum_seen_ms(state, role)
     if seen_ms is not None:
@@ -76,8 +78,8 @@ def leader_deadline_ms(state: RaftState, role: Leader) -> int | None:
 
 
 def quorum_seen_ms(state: RaftState, role: Leader) -> int | None:
-    """The latest time by which a majority of voters (this one is there) had fetched; None for the only voter."""
-    # A leader that is being removed leads on, and is not counted.
+    """Return the latest time at which a majority of voters (this one counts as present) had fetched; None for the only voter."""
+    # A leader that is being removed continues to lead, but is not counted.
     needed = state.voter_set.majority - state.is_voter
     if needed == 0:
         return None
@@ -89,7 +91,7 @@ def quorum_seen_ms(state: RaftState, role: Leader) -> int | None:
 
 
 def on_begin_response(state: RaftState, request_id: int, response: BeginQuorumEpochResponse, *, now_ms: int) -> None:
-    """A voter has heard of this leader, or knows better."""
+    """Note that a voter knows this leader, or knows a newer one."""
     observe(state, response.quorum_epoch, response.leader_id, None, now_ms=now_ms)
     if not isinstance(state.role, Leader):
         return
@@ -102,10 +104,10 @@ def on_begin_response(state: RaftState, request_id: int, response: BeginQuorumEp
 
 
 def on_begin_failure(state: RaftState, request_id: int, *, now_ms: int) -> bool:
-    """A reminder got no answer.
+    """Note that a reminder got no answer.
 
     Returns:
-        Whether the request was one of this role.
+        Whether the request is one of this role.
     """
     if not isinstance(state.role, Leader):
         return False
@@ -117,7 +119,7 @@ def on_begin_failure(state: RaftState, request_id: int, *, now_ms: int) -> bool:
 
 
 def on_proposal(state: RaftState, event: ProposalReceived, *, now_ms: int) -> None:
-    """Append a user's records, or say why not. A rejected proposal leaves no trace."""
+    """Append a user's records, or reject them. A rejected proposal changes nothing."""
     role = state.role
     if not isinstance(role, Leader) or event.quorum_epoch != state.quorum_epoch:
         state.outbox.emit(RejectProposal(proposal_id=event.proposal_id, reason=Rejection.NOT_LEADER))
@@ -149,14 +151,14 @@ def on_proposal(state: RaftState, event: ProposalReceived, *, now_ms: int) -> No
 
 
 def on_read(state: RaftState, event: ReadRequested, *, now_ms: int) -> None:
-    """Take a linearizable read; the voters that wait hear of its round."""
+    """Accept a linearizable read; waiting voters learn of its round."""
     if reads.on_read(state, event):
         assert isinstance(state.role, Leader), "a round begins with a leader only"
         answer_parked(state, state.role, now_ms=now_ms)
 
 
 def on_fetch(state: RaftState, token: int, request: FetchRequest, *, now_ms: int) -> None:
-    """Answer a fetch, or park it."""
+    """Answer a fetch, or delay the answer."""
     refusal = _check(state, request)
     role = state.role
     if refusal is not None or not isinstance(role, Leader):
@@ -183,7 +185,7 @@ def on_fetch(state: RaftState, token: int, request: FetchRequest, *, now_ms: int
         update_high_watermark(state, role, now_ms=now_ms)
         _answer(state, role, token, request, now_ms=now_ms)
         return
-    # It waits with the others before the high watermark moves: the round that begins then may go to it.
+    # The fetch is delayed like the others before the high watermark moves, so that the round that may then begin can answer it.
     wait_ms = min(request.max_wait_ms, state.config.fetch_wait_ms_max)
     parked = ParkedFetch(token=token, request=request, deadline_ms=now_ms + wait_ms)
     older = role.parked.put(parked)
@@ -195,7 +197,7 @@ def on_fetch(state: RaftState, token: int, request: FetchRequest, *, now_ms: int
 
 
 def _answer_or_keep(state: RaftState, role: Leader, parked: ParkedFetch, *, keeps_up: bool, now_ms: int) -> None:
-    """Answer a fetch that has just been parked if it is due, else see to it that it waits no longer than it should."""
+    """Answer a fetch that has just been delayed if it is due, else limit its wait."""
     request = parked.request
     lacks_commit = _lacks_commit(role, request)
     if _is_due(state, role, request) if _is_voter(role, request) else lacks_commit and not keeps_up:
@@ -222,7 +224,7 @@ def _check(state: RaftState, request: FetchRequest) -> Refusal | None:
 
 
 def _find_replica(state: RaftState, role: Leader, request: FetchRequest, now_ms: int) -> ReplicaProgress | None:
-    """Progress of the replica that fetches; None when there are too many observers to keep track of."""
+    """Return the progress of the fetching replica; None if there are too many observers."""
     key = request.replica
     progress = role.voters.get(key.node_id)
     if progress is None or progress.key != key:
@@ -234,19 +236,19 @@ def _find_replica(state: RaftState, role: Leader, request: FetchRequest, now_ms:
 
 
 def _note_progress(state: RaftState, progress: ReplicaProgress, request: FetchRequest, now_ms: int) -> None:
-    """A fetch matches this log: the replica has everything below its offset, on stable storage if it is a voter."""
+    """Note a fetch that matches this log: the replica has everything below its offset, flushed if it is a voter."""
     leader_end_offset = state.log.log_end_offset
     if request.fetch_offset >= leader_end_offset:
         progress.last_caught_up_ms = now_ms
     elif request.fetch_offset >= (progress.previous_leader_end_offset or leader_end_offset):
-        # It now has all that there was when it last asked.
+        # It now has everything that this log had at its last fetch.
         progress.last_caught_up_ms = progress.previous_fetch_ms
     progress.previous_fetch_ms = now_ms
     progress.previous_leader_end_offset = leader_end_offset
     if progress.counts_above is not None and request.fetch_offset <= progress.counts_above:
-        # It did not know yet that it votes, so it need not have flushed.
+        # It did not know yet that it is a voter, so it need not have flushed.
         return
-    # Requests may arrive out of order; what was flushed once stays flushed.
+    # Requests may arrive out of order; flushed records stay flushed.
     progress.end_offset = max(progress.end_offset or Offset(0), request.fetch_offset)
 
 
@@ -264,7 +266,7 @@ def _find_observer(state: RaftState, role: Leader, request: FetchRequest, now_ms
 def _forget_silent_observers(state: RaftState, role: Leader, now_ms: int) -> None:
     limit_ms = now_ms - state.config.observer_session_ms
     silent: list[ReplicaKey] = []
-    # The order is that of the last fetch, so the first one that is not silent ends the search.
+    # The order is that of the last fetches, so the first observer that is not silent ends the search.
     for key, progress in role.observers.items():
         if progress.last_fetch_ms is not None and progress.last_fetch_ms > limit_ms:
             break
@@ -279,14 +281,14 @@ def _is_voter(role: Leader, request: FetchRequest) -> bool:
 
 
 def _is_due(state: RaftState, role: Leader, request: FetchRequest) -> bool:
-    """Whether a voter is to be answered at once: a commit or a read waits for it, or it catches up."""
+    """Return whether a voter must be answered at once: a commit or a read waits for it, or it is catching up."""
     if reads.is_news(role, request):
         return True
     return request.fetch_offset < role.round_end_offset and not spares.is_held_back(state, role, request)
 
 
 def _is_spare(role: Leader, request: FetchRequest) -> bool:
-    """Whether a parked fetch is that of a voter that has not been given the round under way."""
+    """Return whether a delayed fetch is of a deferred voter, which lacks the round under way."""
     return _is_voter(role, request) and request.fetch_offset < role.round_end_offset
 
 
@@ -296,11 +298,11 @@ def _lacks_commit(role: Leader, request: FetchRequest) -> bool:
 
 
 def _answer(state: RaftState, role: Leader, token: int, request: FetchRequest, *, now_ms: int) -> None:
-    # While an observer's fetch waited, the log may have been trimmed beyond its offset.
+    # While an observer's fetch was delayed, the log may have been trimmed beyond its offset.
     response = _response(state, role, snapshot=snapshot_for(state, request))
     if response.snapshot is None and request.fetch_offset < state.log.log_end_offset:
         max_bytes = min(request.max_bytes, state.config.max_fetch_bytes)
-        # The election state of a leader is on disk, so the batches are read in this very step and never later.
+        # The election state of a leader is on disk, so the outbox holds nothing back: the batches are read in this step.
         assert state.outbox.is_persisted, "a leader has nothing that waits for its disk"
         state.outbox.say(
             ReplyWithBatches(token=token, response=response, fetch_offset=request.fetch_offset, max_bytes=max_bytes)
@@ -312,7 +314,7 @@ def _answer(state: RaftState, role: Leader, token: int, request: FetchRequest, *
 
 
 def answer_parked(state: RaftState, role: Leader, *, now_ms: int) -> None:
-    """Answer the parked fetches of voters that a commit or a round of reads needs; those of spares a little later."""
+    """Answer the delayed fetches of voters that a commit or a round of reads needs; those of deferred voters a little later."""
     waiting = [fetch for fetch in role.parked if _is_voter(role, fetch.request)]
     for fetch in spares.quickest_first(role, waiting):
         if _is_due(state, role, fetch.request):
@@ -348,7 +350,7 @@ def _refuse(state: RaftState, token: int, refusal: Refusal) -> None:
 
 
 def update_high_watermark(state: RaftState, role: Leader, *, now_ms: int) -> None:
-    """Commit what a majority of voters has flushed; answer the fetches that wait for the news, voters' not at once."""
+    """Commit what a majority of voters has flushed. Answer fetches that wait for the commit; voters' not at once."""
     end_offsets = [progress.end_offset or Offset(0) for progress in role.voters.values()]
     if state.is_voter:
         end_offsets.append(state.log.flushed_offset)
@@ -367,7 +369,7 @@ def update_high_watermark(state: RaftState, role: Leader, *, now_ms: int) -> Non
         if not _lacks_commit(role, fetch.request) or _is_spare(role, fetch.request):
             continue
         observer = None if _is_voter(role, fetch.request) else role.observers.get(fetch.request.replica)
-        # An observer that heard nothing for a while hears at once; what comes right after that is told together.
+        # An observer that heard of no commit for a while is answered at once; commits right after that share one answer.
         since_ms = now_ms if observer is None else observer.last_fetch_ms or 0
         if since_ms + state.config.commit_news_ms > now_ms:
             role.parked.hasten(fetch, deadline_ms=since_ms + state.config.commit_news_ms)

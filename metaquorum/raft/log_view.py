@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In-memory shadow of the metadata log: its end, what of it is flushed, and where its epochs begin.
+"""In-memory view of the metadata log: its end, its flushed part, and the start of each epoch.
 
-Owns these numbers; the records themselves stay in the shell. The core keeps the shadow and the log in step: every
-change here goes out as an effect in the same step.
-Laws: log_start_offset <= flushed_offset <= log_end_offset. Epochs and their start offsets both ascend strictly.
-A log that begins above 0 knows the epoch of the record before its start: the id of the snapshot that stands for it.
-A flush that was under way when the log was truncated proves nothing about what was appended since: each flush has an
-id, and a truncation forgets the one under way.
+Owns these numbers; the records themselves stay in the shell. The core keeps the view and the log in step: every change here is also
+an effect of the same step.
+Laws: log_start_offset <= flushed_offset <= log_end_offset. Epochs and their start offsets both ascend strictly. A log that begins
+above 0 knows the epoch of the record before its start, from the id of the snapshot that stands for it. A flush that was under way
+during a truncation proves nothing about later appends: each flush has an id, and a truncation forgets the one under way.
 Source: KIP-101 and KIP-279 (leader epoch cache), KIP-595.
 """
 
@@ -18,7 +17,7 @@ from metaquorum.raft.types import LOG_BEGIN, NO_EPOCH, EpochEnd, LogPosition, Of
 
 
 class LogView:
-    """Shadow of one log. All offsets are ends (exclusive) unless named start or base."""
+    """View of one log. All offsets are ends (exclusive) unless named start or base."""
 
     __slots__ = (
         "_epochs",
@@ -50,12 +49,12 @@ class LogView:
 
     @property
     def last_epoch(self) -> QuorumEpoch:
-        """Epoch of the record before the end, be it in the log or in the snapshot before it; 0 when there is none."""
+        """Epoch of the last record, in the log or in the snapshot before it; 0 if there is none."""
         return self._epochs[-1][0] if self._epochs else self.start_epoch
 
     @property
     def end_position(self) -> LogPosition:
-        """End of the log, for comparing logs."""
+        """End of the log, for the comparison of logs."""
         return LogPosition(last_epoch=self.last_epoch, log_end_offset=self.log_end_offset)
 
     @property
@@ -65,32 +64,31 @@ class LogView:
 
     @property
     def is_flushed(self) -> bool:
-        """Whether everything appended is on stable storage."""
+        """True if everything appended is on stable storage."""
         return self.flushed_offset == self.log_end_offset
 
     @property
     def is_flushing(self) -> bool:
-        """Whether a flush is under way."""
+        """True while a flush is under way."""
         return self._flush_end_offset is not None
 
     def end_offset_for_epoch(self, epoch: QuorumEpoch) -> EpochEnd:
-        """The largest epoch with records that is not above the given one, and its end.
+        """Return the largest epoch with records that is not above the given one, and its end.
 
         Returns:
-            EpochEnd of epoch 0 at the beginning of the log when every record, and the one before the log, is of a higher
-            epoch.
+            EpochEnd of epoch 0 at the beginning of the log if every record, and the one before the log, is of a higher epoch.
         """
         end_offset = self.log_end_offset
         for known_epoch, start_offset in reversed(self._epochs):
             if known_epoch <= epoch:
                 return EpochEnd(epoch=known_epoch, end_offset=end_offset)
             end_offset = start_offset
-        # Only the end of the epoch before the log start is known, and only when it lies at the start or beyond.
+        # Of the epoch before the log start only the end is known, and only if it is at the start or beyond.
         epoch_before = self.start_epoch if self.start_epoch <= epoch else NO_EPOCH
         return EpochEnd(epoch=epoch_before, end_offset=end_offset)
 
     def contains(self, snapshot: SnapshotId) -> bool:
-        """Whether a snapshot's end lies in this log, or at one of its ends, and the record before it is of its epoch."""
+        """Return whether a snapshot's end is in this log, or at one of its ends, and the record before it has its epoch."""
         end_offset = snapshot.end_offset
         if end_offset == self.log_start_offset:
             return snapshot.epoch == self.start_epoch
@@ -103,7 +101,7 @@ class LogView:
         return epochs[-1]
 
     def truncate_prefix(self, to: SnapshotId) -> None:
-        """Everything below a snapshot's end was dropped; the snapshot stands for it."""
+        """Note that everything below a snapshot's end was removed; the snapshot stands for it."""
         assert self.contains(to), f"{to} is not of this log, which starts at {self.log_start_offset}"
         kept = [(epoch, start_offset) for epoch, start_offset in self._epochs if start_offset >= to.end_offset]
         following = kept[0][1] if kept else self.log_end_offset
@@ -117,14 +115,14 @@ class LogView:
         return epochs[-1]
 
     def truncate_fully(self, to: SnapshotId) -> None:
-        """Everything was dropped, durably; the log begins again, empty, at a snapshot's end."""
+        """Note that everything was removed, durably. The log is empty and begins at a snapshot's end."""
         self._epochs.clear()
         self._flush_end_offset = None
         self.log_start_offset = self.log_end_offset = self.flushed_offset = to.end_offset
         self.start_epoch = to.epoch
 
     def append(self, *, epoch: QuorumEpoch, next_offset: Offset) -> None:
-        """Records of one epoch were appended up to next_offset (exclusive)."""
+        """Note that records of one epoch were appended up to `next_offset` (exclusive)."""
         assert next_offset > self.log_end_offset, f"append to {next_offset} at log end {self.log_end_offset}"
         assert epoch >= self.last_epoch > NO_EPOCH or epoch > NO_EPOCH == self.last_epoch, (
             f"append of epoch {epoch} after epoch {self.last_epoch}"
@@ -134,7 +132,7 @@ class LogView:
         self.log_end_offset = next_offset
 
     def truncate_suffix(self, to_offset: Offset) -> None:
-        """Everything from to_offset (inclusive) on was dropped, on stable storage as well."""
+        """Note that everything from `to_offset` (inclusive) on was removed, durably."""
         assert self.log_start_offset <= to_offset <= self.log_end_offset, (
             f"truncate to {to_offset}, log from {self.log_start_offset} to {self.log_end_offset}"
         )
@@ -145,10 +143,10 @@ class LogView:
         self.flushed_offset = min(self.flushed_offset, to_offset)
 
     def begin_flush(self) -> int:
-        """A flush of everything appended starts.
+        """Note that a flush of everything appended starts.
 
         Returns:
-            The id to hand back to `end_flush`.
+            The id for `end_flush`.
         """
         assert not self.is_flushing, f"second flush while one to {self._flush_end_offset} is under way"
         self._flush_end_offset = self.log_end_offset
@@ -156,10 +154,10 @@ class LogView:
         return self._flush_id
 
     def end_flush(self, flush_id: int) -> bool:
-        """A flush ended.
+        """Note that a flush ended.
 
         Returns:
-            False for a flush that a truncation overtook; it then proves nothing and changes nothing.
+            False for a flush that started before a truncation: it proves nothing and changes nothing.
         """
         if flush_id != self._flush_id or self._flush_end_offset is None:
             return False

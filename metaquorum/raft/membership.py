@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changing the voters: one at a time, by a VotersRecord that counts from its append on.
+"""Changes of the voters: one at a time, by a VotersRecord that counts from its append on.
 
-Owns what a leader checks before a change, how it counts during one, and how it leaves when the change removed it; and
-how a voter tells its leader of its own address. Laws:
-* A change begins only when a record of this epoch is committed and no VotersRecord is uncommitted, so any two sets in
-  use at one time differ by one voter and their majorities share one.
-* A voter that is added can run at the feature level that the change names.
-* What a replica fetched before it knew that it votes is not its word: it is counted from its first fetch above the
-  record that added it.
+Owns the leader's checks before a change, its counting during a change, and its resignation when the change removes it; also how a
+voter reports its own address to the leader. Laws:
+
+* A change begins only when a record of this epoch is committed and no VotersRecord is uncommitted. So any two sets in use at the same
+  time differ by one voter, and their majorities share one.
+* A new voter supports the feature level that the change names.
+* What a replica fetched before it knew that it is a voter is no promise: it counts from its first fetch above the record that added
+  it.
+
 Source: KIP-853; Raft dissertation chapter 4, and its erratum of 2015 (the committed record of the own epoch).
 """
 
@@ -38,14 +40,14 @@ from metaquorum.raft.voters import Voter, VoterSet, voter_set
 
 
 def on_change_request(state: RaftState, event: VoterChangeRequested, *, now_ms: int) -> None:
-    """Begin a change, or say why not. It is answered when it is committed; a refused one leaves no trace."""
+    """Start a change, or refuse it. The answer comes at the commit; a refused change has no effect."""
     outcome = _begin(state, event.token, event.change, now_ms)
     if outcome is not None:
         state.outbox.emit(AnswerVoterChange(token=event.token, outcome=outcome))
 
 
 def on_update_request(state: RaftState, token: int, request: UpdateVoterRequest, *, now_ms: int) -> None:
-    """A voter tells the leader its address. It asks until its own log has it, so the answer waits for nothing."""
+    """Handle a voter's report of its address. The voter repeats it until its own log has it, so the answer need not wait."""
     role = state.role
     refusal = None
     if request.cluster_id != state.identity.cluster_id:
@@ -75,7 +77,7 @@ def _begin(state: RaftState, token: int | None, change: VoterChange, now_ms: int
     """Append the VotersRecord of a change.
 
     Returns:
-        The answer, or None when it is given at the commit.
+        The answer, or None if it comes at the commit.
     """
     role = state.role
     if not isinstance(role, Leader):
@@ -100,7 +102,7 @@ def _begin(state: RaftState, token: int | None, change: VoterChange, now_ms: int
 
 
 def check_ready(state: RaftState, role: Leader) -> ChangeRefusal | None:
-    """Why the voters or the leadership may not change at present; None when they may."""
+    """Return why the voters or the leadership may not change now; None if they may."""
     if role.transfer is not None:
         return ChangeRefusal.TRANSFER_PENDING
     if role.high_watermark is None:
@@ -121,7 +123,7 @@ def _with_added(state: RaftState, role: Leader, change: AddVoter, now_ms: int) -
 
 
 def _newcomer(state: RaftState, role: Leader, change: AddVoter, now_ms: int) -> Voter | ChangeRefusal:
-    """The observer as a voter, or what it lacks. What it can run at is its own word, by its last fetch."""
+    """Return the observer as a voter, or what it lacks. Its levels are those of its last fetch."""
     progress = role.observers.get(change.key)
     if progress is None or not has_caught_up(state, progress, now_ms):
         return ChangeRefusal.NOT_CAUGHT_UP
@@ -158,12 +160,12 @@ def _with_address(state: RaftState, change: UpdateVoter) -> VoterSet | ChangeRef
 
 
 def fetches_lately(state: RaftState, progress: ReplicaProgress, now_ms: int) -> bool:
-    """Whether a replica has fetched within `recent_fetch_ms`."""
+    """Return whether a replica has fetched within `recent_fetch_ms`."""
     return progress.last_fetch_ms is not None and now_ms - progress.last_fetch_ms <= state.config.recent_fetch_ms
 
 
 def has_caught_up(state: RaftState, progress: ReplicaProgress, now_ms: int) -> bool:
-    """Whether a replica fetches and had everything within `caught_up_ms_max`."""
+    """Return whether a replica fetches, and had everything within `caught_up_ms_max`."""
     caught_up_ms = progress.last_caught_up_ms
     is_close = caught_up_ms is not None and now_ms - caught_up_ms <= state.config.caught_up_ms_max
     return is_close and fetches_lately(state, progress, now_ms)
@@ -182,7 +184,7 @@ def _apply(state: RaftState, role: Leader, voters: VoterSet, token: int | None, 
         progress = known.pop(number, None)
         if progress is None:
             observed = role.observers.pop(voter.key)
-            # Its offsets so far are those of an observer, who need not have flushed.
+            # Its offsets so far are those of an observer, which need not have flushed.
             observed.end_offset = None
             observed.counts_above = offset
             progress = observed
@@ -190,14 +192,14 @@ def _apply(state: RaftState, role: Leader, voters: VoterSet, token: int | None, 
         progress.address = state.address_for(voter)
         role.voters[number] = progress
     for number in known:
-        # It is an observer from its next fetch on.
+        # A removed voter is an observer from its next fetch on.
         del role.begin_calls[number]
     update_high_watermark(state, role, now_ms=now_ms)
     answer_parked(state, role, now_ms=now_ms)
 
 
 def poll_membership(state: RaftState, role: Leader, *, now_ms: int) -> None:
-    """Answer a committed change; see to the own address; resign when the change has removed this node."""
+    """Answer a committed change; update the own address; resign if the change has removed this node."""
     committed = role.high_watermark
     change = role.change
     if change is not None and committed is not None and committed >= change.next_offset:
@@ -215,17 +217,17 @@ def poll_membership(state: RaftState, role: Leader, *, now_ms: int) -> None:
 
 
 def membership_deadline_ms(state: RaftState, role: Leader) -> int | None:
-    """At once when the removed leader has delivered the record of its removal, else never."""
+    """Return a past time, so an immediate deadline, once the removed leader has delivered the record of its removal; else None."""
     return role.started_ms if _has_to_leave(state, role) else None
 
 
 def _has_to_leave(state: RaftState, role: Leader) -> bool:
-    """Whether the record that removed this leader is committed and delivered, so that its users have heard."""
+    """Return whether the record that removed this leader is committed and delivered, so that its users know."""
     return role.change is None and not state.is_voter and state.commit_offset > state.voters.latest_offset
 
 
 def _has_moved(state: RaftState) -> bool:
-    """Whether this voter's quorum listener is not where the set says."""
+    """Return whether this voter's quorum listener has another address than the set says."""
     voter = state.voter_set.find(state.key.node_id)
     if voter is None or voter.key != state.key:
         return False
@@ -233,7 +235,7 @@ def _has_moved(state: RaftState) -> bool:
 
 
 def poll_own_address(state: RaftState, role: Follower, *, now_ms: int) -> None:
-    """Tell the leader where this voter is, as long as the set in the log says otherwise."""
+    """Report this voter's address to the leader while the set in the log has another one."""
     call = role.update_call
     call.poll(now_ms=now_ms, config=state.config)
     if role.has_fetched and _has_moved(state) and call.is_ready(now_ms):
@@ -248,12 +250,12 @@ def poll_own_address(state: RaftState, role: Follower, *, now_ms: int) -> None:
 
 
 def own_address_deadline_ms(state: RaftState, role: Follower) -> int | None:
-    """When a follower has to tell its address again; None when the set has it."""
+    """Return when a follower must report its address again, in milliseconds; None if the set has it."""
     return role.update_call.deadline_ms if role.has_fetched and _has_moved(state) else None
 
 
 def on_update_response(state: RaftState, request_id: int, response: UpdateVoterResponse, *, now_ms: int) -> None:
-    """The leader has heard of the address, or has no time for it now."""
+    """Note that the leader got the address, or could not handle it now."""
     observe(state, response.quorum_epoch, response.leader_id, None, now_ms=now_ms)
     role = state.role
     if isinstance(role, Follower) and role.update_call.awaits(request_id):
@@ -261,10 +263,10 @@ def on_update_response(state: RaftState, request_id: int, response: UpdateVoterR
 
 
 def on_update_failure(state: RaftState, request_id: int, *, now_ms: int) -> bool:
-    """The leader could not be told.
+    """Note that the report did not reach the leader.
 
     Returns:
-        Whether the request was the one of this role.
+        Whether the request is the one of this role.
     """
     role = state.role
     if not isinstance(role, Follower) or not role.update_call.awaits(request_id):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests and responses between quorum nodes: one frozen dataclass each, field for field `quorum.proto`.
+"""Requests and responses between quorum nodes: one frozen dataclass for each message of `quorum.proto`, field by field.
 
-Owns their shape only. Meaning of each field: `proto/lograft/internal/v1/quorum.proto`. Batches stay opaque: the shell
-reads their headers into `BatchSpan`s, the core decides by those.
+Owns only their fields; `proto/lograft/internal/v1/quorum.proto` has the meaning of each. Batches stay opaque: the shell reads their
+headers into `BatchSpan`s, and the core decides by those.
 Source: KIP-595, KIP-853, KIP-996.
 """
 
@@ -41,7 +41,7 @@ class Refusal(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoteRequest:
-    """A voter asks another for its vote in a new epoch."""
+    """A candidate asks a voter for its vote in a new epoch."""
 
     cluster_id: str
     quorum_epoch: QuorumEpoch
@@ -53,7 +53,7 @@ class VoteRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreVoteRequest:
-    """A voter asks another whether it would give its vote; binds nobody."""
+    """A voter asks another whether it would grant its vote. The answer is not binding."""
 
     cluster_id: str
     quorum_epoch: QuorumEpoch
@@ -65,7 +65,7 @@ class PreVoteRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoteResponse:
-    """Answer to either; the asking node knows which one it sent."""
+    """Answer to both kinds of vote request; the asking node knows which one it sent."""
 
     quorum_epoch: QuorumEpoch
     leader_id: NodeId | None
@@ -76,7 +76,7 @@ class VoteResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginQuorumEpochRequest:
-    """A leader makes itself known to a voter."""
+    """A leader announces itself to a voter."""
 
     cluster_id: str
     quorum_epoch: QuorumEpoch
@@ -87,7 +87,7 @@ class BeginQuorumEpochRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginQuorumEpochResponse:
-    """Answer to a new leader."""
+    """Answer to a leader's announcement."""
 
     quorum_epoch: QuorumEpoch
     leader_id: NodeId | None
@@ -115,9 +115,10 @@ class EndQuorumEpochResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchRequest:
-    """A replica asks for what follows its log; `high_watermark` is the one it knows, `read_round` the leader's last one.
+    """A replica asks for the records after its log.
 
-    `levels` are those that the asking process can run at.
+    `high_watermark` is the one that it knows, `read_round` the last one that the leader named, and `levels` those that its process
+    supports.
     """
 
     cluster_id: str
@@ -144,12 +145,12 @@ class BatchSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedBatches:
-    """Whole batches as they came, with what the core must know of them.
+    """Whole fetched batches, unchanged, with what the core must know of them.
 
     Attributes:
-        data: the batches, opaque; handed back in `AppendAsFollower`.
+        data: the batches, opaque; passed back in `AppendAsFollower`.
         spans: their headers in order; never empty.
-        voters: voter sets in them with the offsets of their records.
+        voters: voter sets in them, with the offsets of their records.
     """
 
     data: bytes
@@ -159,7 +160,7 @@ class FetchedBatches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchResponse:
-    """What follows, or where the logs part, or why neither; `batches`, `diverging`, `snapshot` exclude each other."""
+    """The next records, or where the logs diverge, or a refusal. At most one of `batches`, `diverging`, `snapshot` is set."""
 
     quorum_epoch: QuorumEpoch
     leader_id: NodeId | None
@@ -175,7 +176,7 @@ class FetchResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateVoterRequest:
-    """A voter tells its leader where its quorum listener is, because the set of voters says otherwise."""
+    """A voter reports the address of its quorum listener to the leader, because the voter set has another one."""
 
     cluster_id: str
     quorum_epoch: QuorumEpoch
@@ -185,7 +186,7 @@ class UpdateVoterRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateVoterResponse:
-    """Answer to that; without a refusal the record is appended or was not needed. UNAVAILABLE: ask again."""
+    """Answer to UpdateVoter. Without a refusal the record is appended or was not needed. UNAVAILABLE: ask again."""
 
     quorum_epoch: QuorumEpoch
     leader_id: NodeId | None

@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """RaftNode: one quorum node as a pure function of events and time. It dispatches; the roles decide.
 
-Rules of this package (h11's way):
-* `step(event, now_ms)` is the only entry; it returns what the shell must do, in order. `deadline_ms()` says when to
-step with
-  `Tick` at the latest; stepping earlier does no harm.
-* No clock, no I/O, no chance but through the given rng, no logging, no iteration over sets.
-* Bytes of peers are checked and refused, never asserted on. An AssertionError is a bug here or in the shell; the
-process stops.
+Rules of this package (as in h11):
 
-Theory of operation. An event changes the role's data. Then the role is polled: it sends what is due and changes role
-when it must; polling repeats while the role changes (the only voter goes through a whole election in one step). Then
-the step settles: flush, commit, announce; and the outbox drains, which holds back every message whose election state
-is not on disk yet.
+* `step(event, now_ms)` is the only entry; it returns what the shell must do, in order. `deadline_ms()` says when to step with `Tick`
+  at the latest; an earlier step does no harm.
+* No clock, no I/O, no randomness except the given rng, no logging, no iteration over sets.
+* Bytes of peers are checked and refused, never asserted on. An AssertionError is a bug here or in the shell; the process stops.
+
+Theory of operation. An event changes the role's data. Then the role is polled: it sends what is due, and changes the role if it must.
+Polling repeats while the role changes (the only voter completes a whole election in one step). Then the step settles: flush, commit,
+announce. At last the outbox drains; it holds back every message whose election state is not on disk yet.
 """
 
 from __future__ import annotations
@@ -65,19 +63,19 @@ from metaquorum.raft.types import LOG_BEGIN, ElectionState, Offset, Rng, Snapsho
 from metaquorum.raft.voters import VoterHistory
 
 _MAX_POLLS = 8
-"""Most role changes in one step: Resigned, Unattached, Prospective, Candidate, Leader, and some to spare."""
+"""Largest number of role changes in one step: Resigned, Unattached, Prospective, Candidate, Leader, and some reserve."""
 
 
 class RaftNode:
     """One voter or observer.
 
     Args:
-        identity: who this node is and whom it may ask.
+        identity: identity of this node, and the addresses that it may ask.
         config: times and limits.
-        rng: source of chance for timeouts.
-        election: election state as found on disk.
-        voters: voter sets as found in the log, and the one of the format.
-        log: shadow of the log as found on disk.
+        rng: source of randomness for timeouts.
+        election: election state from disk.
+        voters: voter sets from the log, and the set of the format.
+        log: view of the log on disk.
         kept_snapshots: ids of the snapshots on disk, ascending, none below the log start.
         committed_offset: everything below it (exclusive) is known to be committed, from the image on disk.
     """
@@ -96,7 +94,7 @@ class RaftNode:
         kept_snapshots: Sequence[SnapshotId] = (),
         committed_offset: Offset = LOG_BEGIN,
     ) -> None:
-        # A placeholder that is replaced by Started: until then the node says nothing.
+        # A placeholder until Started: before that the node sends nothing.
         role = Unattached(election_deadline_ms=None, fetch=PeerCall(0))
         self.state = RaftState(
             identity=identity, config=config, rng=rng, election=election, voters=voters, log=log, role=role
@@ -107,10 +105,10 @@ class RaftNode:
         self._polled_ms = -1
 
     def step(self, event: Event, now_ms: int) -> list[Effect]:
-        """Take one event.
+        """Handle one event.
 
         Args:
-            event: what happened.
+            event: the event.
             now_ms: monotonic time in milliseconds; never less than in an earlier step.
 
         Returns:
@@ -120,7 +118,7 @@ class RaftNode:
         assert self._has_started != isinstance(event, Started), f"{event} out of turn"
         self._has_started = True
         _dispatch(state, event, now_ms)
-        # A proposal changes nothing that a poll looks at but the time, and many come within one millisecond.
+        # A proposal changes nothing that a poll examines except the time, and many come within one millisecond.
         if not isinstance(event, ProposalReceived) or now_ms != self._polled_ms:
             self._polled_ms = now_ms
             _poll(state, now_ms)
@@ -133,7 +131,7 @@ class RaftNode:
         return state.outbox.drain()
 
     def deadline_ms(self) -> int | None:
-        """Monotonic time at which the node wants a Tick if nothing else happens before; None for never."""
+        """Return the monotonic time at which the node needs a Tick if no other event comes before; None for never."""
         state = self.state
         if self._has_finished:
             return None
@@ -159,7 +157,7 @@ class RaftNode:
 
 
 def _earliest(*deadlines_ms: int | None) -> int | None:
-    """The first of some deadlines, None when there is none."""
+    """Return the first of some deadlines, or None."""
     return min((deadline_ms for deadline_ms in deadlines_ms if deadline_ms is not None), default=None)
 
 
@@ -237,7 +235,7 @@ def _dispatch_response(state: RaftState, event: ResponseReceived, now_ms: int) -
 
 
 def _dispatch_failure(state: RaftState, event: RequestFailed, now_ms: int) -> None:
-    """Request ids are unique over all calls, so at most one of these knows it; a late failure is nobody's."""
+    """Pass the failure to the call that owns the request id. Ids are unique over all calls; a very late failure has no owner."""
     _ = (
         follower.on_fetch_failure(state, event.request_id, event.failure, now_ms=now_ms)
         or election.on_vote_failure(state, event.request_id, now_ms=now_ms)

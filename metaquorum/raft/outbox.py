@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Effects of one step, and the gate that keeps every message back until the election state it depends on is on disk.
+"""Effects of one step, and the gate that holds back every message until the election state that it depends on is on disk.
 
-Owns the order of effects, the one write of the election state that may be under way, and the messages that wait for it.
-Law: a message said when the election state was X leaves only after X, or a later state, is on stable storage. A later
-one
-serves as well: it remembers at least as much (the epoch never falls, a vote never changes within an epoch).
-Source: Raft section 5.2 (votes are persistent); style 2.0 "Durability rule".
+Owns the order of effects, the single write of the election state that may be under way, and the messages that wait for it. Law: a
+message that depends on election state X leaves only after X, or a later state, is on stable storage. A later state suffices because
+it remembers at least as much (the epoch never falls, and a vote never changes within an epoch).
+Source: Raft section 5.2 (votes are persistent); `docs/quorum.md` section "Replication".
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from metaquorum.raft.types import ElectionState
 
 
 class Outbox:
-    """Collects effects; `drain` hands them over at the end of the step.
+    """Collects effects. `drain` returns them at the end of the step.
 
     Args:
         persisted: election state that is on disk.
@@ -38,7 +37,7 @@ class Outbox:
 
     @property
     def is_persisted(self) -> bool:
-        """Whether the latest election state is on stable storage."""
+        """True if the latest election state is on stable storage."""
         return self._persisted == self._wanted
 
     @property
@@ -47,11 +46,11 @@ class Outbox:
         return len(self._held)
 
     def emit(self, effect: Effect) -> None:
-        """Add an effect that says nothing to a peer."""
+        """Add an effect that sends nothing to a peer."""
         self._effects.append(effect)
 
     def say(self, effect: Send | Reply | ReplyWithBatches) -> None:
-        """Add a message; it leaves now, or once the present election state is on disk."""
+        """Add a message. It leaves now, or once the current election state is on disk."""
         if self.is_persisted:
             self._effects.append(effect)
             return
@@ -60,13 +59,13 @@ class Outbox:
         self._held.append((self._wanted, effect))
 
     def record(self, state: ElectionState) -> None:
-        """The election state changed; put it on disk as soon as the write under way, if any, is done."""
+        """Note a new election state. It is written as soon as the write under way, if any, is done."""
         if state != self._wanted_state:
             self._wanted_state = state
             self._wanted += 1
 
     def persisted(self, sequence: int) -> None:
-        """The write with this sequence number is on disk: let go what waited for it."""
+        """Note that the write with this sequence number is on disk; release the messages that waited for it."""
         assert sequence == self._in_flight, f"write {sequence} reported, {self._in_flight} is under way"
         self._in_flight = None
         self._persisted = sequence
@@ -74,7 +73,7 @@ class Outbox:
             self._effects.append(self._held.popleft()[1])
 
     def drain(self) -> list[Effect]:
-        """Hand over the effects of this step in order."""
+        """Return the effects of this step in order."""
         if self._in_flight is None and not self.is_persisted:
             self._in_flight = self._wanted
             self._effects.append(PersistElectionState(sequence=self._wanted, state=self._wanted_state))

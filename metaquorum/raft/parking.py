@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fetches that a leader keeps waiting for something to send.
+"""Delayed fetches: a leader keeps them waiting for something to send.
 
-Owns them by replica (a newer fetch of a replica takes the place of its older one) and their deadlines. Decides
-nothing about answers. Bounded by `RaftConfig.max_parked_fetches`.
+Owns them by replica (a newer fetch of a replica replaces its older one), and their deadlines. Decides nothing about answers. Bounded
+by `RaftConfig.max_parked_fetches`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from metaquorum.raft.types import ReplicaKey
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedFetch:
-    """A fetch that waits for its answer until deadline_ms."""
+    """A fetch that waits for its answer until `deadline_ms`."""
 
     token: int
     request: FetchRequest
@@ -25,7 +25,7 @@ class ParkedFetch:
 
 
 class ParkedFetches:
-    """At most one parked fetch for each replica."""
+    """At most one delayed fetch for each replica."""
 
     __slots__ = ("_by_replica", "_heap")
 
@@ -37,14 +37,14 @@ class ParkedFetches:
         return len(self._by_replica)
 
     def __iter__(self) -> Iterator[ParkedFetch]:
-        """All of them in the order of arrival; the caller may remove while it iterates."""
+        """Iterate over all fetches in the order of arrival. The caller may remove fetches during the iteration."""
         return iter(list(self._by_replica.values()))
 
     def put(self, fetch: ParkedFetch) -> ParkedFetch | None:
-        """Park a fetch.
+        """Delay a fetch.
 
         Returns:
-            The older fetch of the same replica, which is parked no more and wants an answer.
+            The older fetch of the same replica, which is removed and needs an answer; or None.
         """
         older = self.remove(fetch.request.replica)
         self._by_replica[fetch.request.replica] = fetch
@@ -52,23 +52,23 @@ class ParkedFetches:
         return older
 
     def hasten(self, fetch: ParkedFetch, *, deadline_ms: int) -> None:
-        """Answer a parked fetch at this time, if it would wait longer."""
+        """Shorten the wait of a delayed fetch to this time, if it would wait longer."""
         if deadline_ms < self._by_replica[fetch.request.replica].deadline_ms:
             self._by_replica[fetch.request.replica] = replace(fetch, deadline_ms=deadline_ms)
-            # The entry of the old deadline stays behind and is passed over once the fetch is gone.
+            # The entry of the old deadline stays in the heap and is skipped later.
             heapq.heappush(self._heap, (deadline_ms, fetch.token, fetch.request.replica))
 
     def remove(self, replica: ReplicaKey) -> ParkedFetch | None:
-        """Take the fetch of this replica out, if there is one."""
+        """Remove and return the fetch of this replica, or None."""
         return self._by_replica.pop(replica, None)
 
     def token_of(self, replica: ReplicaKey) -> int | None:
-        """Token of the fetch of this replica, None when none is parked."""
+        """Return the token of this replica's fetch; None if it has none."""
         fetch = self._by_replica.get(replica)
         return None if fetch is None else fetch.token
 
     def deadline_ms(self) -> int | None:
-        """Earliest deadline, or None when nothing is parked."""
+        """Return the earliest deadline; None without a fetch."""
         while self._heap:
             deadline_ms, token, replica = self._heap[0]
             fetch = self._by_replica.get(replica)
@@ -78,7 +78,7 @@ class ParkedFetches:
         return None
 
     def pop_expired(self, now_ms: int) -> list[ParkedFetch]:
-        """Take out every fetch whose deadline has come."""
+        """Remove and return every fetch whose deadline has come."""
         expired: list[ParkedFetch] = []
         while (deadline_ms := self.deadline_ms()) is not None and deadline_ms <= now_ms:
             fetch = self._by_replica.pop(heapq.heappop(self._heap)[2])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every request and every response is checked for, and what any of them teaches about epoch and leader.
+"""Common checks of all requests and responses, and what they teach about epoch and leader.
 
-Owns the rules that hold for all roles alike: cluster, voter key, higher epoch, "one leader per epoch", and which epochs are
-believed. Bytes of a peer are never asserted on: a peer that breaks the rules is refused or ignored, and reported.
+Owns the rules for all roles: cluster, voter key, higher epoch, "one leader per epoch", and which epochs are believed. Bytes of a peer
+are never asserted on: a peer that breaks the rules is refused or ignored, and reported.
 Source: KIP-595 "Epoch and leader validation", KIP-853 (voter key).
 """
 
@@ -40,7 +40,7 @@ from metaquorum.raft.types import (
 
 
 def is_plausible(state: RaftState, epoch: QuorumEpoch) -> bool:
-    """False for an epoch that no peer can have reached; a replica that knows no epoch yet believes what leaves room for more."""
+    """Return False for an epoch that no peer can have reached. A replica without an epoch believes all that leave room for more."""
     own = state.quorum_epoch
     if own == NO_EPOCH:
         return epoch <= MAX_QUORUM_EPOCH - MAX_EPOCH_LEAP
@@ -48,7 +48,7 @@ def is_plausible(state: RaftState, epoch: QuorumEpoch) -> bool:
 
 
 def refuse_implausible(state: RaftState, token: int, request: Request) -> None:
-    """Answer a request whose epoch is not believed, and tell the operator; nothing is learned from it."""
+    """Refuse a request whose epoch is not believed, and report it. The node learns nothing from it."""
     state.report(
         Violation.ABSURD_REQUEST,
         f"{type(request).__name__} of epoch {request.quorum_epoch}, and this node is in {state.quorum_epoch}: not believed, refused",
@@ -73,7 +73,7 @@ def refuse_implausible(state: RaftState, token: int, request: Request) -> None:
 def check_voter_request(
     state: RaftState, *, cluster_id: str, quorum_epoch: QuorumEpoch, voter: ReplicaKey
 ) -> Refusal | None:
-    """Check a request that is meant for one voter: the cluster, this very replica, an epoch that is not old."""
+    """Check a request to one voter: the cluster, exactly this replica, an epoch that is not old."""
     if cluster_id != state.identity.cluster_id:
         return Refusal.WRONG_CLUSTER
     if voter != state.key:
@@ -86,10 +86,9 @@ def check_voter_request(
 def observe(
     state: RaftState, epoch: QuorumEpoch, leader_id: NodeId | None, address: str | None, *, now_ms: int
 ) -> None:
-    """Learn the epoch and the leader that a peer knows; what is older than one's own knowledge is ignored.
+    """Learn the epoch and the leader that a peer knows. Older knowledge is ignored.
 
-    A peer may name this node as leader when an earlier life of it, on a disk since wiped, was the leader: that leads
-    nowhere.
+    A peer may name this node as leader because its earlier replica, on a disk since wiped, was the leader; such a name is ignored.
     """
     if leader_id == state.key.node_id:
         leader_id = None
@@ -114,8 +113,8 @@ def _observe_leader(state: RaftState, leader_id: NodeId, address: str | None, no
     if not isinstance(state.role, Unattached | Prospective | Candidate):
         return
     if isinstance(state.role, Prospective) and known_id is not None:
-        # It asks around because that leader is silent; hearing its name again is no news. Where a peer has it is: this voter
-        # may have an old set of voters, and be unknown to the leader itself. A round without a winner falls back to there.
+        # It asks for pre-votes because that leader is silent, so its name is not new. Its address may be: this voter may have an old
+        # voter set, and the leader may not know this voter. A round without a winner falls back to that address.
         state.role.leader_address = said or state.role.leader_address
         return
     if address is not None:
@@ -127,7 +126,7 @@ def _observe_leader(state: RaftState, leader_id: NodeId, address: str | None, no
 
 
 def leader_is_gone(state: RaftState, *, now_ms: int) -> None:
-    """Nobody listens where the leader was, or it says that it leads no more: a follower waits only a little for it."""
+    """Note that the leader refused or resigned: a follower waits only a little longer for it."""
     role = state.role
     if isinstance(role, Follower) and not role.is_leader_gone:
         role.is_leader_gone = True
@@ -135,7 +134,7 @@ def leader_is_gone(state: RaftState, *, now_ms: int) -> None:
 
 
 def on_begin_quorum_epoch(state: RaftState, token: int, request: BeginQuorumEpochRequest, *, now_ms: int) -> None:
-    """A leader makes itself known."""
+    """Handle a leader's announcement."""
     refusal = check_voter_request(
         state, cluster_id=request.cluster_id, quorum_epoch=request.quorum_epoch, voter=request.voter
     )
@@ -154,13 +153,13 @@ def on_begin_quorum_epoch(state: RaftState, token: int, request: BeginQuorumEpoc
 
 
 def _take_address(state: RaftState, address: str, now_ms: int) -> None:
-    """The leader itself says where it is: better than the set of voters, which it may have moved away from meanwhile.
+    """Take the address that the leader itself names. It is better than the voter set's, because the leader may have moved since.
 
-    A voter that missed the new set cannot fetch it from where the leader was.
+    A voter that lacks the new set could not fetch it from the old address.
     """
     role = state.role
     if isinstance(role, Follower | Prospective) and role.leader_address != address:
         role.leader_address = address
         if isinstance(role, Follower):
-            # What is under way went to the old address; an answer that comes all the same is of no use.
+            # The request under way went to the old address; an answer from there no longer counts.
             role.fetch = PeerCall(now_ms)

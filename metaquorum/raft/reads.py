@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linearizable reads: a leader makes sure that it still leads before what it has committed is shown.
+"""Linearizable reads: a leader confirms that it still leads before it shows what it has committed.
 
-Owns the rounds by which a leader has its leadership confirmed, and the reads that wait for one. Answers no read itself.
+Owns the rounds that confirm the leadership, and the reads that wait for one. Does not answer the reads itself.
 
-Theory of operation. A read that arrives when R rounds were begun may be answered once a voter majority has *sent* a fetch
-in this epoch after round R + 1 began: whoever led a later epoch before that had the vote of one of them, which would
-then no longer fetch in this epoch. Followers pull, so a round is a number in the fetch answers: the leader raises it and
-answers the parked fetches of the voters, and each voter repeats the number in its next fetch. One round at a time;
-reads that arrive meanwhile share the next one.
+Theory of operation. A read that arrives after the start of R rounds may be answered once a majority of voters has *sent* a fetch in
+this epoch after the start of round R + 1. A leader of a later epoch before that start would have had the vote of one of them, and
+that voter would no longer fetch in this epoch. Followers pull, so a round is a number in the fetch answers: the leader raises it and
+answers the delayed fetches of the voters, and each voter repeats the number in its next fetch. One round is under way at a time;
+reads that arrive during it share the next one.
 
-Laws: the offset that a read is given is the high watermark at its arrival or a later one, and it is known (a record of
-this epoch is committed). Every read is answered exactly once: ReadReady, or RejectRead when the leadership ends first.
-Source: Ongaro's dissertation section 6.4 (ReadIndex), turned to a protocol in which followers pull.
+Laws: a read gets the high watermark at its arrival or a later one, and it is a known one (a record of this epoch is committed). Every
+read is answered exactly once: ReadReady, or RejectRead if the leadership ends first.
+Source: Ongaro's dissertation section 6.4 (ReadIndex), adapted to followers that pull.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from metaquorum.raft.state import RaftState
 
 
 def on_read(state: RaftState, event: ReadRequested) -> bool:
-    """Take a read.
+    """Accept or reject a read.
 
     Returns:
-        Whether a round begins with it, of which the voters should hear at once.
+        Whether a round begins with it, of which the voters should learn at once.
     """
     role = state.role
     if not isinstance(role, Leader) or role.high_watermark is None:
-        # Before a record of this epoch is committed, the leader does not know what is.
+        # Before a record of this epoch is committed, the leader does not know what is committed.
         reason = Rejection.BUSY if isinstance(role, Leader) else Rejection.NOT_LEADER
         state.outbox.emit(RejectRead(read_id=event.read_id, reason=reason))
         return False
@@ -43,27 +43,27 @@ def on_read(state: RaftState, event: ReadRequested) -> bool:
 
 
 def is_news(role: Leader, request: FetchRequest) -> bool:
-    """Whether a fetch deserves an answer because its voter has not heard of the round under way."""
+    """Return whether a fetch must be answered because its voter does not know the round under way."""
     progress = role.voters.get(request.replica.node_id)
     return progress is not None and progress.key == request.replica and request.read_round < role.read_round
 
 
 def note_round(state: RaftState, role: Leader, progress: ReplicaProgress, request: FetchRequest) -> bool:
-    """A voter's fetch of this epoch came: it may complete the round.
+    """Note a voter's fetch of this epoch, which may complete the round.
 
     Returns:
-        Whether another round begins, for the reads that came meanwhile.
+        Whether another round begins, for reads that arrived in between.
     """
     progress.read_round = max(progress.read_round, min(request.read_round, role.read_round))
     return _finish_round(state, role)
 
 
 def _begin_round(state: RaftState, role: Leader) -> bool:
-    """Begin a round if reads wait and none is under way."""
+    """Start a round if reads wait and none is under way."""
     if not role.reads or role.reads[0].after_round < role.read_round:
         return False
     role.read_round += 1
-    # The only voter needs nobody's word.
+    # The only voter needs no confirmation.
     return not _finish_round(state, role) and bool(role.reads)
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resigned: a former leader tells its voters, and an orderly shutdown.
+"""Resigned: a former leader informs its voters; also the orderly shutdown.
 
-Owns the behaviour of Resigned and when a shutdown is done.
-Law: nothing is appended, served or voted for in the epoch that this node led.
+Owns the behaviour of Resigned, and the end of a shutdown.
+Law: this node appends, serves and votes for nothing in the epoch that it led.
 Source: KIP-595 "EndQuorumEpoch", "Resigned state".
 """
 
@@ -20,7 +20,7 @@ from metaquorum.raft.types import MAX_QUORUM_EPOCH, QuorumEpoch
 
 
 def poll_resigned(state: RaftState, role: Resigned, *, now_ms: int) -> None:
-    """Tell the voters; after the election timeout go on to an epoch in which this node may act again."""
+    """Inform the voters. After the election timeout, move to the next epoch, in which this node may act again."""
     is_over = now_ms >= role.election_deadline_ms or state.voter_set.is_only(state.key)
     if is_over and state.quorum_epoch >= MAX_QUORUM_EPOCH:
         if now_ms >= role.election_deadline_ms:
@@ -42,7 +42,7 @@ def poll_resigned(state: RaftState, role: Resigned, *, now_ms: int) -> None:
 
 
 def resigned_deadline_ms(state: RaftState, role: Resigned) -> int | None:
-    """When a resigned leader has something to do without an event."""
+    """Return when a resigned leader must act without an event, in milliseconds; None for never."""
     due = [end.call.deadline_ms for end in role.end_calls.values() if not end.is_done]
     if state.shutdown_deadline_ms is None:
         due.append(role.election_deadline_ms)
@@ -50,7 +50,7 @@ def resigned_deadline_ms(state: RaftState, role: Resigned) -> int | None:
 
 
 def on_end_response(state: RaftState, request_id: int, response: EndQuorumEpochResponse, *, now_ms: int) -> None:
-    """A voter has heard that the epoch ends, or knows better."""
+    """Note that a voter knows of the end of the epoch, or knows a newer one."""
     observe(state, response.quorum_epoch, response.leader_id, None, now_ms=now_ms)
     end = _find(state, request_id)
     if end is not None:
@@ -59,10 +59,10 @@ def on_end_response(state: RaftState, request_id: int, response: EndQuorumEpochR
 
 
 def on_end_failure(state: RaftState, request_id: int, failure: Failure, *, now_ms: int) -> bool:
-    """A voter could not be told.
+    """Note that a message did not reach a voter.
 
     Returns:
-        Whether the request was one of this role.
+        Whether the request is one of this role.
     """
     end = _find(state, request_id)
     if end is None:
@@ -81,10 +81,7 @@ def _find(state: RaftState, request_id: int) -> EndCall | None:
 
 
 def request_shutdown(state: RaftState, *, now_ms: int) -> None:
-    """Begin to leave: a leader resigns and sees to its succession, others may go at once.
-
-    Repetition changes nothing.
-    """
+    """Start a shutdown: a leader resigns and waits for a successor, other nodes may stop at once. Idempotent."""
     if state.shutdown_deadline_ms is None:
         state.shutdown_deadline_ms = now_ms
         if isinstance(state.role, Leader):
@@ -93,10 +90,9 @@ def request_shutdown(state: RaftState, *, now_ms: int) -> None:
 
 
 def is_shutdown_done(state: RaftState, *, now_ms: int) -> bool:
-    """Whether a node that is leaving has nothing left to do for the others.
+    """Return whether a stopping node has nothing left to do for the others.
 
-    A resigned leader stays to give its vote to a successor, until it hears of one; it does not stay for voters that
-    are gone.
+    A resigned leader stays until it hears of a successor, to give it its vote. It does not wait for voters that are gone.
     """
     assert state.shutdown_deadline_ms is not None, "no shutdown was asked for"
     if now_ms >= state.shutdown_deadline_ms:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data of the six roles. Behaviour is in election, follower, leader, resigned; legal changes are in transitions.
+"""Data of the six roles. Their behaviour is in election, follower, leader, resigned; legal changes are in transitions.
 
-What outlives a role (epoch, vote, known leader, high watermark) is in `RaftState`, not here.
+What outlives a role (epoch, vote, known leader, high watermark) is in `RaftState`.
 Source: KIP-595, KIP-996; Kafka's QuorumState.
 """
 
@@ -19,13 +19,12 @@ from metaquorum.raft.voters import Voter
 
 @dataclass(slots=True, kw_only=True)
 class Unattached:
-    """Knows the epoch and no leader that it could fetch from; asks around.
+    """Knows an epoch, but no leader to fetch from; asks peers for one.
 
     Attributes:
-        election_deadline_ms: when to start an election; None for an observer and for a node that is
-            leaving, which never do.
+        election_deadline_ms: when to start an election; None for an observer and for a stopping node, which never do.
         fetch: the call that looks for a leader.
-        next_peer: position in the list of peers of the one to ask next.
+        next_peer: index of the peer to ask next.
     """
 
     election_deadline_ms: int | None
@@ -35,7 +34,7 @@ class Unattached:
 
 @dataclass(slots=True, kw_only=True)
 class VoteCall:
-    """The vote of one voter in one round: asked for by `call`, None while open."""
+    """The vote of one voter in one round. `call` asks for it; `granted` is None while it is open."""
 
     voter: Voter
     call: PeerCall
@@ -48,8 +47,8 @@ class Prospective:
 
     Attributes:
         election_deadline_ms: when the round is given up.
-        leader_address: address of the leader of this epoch, when one was known: where to fall back to.
-        votes: the other voters' answers, by node id.
+        leader_address: address of the leader of this epoch, if one was known; the node falls back to it.
+        votes: answers of the other voters, by node id.
     """
 
     election_deadline_ms: int
@@ -59,12 +58,12 @@ class Prospective:
 
 @dataclass(slots=True, kw_only=True)
 class Candidate:
-    """Wants to lead a new epoch and has voted for itself.
+    """Wants to lead a new epoch, and has voted for itself.
 
     Attributes:
         election_deadline_ms: when the round is given up.
-        votes: the other voters' answers, by node id.
-        is_elected: True once a majority has voted for it and only its disk is waited for.
+        votes: answers of the other voters, by node id.
+        is_elected: True once a majority has voted for it and it waits only for its disk.
     """
 
     election_deadline_ms: int
@@ -74,24 +73,24 @@ class Candidate:
 
 @dataclass(slots=True, kw_only=True)
 class ReplicaProgress:
-    """What a leader knows of another replica.
+    """A leader's knowledge of another replica.
 
     Attributes:
-        key: who it is.
-        address: where its quorum listener is; None for an observer without one.
+        key: the replica.
+        address: address of its quorum listener; None for an observer without one.
         end_offset: end of its flushed log (exclusive), proven to match the leader's; None before the first such fetch.
-        last_fetch_ms: when it last fetched; None before the first.
-        previous_fetch_ms: when its last fetch that matched the leader's log came.
+        last_fetch_ms: time of its last fetch; None before the first.
+        previous_fetch_ms: time of its last fetch that matched the leader's log.
         previous_leader_end_offset: end of the leader's log at that time.
         last_caught_up_ms: latest time at which it is known to have had everything.
         read_round: last round of reads that it has repeated in a fetch of this epoch.
-        counts_above: offset of the record that made it a voter in this epoch; fetches up to it (inclusive) are those of
-            an observer and prove nothing. None: it voted before this leadership.
-        levels: feature levels that it can run at, by its last fetch; None before the first.
-        keeps_up: whether its last fetch had all that there was when it asked before; see `spares`.
-        sent_ms: when its last fetch was answered with data; None once it has come back.
-        sent_end_offset: end of this log at that time (exclusive); None once it has come back.
-        exchange_ms: from its last answer with data to the fetch that followed.
+        counts_above: offset of the record that made it a voter in this epoch; its fetches up to it (inclusive) are an observer's and
+            prove nothing. None: it was a voter before this leadership.
+        levels: feature levels that it supports, from its last fetch; None before the first.
+        keeps_up: whether its last fetch had everything that the log had at the fetch before; see `spares`.
+        sent_ms: when its last fetch was answered with data; None once it has fetched again.
+        sent_end_offset: end of this log at that time (exclusive); None once it has fetched again.
+        exchange_ms: time from its last answer with data to the next fetch.
     """
 
     key: ReplicaKey
@@ -112,11 +111,11 @@ class ReplicaProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingRead:
-    """A linearizable read that waits for the leadership to be confirmed; see `reads`.
+    """A linearizable read that waits until the leadership is confirmed; see `reads`.
 
     Attributes:
-        read_id: the user's name for it.
-        after_round: number of the last round that was begun before the read came.
+        read_id: the user's id of the read.
+        after_round: number of the last round that began before the read arrived.
         read_offset: high watermark at that time.
     """
 
@@ -127,29 +126,30 @@ class PendingRead:
 
 @dataclass(slots=True, kw_only=True)
 class Leader:
-    """Leads the epoch, which is on its disk.
+    """Leads the epoch; the leadership is on its disk.
 
     Attributes:
         started_ms: when it became leader.
         epoch_start_offset: offset of its first record, the LeaderChange (inclusive).
         high_watermark: end of the committed log (exclusive); None until a record of this epoch is committed.
-        round_end_offset: voters that a commit needs are sent what lies below (exclusive) at once; what lies above makes the next round.
+        round_end_offset: end of the round under way (exclusive): needed voters get everything below at once; what lies above makes
+            the next round.
         round_size: proposals of the round under way, or of the last one; see `rounds`.
         round_waiting: proposals that were appended above it.
-        round_target: proposals that the next round waits for; 0: for nothing.
-        round_hold: rounds that got what they waited for before one waits for more again.
-        round_deadline_ms: when the next round begins at the latest; None while one is under way, or none waits.
+        round_target: proposals that the next round waits for; 0: it waits for none.
+        round_hold: rounds that must reach their target before one waits for more again.
+        round_deadline_ms: when the next round begins at the latest; None while one is under way, or no proposal waits.
         voters: progress of the other voters, by node id.
-        begin_calls: the calls that make it known to them, by node id.
-        observers: progress of others that fetch, in the order of their last fetch.
-        parked: fetches that wait for something to send.
-        uncommitted: (next offset, size in bytes) of each appended proposal that is not committed.
+        begin_calls: calls that announce it to the other voters, by node id.
+        observers: progress of observers, in the order of their last fetch.
+        parked: delayed fetches.
+        uncommitted: (next offset, size in bytes) of each appended but uncommitted proposal.
         uncommitted_bytes: sum of those sizes.
-        is_active: whether its users have been told to start.
-        read_round: number of the last round of reads that was begun; see `reads`.
-        reads: reads that wait, in the order of their arrival.
-        change: the change of voters that is not committed yet.
-        transfer: the handing over that is under way; no proposals are taken meanwhile.
+        is_active: whether its users were told to start.
+        read_round: number of the last round of reads that began; see `reads`.
+        reads: waiting reads, in the order of their arrival.
+        change: the uncommitted change of voters, if any.
+        transfer: the leadership transfer under way, if any; no proposals are accepted during it.
     """
 
     started_ms: int
@@ -186,12 +186,12 @@ class EndCall:
 
 @dataclass(slots=True, kw_only=True)
 class Resigned:
-    """Led this epoch, leads no more, and gives its vote to nobody in it.
+    """Led this epoch, no longer leads, and grants no vote in it.
 
     Attributes:
         election_deadline_ms: when it moves to the next epoch on its own.
         successors: voters in the order in which they should try to lead.
-        end_calls: the calls that tell the other voters, by node id.
+        end_calls: calls that inform the other voters, by node id.
     """
 
     election_deadline_ms: int
@@ -206,12 +206,12 @@ class Follower:
     Attributes:
         leader_id: node id of the leader.
         leader_address: `host:port` of its quorum listener.
-        fetch_deadline_ms: when the leader counts as lost, unless it is this voter's own disk that is waited for.
+        fetch_deadline_ms: when the leader counts as lost, unless this voter waits for its own disk.
         fetch: the call that fetches.
         has_fetched: whether this leader has given a valid answer since the role began.
-        is_leader_gone: whether the leader refused or said that it resigns, since its last valid answer.
+        is_leader_gone: whether the leader has refused or resigned since its last valid answer.
         read_round: last round of reads that this leader has named; see `reads`.
-        update_call: the call that tells the leader of this voter's own address.
+        update_call: the call that reports this voter's own address to the leader.
     """
 
     leader_id: NodeId

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots: when a leader answers with one, what a follower does with it, when the log is trimmed.
+"""Snapshots: when a leader answers with one, how a follower handles it, and when the log is trimmed.
 
-Owns these decisions. Downloading, checking and keeping of snapshots is the shell's; the core knows their ids. Laws:
-* A snapshot holds committed records only: its end is at or below the high watermark of the node that made it.
-* A log that begins above 0 begins at the end of a snapshot that the node has, so whoever is told "too old" can be served.
-* What is below the high watermark is never given up: an offered snapshot at or below it is refused. So is one whose end
-  the log has: what follows it there may be this voter's word.
-* A download belongs to one following of one leader. Whatever comes after the end of that role changes nothing.
+Owns these decisions. The shell downloads, checks and stores snapshots; the core knows only their ids. Laws:
+
+* A snapshot holds only committed records: its end is at or below the high watermark of the node that made it.
+* A log that begins above 0 begins at the end of a snapshot that the node has. So a replica whose offset is too old can be served.
+* What is below the high watermark is never given up: a follower refuses an offered snapshot at or below it. It also refuses one whose
+  end its log contains, because it may have promised the records after it.
+* A download belongs to one follower role. Events after the end of that role change nothing.
+
 Source: KIP-630; KIP-595 "Fetch". `docs/quorum.md` section "Snapshots".
 """
 
@@ -33,16 +35,16 @@ from metaquorum.raft.types import LOG_BEGIN, Offset, QuorumEpoch, ReplicaKey, Sn
 
 
 def must_restart_log(newest: SnapshotId | None, log: LogView) -> bool:
-    """Whether a log found on disk has to begin again at the end of the newest snapshot: an install was interrupted.
+    """Return whether the log on disk must restart at the end of the newest snapshot because an install was interrupted.
 
-    The snapshot holds committed records, so a log that does not contain its end, or has another epoch there, has nothing
-    of worth that the snapshot lacks.
+    The snapshot holds committed records. So a log that does not contain its end, or has another epoch there, has no valuable record
+    that the snapshot lacks.
     """
     return newest is not None and newest.end_offset >= log.log_start_offset and not log.contains(newest)
 
 
 def restore(state: RaftState, ids: Sequence[SnapshotId], *, committed_offset: Offset) -> None:
-    """Take up what the disk says: snapshots, and how far the log is known to be committed."""
+    """Restore the state from disk: snapshots, and how far the log is known to be committed."""
     log = state.log
     assert all(snapshot.end_offset >= log.log_start_offset for snapshot in ids), f"{ids} before {log.log_start_offset}"
     assert log.log_start_offset == LOG_BEGIN or ids, f"the log starts at {log.log_start_offset} without a snapshot"
@@ -57,7 +59,7 @@ def restore(state: RaftState, ids: Sequence[SnapshotId], *, committed_offset: Of
 
 
 def snapshot_for(state: RaftState, request: FetchRequest) -> SnapshotId | None:
-    """The snapshot that a replica needs before it can fetch from this leader's log; None when the log will do."""
+    """Return the snapshot that a replica needs before it can fetch from this leader's log; None if the log suffices."""
     latest, log = state.snapshots.latest, state.log
     if latest is None:
         return None
@@ -66,16 +68,16 @@ def snapshot_for(state: RaftState, request: FetchRequest) -> SnapshotId | None:
     if request.fetch_offset == log.log_start_offset and request.last_fetched_epoch != log.start_epoch:
         return latest
     if request.last_fetched_epoch < log.start_epoch:
-        # Where the two logs part lies before this one, so no diverging epoch can be named.
+        # The two logs diverge below this log's start, so the leader cannot name a diverging epoch.
         return latest
-    # An empty replica is sooner there by the snapshot, even if the log still has everything.
+    # A snapshot is faster for an empty replica, even if the log still has everything.
     return latest if request.fetch_offset == LOG_BEGIN else None
 
 
 def check_download(
     state: RaftState, *, cluster_id: str, quorum_epoch: QuorumEpoch, replica: ReplicaKey, snapshot: SnapshotId
 ) -> Refusal | None:
-    """Whether this node may serve a piece of a snapshot; asked before every piece."""
+    """Return why this node may not serve a piece of a snapshot, or None; called before every piece."""
     if cluster_id != state.identity.cluster_id:
         return Refusal.WRONG_CLUSTER
     if quorum_epoch < state.quorum_epoch:
@@ -90,13 +92,13 @@ def check_download(
 
 
 def download_of(state: RaftState, role: Follower) -> Download | None:
-    """The download that this following waits for, or None."""
+    """Return the download that this follower role waits for, or None."""
     download = state.snapshots.download
     return download if download is not None and download.role is role else None
 
 
 def begin_download(state: RaftState, role: Follower, snapshot: SnapshotId) -> bool:
-    """Whether the leader's offer makes sense; if so the download has begun."""
+    """Start a download if the leader's offer makes sense. Return whether it started."""
     known_offset = max(state.high_watermark or LOG_BEGIN, state.log.log_start_offset)
     is_prefix = state.log.contains(snapshot)
     if snapshot.end_offset <= known_offset or is_prefix or not 0 < snapshot.epoch <= state.quorum_epoch:
@@ -120,7 +122,7 @@ def begin_download(state: RaftState, role: Follower, snapshot: SnapshotId) -> bo
 
 
 def discard_orphan(state: RaftState) -> None:
-    """Give up a download whose following has ended."""
+    """Discard a download whose follower role has ended."""
     download = state.snapshots.download
     if download is not None and download.role is not state.role:
         state.snapshots.download = None
@@ -133,7 +135,7 @@ def on_event(
     *,
     now_ms: int,
 ) -> None:
-    """Take news of a snapshot."""
+    """Handle an event about a snapshot."""
     match event:
         case SnapshotCreated(snapshot=snapshot):
             _on_created(state, snapshot)
@@ -149,14 +151,14 @@ def on_event(
             role = _waiting(state, download_id)
             if role is not None:
                 state.snapshots.download = None
-                # It asks again by a fetch: the leader may have a newer snapshot by now, or the log may do.
+                # Fetch again: the leader may have a newer snapshot by now, or its log may suffice.
                 role.fetch.fail(None, now_ms=now_ms, config=state.config)
                 if failure is Failure.REFUSED:
                     leader_is_gone(state, now_ms=now_ms)
 
 
 def _waiting(state: RaftState, download_id: int) -> Follower | None:
-    """The present role, when it waits for this very download."""
+    """Return the current role if it waits for exactly this download, else None."""
     download = state.snapshots.download
     if download is None or download.download_id != download_id or download.role is not state.role:
         return None
@@ -179,7 +181,7 @@ def _on_downloaded(state: RaftState, event: SnapshotDownloaded, now_ms: int) -> 
     state.log.truncate_fully(snapshot)
     state.voters.reset(snapshot.end_offset, event.voters)
     state.snapshots.replace((snapshot,))
-    # Nothing was fetched since the offer was found to be above the high watermark, so neither of these falls.
+    # Nothing was fetched since the offer was above the high watermark, so neither of these falls.
     state.raise_high_watermark(snapshot.end_offset)
     state.commit_offset = snapshot.end_offset
     state.outbox.emit(InstallSnapshot(download_id=event.download_id, snapshot=snapshot))
@@ -187,10 +189,10 @@ def _on_downloaded(state: RaftState, event: SnapshotDownloaded, now_ms: int) -> 
 
 
 def _on_created(state: RaftState, snapshot: SnapshotId) -> None:
-    """Keep a snapshot of this node's own, and let the log begin at the oldest that is kept."""
+    """Keep a snapshot of this node's own image, and trim the log to the oldest kept one."""
     latest = state.snapshots.latest
     if latest is not None and snapshot.end_offset <= latest.end_offset:
-        # One from the leader was installed while this one was made.
+        # One from the leader was installed while this one was being made.
         return
     assert snapshot.end_offset <= state.commit_offset, f"{snapshot} is beyond what is committed, {state.commit_offset}"
     assert state.log.contains(snapshot), f"{snapshot} is not of the log"
@@ -203,7 +205,7 @@ def _on_created(state: RaftState, snapshot: SnapshotId) -> None:
 
 
 def _on_served(state: RaftState, replica: ReplicaKey, now_ms: int) -> None:
-    """A replica that downloads does not fetch; for the check of the majority it lives all the same."""
+    """Count a piece sent as a fetch: a replica that downloads does not fetch, but it is alive for the check of the majority."""
     if isinstance(state.role, Leader):
         progress = state.role.voters.get(replica.node_id)
         if progress is not None and progress.key == replica:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""First role of a node, from what its disk says.
+"""First role of a node, from the state on its disk.
 
-Owns the restart rules. Law: no restart lets a node give a second vote in an epoch or lead an epoch twice.
-Source: KIP-595 "Initialization"; the table is printed in `docs/quorum.md` "Start".
+Owns the rules of a restart. Law: no restart lets a node give a second vote in an epoch, or lead an epoch twice.
+Source: KIP-595 "Initialization"; `docs/quorum.md` "Start" has the table.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from metaquorum.raft.types import ElectionState
 
 
 def initial_role(state: RaftState, *, now_ms: int) -> Role:
-    """Choose the first role; may move the election state forward to the epoch of the log."""
+    """Return the first role. May move the election state forward to the epoch of the log."""
     if state.election.quorum_epoch < state.log.last_epoch:
-        # The log got records of an epoch whose election state did not reach the disk: the log is right.
+        # The log has records of an epoch whose election state did not reach the disk: the log is right.
         state.set_election(ElectionState(quorum_epoch=state.log.last_epoch, leader_id=None, voted_key=None))
         return unattached_role(state, now_ms)
     leader_id = state.election.leader_id

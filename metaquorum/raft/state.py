@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State of one quorum node, and the small moves that every role shares.
+"""State of one quorum node, and the small operations that all roles share.
 
 Owns what outlives a role. Decides nothing: roles do. Only `transitions` replaces `role`.
-Invariants: `high_watermark` never falls; `commit_offset` <= min(high_watermark, flushed_offset);
-election.quorum_epoch is never below the epoch of the last record once started.
+Invariants: `high_watermark` never falls; `commit_offset` <= min(high_watermark, flushed_offset); election.quorum_epoch is never below
+the epoch of the last record once started.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from metaquorum.raft.voters import Voter, VoterHistory, VoterSet
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Who this node is and whom it may ask.
+    """Identity of this node, and the addresses that it may ask.
 
     Attributes:
         key: node id and directory id.
         cluster_id: cluster.
         address: `host:port` of its own quorum listener; None for an observer without one.
-        addresses: configured `host:port` by node id; they win over those in the voter set.
+        addresses: configured `host:port` by node id; they take precedence over those in the voter set.
         bootstrap_addresses: further `host:port` at which a node of the quorum may be found.
-        levels: feature levels that this process can run at; each fetch says them.
+        levels: feature levels that this process supports; each fetch reports them.
     """
 
     key: ReplicaKey
@@ -102,30 +102,29 @@ class RaftState:
 
     @property
     def key(self) -> ReplicaKey:
-        """Who this node is."""
+        """Identity of this replica."""
         return self.identity.key
 
     @property
     def quorum_epoch(self) -> QuorumEpoch:
-        """Highest epoch seen."""
+        """Highest known epoch."""
         return self.election.quorum_epoch
 
     @property
     def voter_set(self) -> VoterSet:
-        """Voters in force at the end of the log."""
+        """Voter set in force at the end of the log."""
         return self.voters.latest
 
     @property
     def is_voter(self) -> bool:
-        """Whether this replica votes."""
+        """True if this replica is a voter."""
         return self.voters.latest.contains(self.identity.key)
 
     @property
     def may_campaign(self) -> bool:
-        """Whether this replica may ask for votes: a voter, or one whose removal is not known to be committed.
+        """True if this replica may ask for votes: it is a voter, or its removal is not known to be committed.
 
-        Until then it may be the only one with the longest log, so that nobody else can be elected.
-        Source: Raft dissertation 4.2.2.
+        Until then it may have the longest log, so that no other replica can be elected. Source: Raft dissertation 4.2.2.
         """
         if self.is_voter:
             return True
@@ -133,21 +132,21 @@ class RaftState:
         return not is_committed and self.voters.previous.contains(self.identity.key)
 
     def address_of(self, node_id: NodeId) -> str | None:
-        """Where to reach a node by its id: as configured, else as the voter set has it."""
+        """Return the address of a node: the configured one, else the voter set's; None if unknown."""
         voter = self.voter_set.find(node_id)
         return self.identity.addresses.get(node_id) if voter is None else self.address_for(voter)
 
     def address_for(self, voter: Voter) -> str:
-        """Where to reach a voter: as configured, else as the voter set has it."""
+        """Return the address of a voter: the configured one, else the voter set's."""
         return self.identity.addresses.get(voter.key.node_id, voter.address)
 
     @property
     def known_leader_id(self) -> NodeId | None:
-        """Leader of this epoch, as far as known; a resigned leader does not send anybody to itself."""
+        """Leader of this epoch, as far as known. A resigned leader does not name itself."""
         return None if isinstance(self.role, Resigned) else self.election.leader_id
 
     def leader_address(self) -> str | None:
-        """Where to reach the leader of this epoch, as far as known."""
+        """Return the address of the leader of this epoch, as far as known."""
         match self.role:
             case Resigned():
                 return None
@@ -162,24 +161,24 @@ class RaftState:
                 return None if leader_id is None else self.address_of(leader_id)
 
     def peer_addresses(self) -> list[str]:
-        """Addresses to look for a leader at, without repetition, in a fixed order."""
+        """Return the addresses at which to look for a leader, without repetition, in a fixed order."""
         candidates = [self.address_for(voter) for voter in self.voter_set.others(self.key)]
         candidates += [self.identity.addresses[node_id] for node_id in sorted(self.identity.addresses)]
         candidates += self.identity.bootstrap_addresses
         return [address for address in dict.fromkeys(candidates) if address != self.identity.address]
 
     def draw_election_timeout_ms(self) -> int:
-        """Draw from election_timeout_ms (inclusive) to twice that (exclusive). Source: Raft section 5.2."""
+        """Return a random time from `election_timeout_ms` (inclusive) to twice that (exclusive). Source: Raft section 5.2."""
         low_ms = self.config.election_timeout_ms
         return self.rng.randrange(low_ms, 2 * low_ms)
 
     def draw_leader_gone_ms(self) -> int:
-        """Draw the patience of a follower whose leader refuses."""
+        """Return a random time for which a follower waits for a leader that refused."""
         gone_ms = self.config.leader_gone_ms
         return self.rng.randrange(gone_ms // 2, gone_ms + gone_ms // 2)
 
     def next_request_id(self) -> int:
-        """Draw an id that no other call of this node has."""
+        """Return an id that no other call of this node has."""
         request_id = self._next_request_id
         self._next_request_id += 1
         return request_id
@@ -187,8 +186,7 @@ class RaftState:
     def send(self, call: PeerCall, address: str, request: Request, *, now_ms: int) -> None:
         """Send the next request of a repeated call.
 
-        It is repeated soon when no answer comes; a late answer counts all the same, so the shell waits for it for as long as
-        anything is waited for.
+        Without an answer it is repeated soon. A late answer still counts, so the shell waits for it until the fetch timeout.
         """
         request_id = self.next_request_id()
         timeout_ms = self.config.request_timeout_ms
@@ -203,11 +201,11 @@ class RaftState:
         self.outbox.say(Reply(token=token, response=response))
 
     def report(self, kind: Violation, text: str) -> None:
-        """Tell the operator that a peer broke the protocol."""
+        """Report to the operator that a peer broke the protocol."""
         self.outbox.emit(ReportViolation(kind=kind, text=text))
 
     def set_election(self, election: ElectionState) -> None:
-        """Change epoch, leader or vote, and have it put on disk before anything is said that shows it."""
+        """Change epoch, leader or vote. The change reaches the disk before any message that shows it leaves."""
         before = self.election
         assert election.quorum_epoch >= before.quorum_epoch, f"epoch would fall: {before} to {election}"
         if election.quorum_epoch == before.quorum_epoch:
@@ -217,7 +215,7 @@ class RaftState:
         self.outbox.record(election)
 
     def raise_high_watermark(self, high_watermark: Offset) -> None:
-        """Everything below this offset (exclusive) is known to be committed; a lower one than known is old news."""
+        """Note that everything below this offset (exclusive) is committed. A lower offset than the known one is ignored."""
         if self.high_watermark is None or high_watermark > self.high_watermark:
             assert high_watermark <= self.log.log_end_offset, (
                 f"high watermark {high_watermark} beyond the log end {self.log.log_end_offset}"
@@ -225,7 +223,7 @@ class RaftState:
             self.high_watermark = high_watermark
 
     def deliver(self) -> None:
-        """Have everything delivered that is committed and flushed here."""
+        """Deliver everything that is committed, and flushed here."""
         if self.high_watermark is not None:
             commit_offset = min(self.high_watermark, self.log.flushed_offset)
             if commit_offset > self.commit_offset:
@@ -233,10 +231,10 @@ class RaftState:
                 self.outbox.emit(AdvanceCommit(commit_offset=commit_offset))
 
     def settle(self) -> None:
-        """End of a step: flush what was appended, deliver what is committed and flushed, announce the leader."""
+        """End a step: flush appended records, deliver what is committed and flushed, announce the leader."""
         log = self.log
         role = self.role
-        # A leader flushes when a round begins; what comes meanwhile is flushed with the next one.
+        # A leader flushes when a round begins; records appended in between are flushed with the next one.
         has_to_flush = log.flushed_offset < role.round_end_offset if isinstance(role, Leader) else not log.is_flushed
         if has_to_flush and not log.is_flushing:
             self.outbox.emit(FlushLog(flush_id=log.begin_flush()))

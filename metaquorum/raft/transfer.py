@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handing the leadership over: stop taking proposals, wait for a successor to have everything, resign in its favour.
+"""Leadership transfer: stop accepting proposals, wait until a successor has everything, resign in its favour.
 
-Owns the wait and its bound. Law: the leadership is given up only for a voter that has all of this log on its disk; after
-`transfer_timeout_ms` it is kept.
+Owns the wait and its limit. Law: the leader resigns only for a voter that has all of its log on disk. After `transfer_timeout_ms` it
+continues to lead.
 Source: Raft dissertation 3.10; KIP-595 "EndQuorumEpoch" (preferred successors).
 """
 
@@ -24,7 +24,7 @@ from metaquorum.raft.voter_changes import (
 
 
 def on_transfer_request(state: RaftState, event: TransferRequested, *, now_ms: int) -> None:
-    """Begin to hand over, or say why not."""
+    """Start a transfer, or refuse it."""
     role = state.role
     refusal = _check(state, role, event, now_ms) if isinstance(role, Leader) else ChangeRefusal.NOT_LEADER
     if refusal is not None or not isinstance(role, Leader):
@@ -53,12 +53,12 @@ def _check(state: RaftState, role: Leader, event: TransferRequested, now_ms: int
 
 
 def _candidates(role: Leader, to: int | None) -> list[ReplicaProgress]:
-    """Who may succeed, ascending by node id."""
+    """Return the possible successors, ascending by node id."""
     return [role.voters[node_id] for node_id in sorted(role.voters) if to in (None, node_id)]
 
 
 def poll_transfer(state: RaftState, role: Leader, *, now_ms: int) -> None:
-    """Resign when a successor has everything, lead on when it takes too long."""
+    """Resign once a successor has everything; continue to lead when that takes too long."""
     transfer = role.transfer
     if transfer is None:
         return
@@ -74,7 +74,7 @@ def poll_transfer(state: RaftState, role: Leader, *, now_ms: int) -> None:
 
 
 def _successor(state: RaftState, role: Leader, transfer: PendingTransfer) -> ReplicaProgress | None:
-    """The first voter that has flushed everything, once all of it is committed and delivered here."""
+    """Return the first voter that has flushed everything, once all of it is committed and delivered here; else None."""
     log_end_offset = state.log.log_end_offset
     if state.commit_offset < log_end_offset:
         return None
@@ -83,7 +83,7 @@ def _successor(state: RaftState, role: Leader, transfer: PendingTransfer) -> Rep
 
 
 def transfer_deadline_ms(state: RaftState, role: Leader) -> int | None:
-    """When the wait ends: at once when a successor is ready, else when it is given up; None without a transfer."""
+    """Return when the wait ends: at once if a successor is ready, else at the timeout; None without a transfer."""
     transfer = role.transfer
     if transfer is None:
         return None

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes of role: the table of legal ones, and the one function for each target role.
+"""Changes of role: the table of legal ones, and one function for each target role.
 
-Owns the table and what every change must do (leave the old role cleanly, record the election state, set the timers).
-Does not decide when to change. A change that the table does not have is a programming error and stops the process: a
-node in an illegal state may give a vote twice.
-Source: KIP-595 "State machine", KIP-996; the table is printed in `docs/quorum.md`.
+Owns the table, and what every change must do (leave the old role cleanly, record the election state, set the timers). Does not decide
+when to change. A change that the table lacks is a programming error and stops the process: a node in an illegal state may give a vote
+twice.
+Source: KIP-595 "State machine", KIP-996; `docs/quorum.md` has the table.
 """
 
 from __future__ import annotations
@@ -66,16 +66,16 @@ LEGAL_TRANSITIONS: dict[tuple[type[Role], type[Role]], EpochRule] = {
     (Leader, Follower): EpochRule.HIGHER,
     (Resigned, Unattached): EpochRule.HIGHER,
     (Resigned, Follower): EpochRule.HIGHER,
-    # Same epoch: an observer that lost its leader looks for one again; voters go through an election instead.
+    # Same epoch: an observer that lost its leader looks for one again; a voter starts an election instead.
     (Follower, Unattached): EpochRule.ANY,
     (Follower, Prospective): EpochRule.SAME,
     (Follower, Follower): EpochRule.HIGHER,
 }
-"""Legal changes of role; whatever is not here is forbidden."""
+"""Legal changes of role. All others are forbidden."""
 
 
 def is_legal(old: type[Role], new: type[Role], *, old_epoch: QuorumEpoch, new_epoch: QuorumEpoch) -> bool:
-    """Whether the table has this change."""
+    """Return whether the table has this change."""
     match LEGAL_TRANSITIONS.get((old, new)):
         case EpochRule.SAME:
             return new_epoch == old_epoch
@@ -88,7 +88,7 @@ def is_legal(old: type[Role], new: type[Role], *, old_epoch: QuorumEpoch, new_ep
 
 
 def become_unattached(state: RaftState, epoch: QuorumEpoch, *, now_ms: int, leader_id: NodeId | None = None) -> None:
-    """Know the epoch and no leader to fetch from; leader_id may be known without an address."""
+    """Become unattached: know the epoch, but no leader to fetch from. `leader_id` may be known without an address."""
     election = state.election
     if epoch > election.quorum_epoch:
         election = ElectionState(quorum_epoch=epoch, leader_id=leader_id, voted_key=None)
@@ -96,7 +96,7 @@ def become_unattached(state: RaftState, epoch: QuorumEpoch, *, now_ms: int, lead
 
 
 def unattached_role(state: RaftState, now_ms: int) -> Unattached:
-    """Role data of a node that has just become unattached."""
+    """Return the role data of a node that becomes unattached."""
     may_campaign = state.may_campaign and state.shutdown_deadline_ms is None
     deadline_ms = now_ms + state.draw_election_timeout_ms() if may_campaign else None
     peer_count = len(state.peer_addresses())
@@ -107,14 +107,14 @@ def unattached_role(state: RaftState, now_ms: int) -> Unattached:
 def become_follower(
     state: RaftState, epoch: QuorumEpoch, *, leader_id: NodeId, leader_address: str, now_ms: int
 ) -> None:
-    """Fetch from this leader from now on. The vote of the epoch, if given, is kept."""
+    """Fetch from this leader from now on. The vote of the epoch, if given, stays."""
     voted_key = state.election.voted_key if epoch == state.quorum_epoch else None
     election = ElectionState(quorum_epoch=epoch, leader_id=leader_id, voted_key=voted_key)
     _change(state, election, follower_role(state, leader_id, leader_address, now_ms))
 
 
 def follower_role(state: RaftState, leader_id: NodeId, leader_address: str, now_ms: int) -> Follower:
-    """Role data of a node that has just begun to follow."""
+    """Return the role data of a node that becomes a follower."""
     return Follower(
         leader_id=leader_id,
         leader_address=leader_address,
@@ -124,7 +124,7 @@ def follower_role(state: RaftState, leader_id: NodeId, leader_address: str, now_
 
 
 def become_prospective(state: RaftState, *, now_ms: int) -> None:
-    """Ask around before an election. Nothing durable changes; the vote of the epoch, if given, is kept."""
+    """Ask for pre-votes before an election. Nothing durable changes; the vote of the epoch, if given, stays."""
     assert state.may_campaign, f"observer {state.key} would start an election"
     role = Prospective(
         election_deadline_ms=now_ms + state.draw_election_timeout_ms(),
@@ -141,16 +141,15 @@ def become_candidate(state: RaftState, *, now_ms: int) -> None:
 
 
 def candidate_role(state: RaftState, now_ms: int) -> Candidate:
-    """Role data of a node that has just become a candidate."""
+    """Return the role data of a node that becomes a candidate."""
     return Candidate(election_deadline_ms=now_ms + state.draw_election_timeout_ms(), votes=_open_votes(state, now_ms))
 
 
 def become_leader(state: RaftState, candidate: Candidate, *, now_ms: int) -> None:
-    """Lead the epoch; its first record says so, and the first leader of all records the voters.
+    """Lead the epoch. Its first record says so; the first leader of all also records the voters.
 
-    Nothing was appended in this epoch before, not even by an earlier life of this node: leadership is on disk first,
-    and a node that finds itself as leader on disk never leads that epoch again. So (offset, epoch) names one record
-    for ever.
+    Nothing was appended in this epoch before, not even by an earlier process of this node: the leadership is on disk first, and a
+    node that finds itself as leader on disk never leads that epoch again. So (offset, epoch) names one record for ever.
     """
     assert state.outbox.is_persisted, "leadership must be on disk before the first record"
     assert state.election.leader_id == state.key.node_id, f"not elected: {state.election}"
@@ -174,7 +173,7 @@ def become_leader(state: RaftState, candidate: Candidate, *, now_ms: int) -> Non
 
 
 def append_as_leader(state: RaftState, content: LeaderChange | VotersChange) -> None:
-    """Append one control record in the present epoch; voters are sent it at once."""
+    """Append one control record in the current epoch. It is sent to voters at once."""
     base_offset = state.log.log_end_offset
     next_offset = Offset(base_offset + 1)
     state.log.append(epoch=state.quorum_epoch, next_offset=next_offset)
@@ -188,14 +187,14 @@ def append_as_leader(state: RaftState, content: LeaderChange | VotersChange) -> 
 
 
 def activate(state: RaftState, leader: Leader) -> None:
-    """A record of this epoch is committed: everything before the epoch is, so users may start to act."""
+    """Tell the users to start: a record of this epoch is committed, so everything before the epoch is, too."""
     leader.is_active = True
     start_offset = Offset(leader.epoch_start_offset + 1)
     state.outbox.emit(Activate(quorum_epoch=state.quorum_epoch, start_offset=start_offset))
 
 
 def become_resigned(state: RaftState, leader: Leader, *, now_ms: int, first: ReplicaKey | None = None) -> None:
-    """Lead no more, stay in the epoch, and name the successors: `first` if given, then the most complete log first."""
+    """Stop leading, stay in the epoch, and name the successors: `first` if given, then the most complete log first."""
     ranked = sorted(leader.voters.values(), key=lambda p: (p.key != first, -(p.end_offset or 0), p.key.node_id))
     calls = {v.key.node_id: EndCall(voter=v, call=PeerCall(now_ms)) for v in state.voter_set.others(state.key)}
     role = Resigned(
@@ -207,7 +206,7 @@ def become_resigned(state: RaftState, leader: Leader, *, now_ms: int, first: Rep
 
 
 def resigned_role(state: RaftState, now_ms: int) -> Resigned:
-    """Role data of a node that finds itself as leader on disk: it names no successors, it knows of no progress."""
+    """Return the role data of a node that finds itself as leader on disk. It names no successors, because it knows no progress."""
     successors: tuple[ReplicaKey, ...] = ()
     calls = {v.key.node_id: EndCall(voter=v, call=PeerCall(now_ms)) for v in state.voter_set.others(state.key)}
     return Resigned(
@@ -232,7 +231,7 @@ def _change(state: RaftState, election: ElectionState, role: Role) -> None:
 
 
 def _leave_leadership(state: RaftState, leader: Leader, old_epoch: QuorumEpoch) -> None:
-    """Answer what was parked and tell the users; `state` already shows the new role."""
+    """Answer delayed requests and tell the users. `state` already has the new role."""
     for fetch in leader.parked:
         state.reply(
             fetch.token,
@@ -251,6 +250,6 @@ def _leave_leadership(state: RaftState, leader: Leader, old_epoch: QuorumEpoch) 
         refused = ChangeRefused(reason=ChangeRefusal.NOT_LEADER)
         state.outbox.emit(AnswerTransfer(token=leader.transfer.token, outcome=refused))
     if leader.is_active:
-        # What this very step committed is of this leadership: who waits for it is to learn of it.
+        # What this step committed belongs to this leadership: callers that wait for it must learn of it.
         state.deliver()
         state.outbox.emit(Deactivate(quorum_epoch=old_epoch))

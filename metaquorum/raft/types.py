@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Value types of the Raft core, each with its law.
 
-Owns names for numbers (so that the type checker refuses to mix them up) and small immutable values. Knows no behaviour.
+Owns names for numbers (so the type checker does not let callers mix them up) and small immutable values. Knows no behaviour.
 Source: KIP-595 (epochs, offsets), KIP-853 (replica key).
 """
 
@@ -21,23 +21,23 @@ Offset = NewType("Offset", int)
 
 NO_EPOCH = QuorumEpoch(0)
 MAX_QUORUM_EPOCH = QuorumEpoch(2**31 - 1)
-"""Last epoch that messages, batches and the vote file can hold."""
+"""Largest epoch that messages, batches and the vote file can hold."""
 MAX_EPOCH_LEAP = 2**20
-"""A peer whose epoch is further above the own one is not believed: each election opens one epoch, so this is a million elections."""
+"""Largest believed distance of a peer's epoch above the own one: each election opens one epoch, so this is a million elections."""
 LOG_BEGIN = Offset(0)
 
 
 class Rng(Protocol):
-    """The only source of chance of a core; `random.Random` is one."""
+    """The only source of randomness of a core; `random.Random` is one."""
 
     def randrange(self, start: int, stop: int, /) -> int:
-        """Draw from start (inclusive) to stop (exclusive)."""
+        """Return a random number from start (inclusive) to stop (exclusive)."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaKey:
-    """Identity of a voter or observer: the same node on a wiped disk is another replica.
+    """Identity of a voter or observer. The same node with a wiped disk is another replica.
 
     Attributes:
         node_id: node id.
@@ -50,7 +50,7 @@ class ReplicaKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelRange:
-    """Feature levels that a process can run at. One that does not say any is of a version that knows the first level only.
+    """Feature levels that a process supports. A version that reports none supports only the first level.
 
     Attributes:
         min_level: lowest, at least 1 (inclusive).
@@ -61,7 +61,7 @@ class LevelRange:
     max_level: int = 1
 
     def has(self, level: int) -> bool:
-        """Whether it can run at this level."""
+        """Return whether the process supports this level."""
         return self.min_level <= level <= self.max_level
 
 
@@ -70,10 +70,10 @@ FIRST_LEVEL_ONLY = LevelRange()
 
 @dataclass(frozen=True, slots=True, order=True, kw_only=True)
 class LogPosition:
-    """End of a log, compared as Raft compares logs: first by the epoch of the last record, then by length.
+    """End of a log. Compared as in Raft: first by the epoch of the last record, then by length.
 
     Attributes:
-        last_epoch: epoch of the last record, 0 when the log is empty.
+        last_epoch: epoch of the last record; 0 if the log is empty.
         log_end_offset: end of the log (exclusive).
     """
 
@@ -96,10 +96,10 @@ class EpochEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotId:
-    """Names a snapshot of the committed log; two snapshots of a cluster with the same id have the same content.
+    """Names a snapshot of the committed log. Snapshots of one cluster with the same id have the same content.
 
     Attributes:
-        end_offset: every record below it (exclusive) is in the snapshot.
+        end_offset: end of the snapshot (exclusive): it holds every record below.
         epoch: epoch of the last of them.
     """
 
@@ -109,14 +109,14 @@ class SnapshotId:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElectionState:
-    """What a node must not forget: epoch, leader and vote. Written to stable storage before any message that shows it.
+    """What a node must not forget: epoch, leader and vote. It reaches stable storage before any message that shows it leaves.
 
-    Law: `quorum_epoch` never falls; within one epoch the vote never changes once given, and neither does the leader.
+    Law: `quorum_epoch` never falls. Within one epoch a given vote never changes, and neither does a known leader.
 
     Attributes:
-        quorum_epoch: highest epoch seen.
-        leader_id: leader of that epoch, once known.
-        voted_key: replica that got this node's vote in that epoch.
+        quorum_epoch: highest known epoch.
+        leader_id: leader of that epoch; None if unknown.
+        voted_key: replica that got this node's vote in that epoch, or None.
     """
 
     quorum_epoch: QuorumEpoch

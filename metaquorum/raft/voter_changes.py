@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes of the set of voters and of the leadership that are asked for, and how they can end.
+"""Requested changes of the voter set and of the leadership, and their outcomes.
 
-Owns these values. Behaviour is in `membership` and `transfer`.
-Law: whoever asked is answered exactly once, and is told UNKNOWN only when the change may still take effect.
+Owns these values. Their behaviour is in `membership` and `transfer`.
+Law: each request is answered exactly once, and with UNKNOWN only if the change may still take effect.
 Source: KIP-853 "AddRaftVoter", "RemoveRaftVoter", "UpdateRaftVoter"; Raft dissertation 3.10.
 """
 
@@ -16,12 +16,12 @@ from metaquorum.raft.types import NodeId, Offset, QuorumEpoch, ReplicaKey
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddVoter:
-    """An observer is to vote from here on.
+    """Turns an observer into a voter.
 
     Attributes:
         key: the observer.
-        address: `host:port` of its quorum listener; None for the one that it fetches with.
-        level: feature level of the cluster, at which it must be able to run; every version can at the first one.
+        address: `host:port` of its quorum listener; None for the one in its fetches.
+        level: feature level of the cluster, which it must support; every version supports the first one.
     """
 
     key: ReplicaKey
@@ -31,11 +31,11 @@ class AddVoter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveVoter:
-    """A voter is to vote no more.
+    """Removes a voter from the set.
 
     Attributes:
         key: the voter.
-        replacement: what is to be asked for next. The removal is refused where that would be refused now.
+        replacement: the AddVoter that will follow. The removal is refused if that would be refused now.
     """
 
     key: ReplicaKey
@@ -44,7 +44,7 @@ class RemoveVoter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateVoter:
-    """A voter's quorum listener has this address (`host:port`) from here on."""
+    """Sets the address (`host:port`) of a voter's quorum listener."""
 
     key: ReplicaKey
     address: str
@@ -55,7 +55,7 @@ VoterChange = AddVoter | RemoveVoter | UpdateVoter
 
 @unique
 class ChangeRefusal(Enum):
-    """Why a change was not begun; nothing of it happened."""
+    """Why a change was refused; it had no effect."""
 
     NOT_LEADER = "not leader"
     NOT_READY = "nothing of this epoch is committed yet"
@@ -75,21 +75,21 @@ class ChangeRefusal(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeRefused:
-    """Not done: it was refused."""
+    """The change was refused and not made."""
 
     reason: ChangeRefusal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeCommitted:
-    """Done for good; it is in the committed log below next_offset (exclusive)."""
+    """The change is made for good; it is in the committed log below `next_offset` (exclusive)."""
 
     next_offset: Offset
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeUnknown:
-    """The leadership ended before the record was committed: it may stay or be cut off."""
+    """The leadership ended before the record was committed: it may stay or be truncated."""
 
 
 ChangeOutcome = ChangeCommitted | ChangeRefused | ChangeUnknown
@@ -97,7 +97,7 @@ ChangeOutcome = ChangeCommitted | ChangeRefused | ChangeUnknown
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferResigned:
-    """This node has resigned from quorum_epoch in favour of a successor."""
+    """This node has resigned from `quorum_epoch` in favour of a successor."""
 
     quorum_epoch: QuorumEpoch
     successor: ReplicaKey
@@ -105,7 +105,7 @@ class TransferResigned:
 
 @dataclass(frozen=True, slots=True)
 class TransferTimedOut:
-    """No successor had everything in time; this node leads on."""
+    """No successor had everything in time; this node continues to lead."""
 
 
 TransferOutcome = TransferResigned | TransferTimedOut | ChangeRefused
@@ -113,10 +113,10 @@ TransferOutcome = TransferResigned | TransferTimedOut | ChangeRefused
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingChange:
-    """A change whose VotersRecord is appended and not committed.
+    """A change whose VotersRecord is appended but uncommitted.
 
     Attributes:
-        token: who asked; None when the leader changed its own address.
+        token: token of the operator's request; None if the leader made the change for an address.
         next_offset: end of the record (exclusive).
     """
 
@@ -126,13 +126,13 @@ class PendingChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingTransfer:
-    """A leader waits for a successor to have everything.
+    """A leader waits until a successor has everything.
 
     Attributes:
-        token: who asked.
-        to: node id of the successor, None for whoever has everything first.
-        started_ms: when it was asked for.
-        deadline_ms: when it is given up.
+        token: token of the operator's request.
+        to: node id of the successor; None for the first voter that has everything.
+        started_ms: time of the request.
+        deadline_ms: when the leader gives up.
     """
 
     token: int

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The set of voters, its arithmetic, and its history along the log.
+"""The voter set, its majorities, and its history along the log.
 
-Owns majorities and which set is in force at the end of the log. Knows nothing of roles or time.
-Law: a VotersRecord counts from its append on, committed or not, and no longer once it is truncated away (KIP-853).
+Owns majorities, and which set is in force at the end of the log. Knows no roles and no time.
+Law: a VotersRecord counts from its append on, committed or not, until it is truncated away (KIP-853).
 Source: KIP-595 "Voter set", KIP-853 "Voters record".
 """
 
@@ -16,7 +16,7 @@ from metaquorum.raft.types import LOG_BEGIN, NodeId, Offset, ReplicaKey
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Voter:
-    """One voter: who it is and where its quorum listener is (`host:port`)."""
+    """One voter, and the address of its quorum listener (`host:port`)."""
 
     key: ReplicaKey
     address: str
@@ -24,7 +24,7 @@ class Voter:
 
 @dataclass(frozen=True, slots=True)
 class VoterSet:
-    """Voters, ascending by node id, each id once. May be empty: a node that was never told of a voter."""
+    """Voters, ascending by node id, each id once. Empty on a node that does not know any voter."""
 
     voters: tuple[Voter, ...]
 
@@ -34,42 +34,42 @@ class VoterSet:
 
     @property
     def majority(self) -> int:
-        """Smallest number of voters such that any two such groups share a member."""
+        """Smallest number of voters such that any two groups of this size share a member."""
         return len(self.voters) // 2 + 1
 
     def find(self, node_id: NodeId) -> Voter | None:
-        """The voter with this node id, or None."""
+        """Return the voter with this node id, or None."""
         for voter in self.voters:
             if voter.key.node_id == node_id:
                 return voter
         return None
 
     def contains(self, key: ReplicaKey) -> bool:
-        """Whether exactly this replica, node id and directory id, is a voter."""
+        """Return whether exactly this replica, by node id and directory id, is a voter."""
         voter = self.find(key.node_id)
         return voter is not None and voter.key == key
 
     def is_impostor(self, key: ReplicaKey) -> bool:
-        """Whether the key has a voter's node id on another directory: a wiped or copied disk."""
+        """Return whether the key has a voter's node id with another directory id: a wiped or copied disk."""
         voter = self.find(key.node_id)
         return voter is not None and voter.key != key
 
     def others(self, key: ReplicaKey) -> tuple[Voter, ...]:
-        """All voters but this replica."""
+        """Return all voters except this replica."""
         return tuple(voter for voter in self.voters if voter.key != key)
 
     def is_only(self, key: ReplicaKey) -> bool:
-        """Whether this replica is the one and only voter."""
+        """Return whether this replica is the only voter."""
         return len(self.voters) == 1 and self.voters[0].key == key
 
 
 def voter_set(voters: Sequence[Voter]) -> VoterSet:
-    """Build a set from voters in any order."""
+    """Return a set of voters given in any order."""
     return VoterSet(tuple(sorted(voters, key=lambda voter: voter.key.node_id)))
 
 
 def majority_offset(end_offsets: Sequence[Offset]) -> Offset:
-    """Largest offset that a majority of the given log ends has reached.
+    """Return the largest offset that a majority of the given log ends has reached.
 
     Args:
         end_offsets: flushed log end (exclusive) of every voter; at least one.
@@ -80,7 +80,7 @@ def majority_offset(end_offsets: Sequence[Offset]) -> Offset:
 
 
 class VoterHistory:
-    """Voter sets by the offset of the record that brought them; the set of the format counts before the first."""
+    """Voter sets by the offset of their records. Before the first one, the set of the format counts."""
 
     __slots__ = ("_changes", "_initial")
 
@@ -95,26 +95,26 @@ class VoterHistory:
 
     @property
     def previous(self) -> VoterSet:
-        """The set before the one in force; the one of the format when there is none."""
+        """The set before the one in force; the set of the format if there is none."""
         return self._changes[-2][1] if len(self._changes) > 1 else self._initial
 
     @property
     def latest_offset(self) -> Offset:
-        """Offset of the record that brought the set in force; the beginning of the log for the set of the format."""
+        """Offset of the record of the set in force; the beginning of the log for the set of the format."""
         return self._changes[-1][0] if self._changes else LOG_BEGIN
 
     @property
     def is_in_log(self) -> bool:
-        """Whether the log has a VotersRecord; until then the first leader owes it one."""
+        """True if the log has a VotersRecord; the first leader must append one otherwise."""
         return bool(self._changes)
 
     def append(self, offset: Offset, voters: VoterSet) -> None:
-        """A VotersRecord was appended at this offset (inclusive)."""
+        """Note that a VotersRecord was appended at this offset (inclusive)."""
         assert not self._changes or offset > self._changes[-1][0], f"voters at {offset} after {self._changes[-1][0]}"
         self._changes.append((offset, voters))
 
     def reset(self, end_offset: Offset, voters: VoterSet) -> None:
-        """The log was replaced by a snapshot: this set is in force at its end, whatever brought it lies before."""
+        """Note that a snapshot replaced the log. This set is in force at its end; its record is somewhere below."""
         self._changes = [(Offset(end_offset - 1), voters)]
 
     def truncate_suffix(self, to_offset: Offset) -> None:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The values of the Raft core as bytes: on disk and between servers."""
+"""Encoding of the Raft core's values: as bytes on disk, and as messages between servers."""

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Control records of the metadata log to bytes and back.
 
-Owns the checks of what stands in one. Whether a later version's record matters is for the caller: it becomes None.
+Owns the checks of their content. A record of a kind that only a later version knows decodes to None; the caller decides whether it
+matters.
 Source: `proto/lograft/internal/v1/metadata_record.proto`.
 """
 
@@ -18,7 +19,7 @@ from metaquorum.raft_codec.wire_fields import DIRECTORY_ID_BYTES, InvalidMessage
 
 
 def encode_control_record(content: LeaderChange | VotersChange) -> bytes:
-    """The value of the only record of a control batch."""
+    """Return the value of the only record of a control batch."""
     match content:
         case LeaderChange(leader_id=leader_id, granting_voters=granting):
             change = records_pb.LeaderChangeRecord(leader_id=leader_id, granting_voters=granting)
@@ -35,10 +36,10 @@ def encode_control_record(content: LeaderChange | VotersChange) -> bytes:
 
 
 def decode_control_batch(batch: bytes | memoryview) -> LeaderChange | VotersChange | None:
-    """Read a control batch of the metadata log; None for a kind of a later version.
+    """Return the control record of a control batch; None for a kind that only a later version knows.
 
     Raises:
-        InvalidMessageError: it does not hold exactly one control record.
+        InvalidMessageError: the batch does not hold exactly one valid control record.
         WireError: its payload is damaged.
     """
     values = RecordBatch(batch, verify_crc=False).values()
@@ -47,10 +48,10 @@ def decode_control_batch(batch: bytes | memoryview) -> LeaderChange | VotersChan
 
 
 def decode_control_record(value: bytes) -> LeaderChange | VotersChange | None:
-    """Read a control record; None for a kind of a later version.
+    """Return the control record that the bytes encode; None for a kind that only a later version knows.
 
     Raises:
-        InvalidMessageError: it is none.
+        InvalidMessageError: the bytes are no control record.
     """
     record = records_pb.QuorumControlRecord()
     try:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Core messages to protobuf and back.
+"""Messages of the Raft core to protobuf and back.
 
-Owns the checks of what comes from a peer: sizes, signs, whole batches with a right CRC. After them the core may trust
-shapes, not claims. Sentinels of the wire (empty string, absent field) become None here and nowhere else.
+Owns the checks of messages from peers: sizes, signs, whole batches with a correct CRC. After them the core may trust the form of a
+message, but not its claims. Only this module turns sentinels of the wire (empty string, absent field) into None.
 Source: `proto/lograft/internal/v1/quorum.proto`.
 """
 
@@ -45,7 +45,7 @@ from metaquorum.raft_codec.wire_fields import (
 )
 
 MAX_SUCCESSORS = 64
-"""Most successors in one EndQuorumEpoch; more voters than this make no quorum that commits in useful time."""
+"""Largest number of successors in one EndQuorumEpoch. A quorum with more voters would commit too slowly to be useful."""
 
 _REFUSALS: dict[Refusal, pb.QuorumError.ValueType] = {
     Refusal.WRONG_CLUSTER: pb.QUORUM_ERROR_WRONG_CLUSTER,
@@ -72,12 +72,12 @@ def _refusal(number: int) -> Refusal | None:
 
 
 def refusal_error(refusal: Refusal) -> pb.QuorumError.ValueType:
-    """Core to wire."""
+    """Return a refusal as its protobuf value."""
     return _REFUSALS[refusal]
 
 
 def encode_vote_request(request: VoteRequest | PreVoteRequest) -> pb.VoteRequest:
-    """Both kinds share one message on the wire."""
+    """Return a vote or pre-vote request as a protobuf message; both share one message type."""
     return pb.VoteRequest(
         cluster_id=request.cluster_id,
         quorum_epoch=request.quorum_epoch,
@@ -90,7 +90,7 @@ def encode_vote_request(request: VoteRequest | PreVoteRequest) -> pb.VoteRequest
 
 
 def decode_vote_request(message: pb.VoteRequest) -> VoteRequest | PreVoteRequest:
-    """Raises InvalidMessageError for a field out of range."""
+    """Return the vote or pre-vote request; raise InvalidMessageError if a field is out of range."""
     kind = PreVoteRequest if message.pre_vote else VoteRequest
     return kind(
         cluster_id=message.cluster_id,
@@ -103,7 +103,7 @@ def decode_vote_request(message: pb.VoteRequest) -> VoteRequest | PreVoteRequest
 
 
 def encode_vote_response(response: VoteResponse) -> pb.VoteResponse:
-    """Core to wire."""
+    """Return the response as a protobuf message."""
     return pb.VoteResponse(
         error=_to_error(response.refusal),
         quorum_epoch=response.quorum_epoch,
@@ -114,7 +114,7 @@ def encode_vote_response(response: VoteResponse) -> pb.VoteResponse:
 
 
 def decode_vote_response(message: pb.VoteResponse) -> VoteResponse:
-    """Raises InvalidMessageError for a field out of range."""
+    """Return the response; raise InvalidMessageError if a field is out of range."""
     return VoteResponse(
         refusal=_refusal(message.error),
         quorum_epoch=to_epoch(message.quorum_epoch, "quorum_epoch"),
@@ -125,7 +125,7 @@ def decode_vote_response(message: pb.VoteResponse) -> VoteResponse:
 
 
 def encode_begin_request(request: BeginQuorumEpochRequest) -> pb.BeginQuorumEpochRequest:
-    """Core to wire."""
+    """Return the request as a protobuf message."""
     return pb.BeginQuorumEpochRequest(
         cluster_id=request.cluster_id,
         quorum_epoch=request.quorum_epoch,
@@ -136,7 +136,7 @@ def encode_begin_request(request: BeginQuorumEpochRequest) -> pb.BeginQuorumEpoc
 
 
 def decode_begin_request(message: pb.BeginQuorumEpochRequest) -> BeginQuorumEpochRequest:
-    """Raises InvalidMessageError for a field out of range."""
+    """Return the request; raise InvalidMessageError if a field is out of range."""
     return BeginQuorumEpochRequest(
         cluster_id=message.cluster_id,
         quorum_epoch=to_epoch(message.quorum_epoch, "quorum_epoch"),
@@ -147,14 +147,14 @@ def decode_begin_request(message: pb.BeginQuorumEpochRequest) -> BeginQuorumEpoc
 
 
 def encode_begin_response(response: BeginQuorumEpochResponse) -> pb.BeginQuorumEpochResponse:
-    """Core to wire."""
+    """Return the response as a protobuf message."""
     return pb.BeginQuorumEpochResponse(
         error=_to_error(response.refusal), quorum_epoch=response.quorum_epoch, leader_id=response.leader_id
     )
 
 
 def decode_begin_response(message: pb.BeginQuorumEpochResponse) -> BeginQuorumEpochResponse:
-    """Raises InvalidMessageError for a field out of range."""
+    """Return the response; raise InvalidMessageError if a field is out of range."""
     return BeginQuorumEpochResponse(
         refusal=_refusal(message.error),
         quorum_epoch=to_epoch(message.quorum_epoch, "quorum_epoch"),
@@ -163,7 +163,7 @@ def decode_begin_response(message: pb.BeginQuorumEpochResponse) -> BeginQuorumEp
 
 
 def encode_end_request(request: EndQuorumEpochRequest) -> pb.EndQuorumEpochRequest:
-    """Core to wire."""
+    """Return the request as a protobuf message."""
     return pb.EndQuorumEpochRequest(
         cluster_id=request.cluster_id,
         quorum_epoch=request.quorum_epoch,
@@ -173,7 +173,7 @@ def encode_end_request(request: EndQuorumEpochRequest) -> pb.EndQuorumEpochReque
 
 
 def decode_end_request(message: pb.EndQuorumEpochRequest) -> EndQuorumEpochRequest:
-    """Raises InvalidMessageError for a field out of range."""
+    """Return the request; raise InvalidMessageError if a field is out of range."""
     check(len(message.preferred_successors) <= MAX_SUCCESSORS, f"more than {MAX_SUCCESSORS} preferred_successors")
     return EndQuorumEpochRequest(
         cluster_id=message.cluster_id,
@@ -184,14 +184,14 @@ def decode_end_request(message: pb.EndQuorumEpochRequest) -> EndQuorumEpochReque
 
 
 def encode_end_response(response: EndQuorumEpochResponse) -> pb.EndQuorumEpochResponse:
-    """Core to wire."""
+    """Return the response as a protobuf message."""
     return pb.EndQuorumEpochResponse(
         error=_to_error(response.refusal), quorum_epoch=response.quorum_epoch, leader_id=response.leader_id
     )
 
 
 def decode_end_response(message: pb.EndQuorumEpochResponse) -> EndQuorumEpochResponse:
-    """Raises InvalidMessageError for a field out of range."""
+    """Return the response; raise InvalidMessageError if a field is out of range."""
     return EndQuorumEpochResponse(
         refusal=_refusal(message.error),
         quorum_epoch=to_epoch(message.quorum_epoch, "quorum_epoch"),
@@ -200,7 +200,7 @@ def decode_end_response(message: pb.EndQuorumEpochResponse) -> EndQuorumEpochRes
 
 
 def encode_update_request(request: UpdateVoterRequest) -> pb.UpdateVoterRequest:
-    """Core to wire."""
+    """Return the request as a protobuf message."""
     return pb.UpdateVoterRequest(
         cluster_id=request.cluster_id,
         quorum_epoch=request.quorum_epoch,
@@ -210,7 +210,7 @@ def encode_update_request(request: UpdateVoterRequest) -> pb.UpdateVoterRequest:
 
 
 def decode_update_request(message: pb.UpdateVoterRequest) -> UpdateVoterRequest:
-    """Raises InvalidMessageError for a field out of range."""
+    """Return the request; raise InvalidMessageError if a field is out of range."""
     return UpdateVoterRequest(
         cluster_id=message.cluster_id,
         quorum_epoch=to_epoch(message.quorum_epoch, "quorum_epoch"),
@@ -220,14 +220,14 @@ def decode_update_request(message: pb.UpdateVoterRequest) -> UpdateVoterRequest:
 
 
 def encode_update_response(response: UpdateVoterResponse) -> pb.UpdateVoterResponse:
-    """Core to wire."""
+    """Return the response as a protobuf message."""
     return pb.UpdateVoterResponse(
         error=_to_error(response.refusal), quorum_epoch=response.quorum_epoch, leader_id=response.leader_id
     )
 
 
 def decode_update_response(message: pb.UpdateVoterResponse) -> UpdateVoterResponse:
-    """Raises InvalidMessageError for a field out of range."""
+    """Return the response; raise InvalidMessageError if a field is out of range."""
     return UpdateVoterResponse(
         refusal=_refusal(message.error),
         quorum_epoch=to_epoch(message.quorum_epoch, "quorum_epoch"),
@@ -236,7 +236,7 @@ def decode_update_response(message: pb.UpdateVoterResponse) -> UpdateVoterRespon
 
 
 def encode_fetch_request(request: FetchRequest) -> pb.FetchQuorumRequest:
-    """Core to wire."""
+    """Return the request as a protobuf message."""
     return pb.FetchQuorumRequest(
         cluster_id=request.cluster_id,
         quorum_epoch=request.quorum_epoch,
@@ -254,7 +254,7 @@ def encode_fetch_request(request: FetchRequest) -> pb.FetchQuorumRequest:
 
 
 def decode_fetch_request(message: pb.FetchQuorumRequest) -> FetchRequest:
-    """Raises InvalidMessageError for a field out of range."""
+    """Return the request; raise InvalidMessageError if a field is out of range."""
     check(message.max_bytes >= 0, "max_bytes must not be negative")
     check(message.max_wait_ms >= 0, "max_wait_ms must not be negative")
     check(message.read_round >= 0, "read_round must not be negative")
@@ -277,7 +277,7 @@ def decode_fetch_request(message: pb.FetchQuorumRequest) -> FetchRequest:
 
 
 def encode_fetch_response(response: FetchResponse, batches: bytes) -> pb.FetchQuorumResponse:
-    """Core to wire, with the bytes that the log store has read."""
+    """Return the response as a protobuf message, with the batches that the log store has read."""
     diverging = response.diverging
     return pb.FetchQuorumResponse(
         error=_to_error(response.refusal),
@@ -296,7 +296,7 @@ def encode_fetch_response(response: FetchResponse, batches: bytes) -> pb.FetchQu
 
 
 def decode_fetch_response(message: pb.FetchQuorumResponse) -> FetchResponse:
-    """Raises InvalidMessageError for a field out of range or a batch that is not whole and right."""
+    """Return the response; raise InvalidMessageError if a field is out of range or a batch is incomplete or damaged."""
     diverging = None
     if message.HasField("diverging"):
         diverging = EpochEnd(
@@ -320,22 +320,22 @@ def decode_fetch_response(message: pb.FetchQuorumResponse) -> FetchResponse:
 
 
 def encode_snapshot_id(snapshot: SnapshotId) -> pb.SnapshotId:
-    """Core to wire."""
+    """Return the snapshot id as a protobuf message."""
     return pb.SnapshotId(end_offset=snapshot.end_offset, epoch=snapshot.epoch)
 
 
 def decode_snapshot_id(message: pb.SnapshotId) -> SnapshotId:
-    """Raises InvalidMessageError for a field out of range."""
+    """Return the snapshot id; raise InvalidMessageError if a field is out of range."""
     return SnapshotId(
         end_offset=to_offset(message.end_offset, "snapshot.end_offset"), epoch=to_epoch(message.epoch, "snapshot.epoch")
     )
 
 
 def decode_batches(data: bytes) -> FetchedBatches:
-    """Check fetched batches and read from them what the core must know.
+    """Check fetched batches, and extract what the core must know of them.
 
     Raises:
-        InvalidMessageError: a batch is cut off, damaged, or not one of a metadata log.
+        InvalidMessageError: a batch is incomplete, damaged, or not one of a metadata log.
     """
     spans: list[BatchSpan] = []
     voters: list[tuple[Offset, VoterSet]] = []

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fields of messages between quorum nodes: checked on their way in.
+"""Checks of single fields in messages between quorum nodes.
 
-Owns the checks of single fields and their error. Must not know any message.
+Owns the checks and their error. Knows no whole message.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from metaquorum.raft.types import MAX_QUORUM_EPOCH, NodeId, Offset, QuorumEpoch,
 DIRECTORY_ID_BYTES = 16
 
 MAX_OFFSET = 2**62
-"""No log of this cluster comes near; so sums of an offset and a count stay within the 64 bits of files and messages."""
+"""Largest offset. No log reaches it, and an offset plus a count stays within the 64 bits of files and messages."""
 
 
 MAX_HOST_CHARACTERS = 255
-"""Longest host of an address, without brackets: a name of DNS has at most 253."""
+"""Longest host of an address, without brackets. A DNS name has at most 253 characters."""
 MAX_PORT = 65_535
-"""Highest TCP port."""
+"""Largest TCP port."""
 _MAX_PORT_DIGITS = len(str(MAX_PORT))
 _BRACKETS = 2
 MAX_ADDRESS_CHARACTERS = _BRACKETS + MAX_HOST_CHARACTERS + 1 + _MAX_PORT_DIGITS
@@ -29,61 +29,61 @@ MAX_ADDRESS_CHARACTERS = _BRACKETS + MAX_HOST_CHARACTERS + 1 + _MAX_PORT_DIGITS
 
 
 class InvalidMessageError(Exception):
-    """A peer sent a message that no correct peer sends; the text names the field."""
+    """A message is one that no correct peer sends. The text names the field."""
 
 
 def check(condition: bool, text: str) -> None:
-    """Raises InvalidMessageError with this text when the condition does not hold."""
+    """Raise InvalidMessageError with this text if the condition is false."""
     if not condition:
         raise InvalidMessageError(text)
 
 
 def to_replica_key(message: pb.ReplicaKey, field: str) -> ReplicaKey:
-    """Wire to core; `field` names it in the error."""
+    """Return a replica key from the wire; errors name the `field`."""
     check(len(message.directory_id) == DIRECTORY_ID_BYTES, f"{field}.directory_id must have 16 bytes")
     return ReplicaKey(node_id=to_node_id(message.node_id, field), directory_id=message.directory_id)
 
 
 def from_replica_key(key: ReplicaKey) -> pb.ReplicaKey:
-    """Core to wire."""
+    """Return a replica key as a protobuf message."""
     return pb.ReplicaKey(node_id=key.node_id, directory_id=key.directory_id)
 
 
 def to_node_id(number: int, field: str) -> NodeId:
-    """Wire to core; `field` names it in the error."""
+    """Return a node id from the wire (0 or more); errors name the `field`."""
     check(number >= 0, f"{field}: node ids start at 0, not {number}")
     return NodeId(number)
 
 
 def to_epoch(number: int, field: str) -> QuorumEpoch:
-    """Wire to core; `field` names it in the error."""
+    """Return an epoch from the wire (0 to `MAX_QUORUM_EPOCH`); errors name the `field`."""
     check(0 <= number <= MAX_QUORUM_EPOCH, f"{field}: epochs go from 0 to {MAX_QUORUM_EPOCH}, not {number}")
     return QuorumEpoch(number)
 
 
 def to_offset(number: int, field: str) -> Offset:
-    """Wire to core; `field` names it in the error."""
+    """Return an offset from the wire (0 to `MAX_OFFSET`); errors name the `field`."""
     check(0 <= number <= MAX_OFFSET, f"{field}: offsets go from 0 to {MAX_OFFSET}, not {number}")
     return Offset(number)
 
 
 def to_address(text: str, field: str) -> str:
-    """Return `host:port`, or `[address]:port`, as it came; `field` names it in the error.
+    """Check `host:port` or `[address]:port`, and return it unchanged; errors name the `field`.
 
-    The host has 1 to `MAX_HOST_CHARACTERS` printable characters and no space, the port is one that somebody can listen at.
+    The host has 1 to `MAX_HOST_CHARACTERS` printable characters without spaces. The port is from 1 to `MAX_PORT`.
     """
-    # The text of the error goes to logs and to the peer: an address that is none may be as long as a message.
+    # The error text goes to logs and to the peer, so it must not contain an address as long as a message.
     check(len(text) <= MAX_ADDRESS_CHARACTERS, f"{field} of {len(text)} characters")
     check(_is_address(text), f"{field}: {text!r} is not host:port with a port from 1 to {MAX_PORT}")
     return text
 
 
 def to_address_or_none(text: str, field: str) -> str | None:
-    """Wire to core; empty: none."""
+    """Return an address from the wire, or None if it is empty."""
     return to_address(text, field) if text else None
 
 
-# Every answer to a fetch names the leader.
+# Cached: every answer to a fetch names the leader's address.
 @lru_cache(maxsize=64)
 def _is_address(text: str) -> bool:
     host, _, port = text.rpartition(":")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Auto-join: an observer that is meant to vote asks the leader for it, once in the life of its process.
+"""Auto-join: an observer among the configured voters asks the leader once in its process to become a voter.
 
-Owns when it asks: when the leader sees it caught up, and no live replica votes under its node id. An old key of this
-node id that has been silent is taken out first: its disk was lost or replaced. Decides nothing about the voters: the
-leader does. Whoever was removed by an operator is not brought back before its next start.
+Owns the time of the request: when the leader sees this replica caught up, and no live replica votes under its node id. A silent voter
+with its node id is removed first, because its disk was lost or replaced. The leader decides about the voters. A voter that an
+operator removed does not come back before its next start.
 Source: KIP-853 "controller.quorum.auto.join.enable".
 """
 
@@ -26,20 +26,20 @@ from metaquorum.replica.quorum_node import QuorumNode
 logger = logging.getLogger(__name__)
 
 PAUSE_MS: Final = 500
-"""Time between two looks."""
+"""Milliseconds between two attempts."""
 
 CALL_TIMEOUT_MS: Final = 5_000
 """Milliseconds that one call may take."""
 
 STALE_VOTER_MS: Final = 5_000
-"""A voter of this node id that has not fetched for so long is taken for a lost disk, not for a second process."""
+"""Milliseconds without a fetch after which a voter of this node id counts as a lost disk, not as a second process."""
 
 CAUGHT_UP_MS_MAX: Final = 5_000
-"""The leader must have seen this replica with everything within so many milliseconds."""
+"""The leader must have seen this replica caught up within this many milliseconds."""
 
 
 class AutoJoin:
-    """See the module docstring.
+    """Makes this replica a voter.
 
     Args:
         node: the running quorum node.
@@ -52,7 +52,7 @@ class AutoJoin:
         self._last_reason = ""
 
     async def run(self) -> None:
-        """Return when this replica votes; cancel to give up."""
+        """Try until this replica votes, then return. Cancel it to stop."""
         while True:
             if await self._attempt():
                 break

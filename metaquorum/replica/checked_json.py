@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small JSON files with a checksum: one line, readable by people, never half right.
+"""Small JSON files with a checksum: one line, readable by people.
 
-Format: one JSON object with sorted keys and no spaces, the member `crc32c` (8 hexadecimal digits) last added: CRC-32C
-of the same text without that member. A file that does not check out is no file.
+Format: one JSON object with sorted keys and no spaces. The member `crc32c` (8 hexadecimal digits) has the CRC-32C of the same text
+without that member. A file whose checksum is wrong counts as missing.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _CRC = "crc32c"
 
 
 def encode_checked(members: Mapping[str, object]) -> bytes:
-    """Encode an object; it must not have a member named crc32c."""
+    """Return the bytes of an object, with its checksum; it must not have a member named crc32c."""
     assert _CRC not in members, "the checksum is added here"
     return _text({**members, _CRC: f"{crc32c(_text(members)):08x}"}) + b"\n"
 
 
 def decode_checked(content: bytes) -> dict[str, object] | None:
-    """Decode an object; None when it is not whole and right."""
+    """Return the object that the bytes encode, without its checksum; None if it is incomplete or damaged."""
     try:
         parsed: object = json.loads(content)
     except ValueError:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Delivery of the committed log to one listener.
 
-Owns the listener's place in the log and the order of batches and activation. Runs in short slices on the event loop,
-so that replaying a long log at start does not hold up the quorum.
-Law: batches come in offset order without gaps; `on_activate` comes after everything below the start of the epoch, and
-`on_deactivate` after everything that was committed when the leadership ended: who waits for that learns of it.
+Owns the listener's position in the log, and the order of batches and activation. It runs in short slices on the event loop, so the
+replay of a long log at the start does not delay the quorum.
+Law: batches come in offset order without gaps. `on_activate` comes after everything below the start of the epoch. `on_deactivate`
+comes after everything that was committed when the leadership ended, so callers that wait for those commits learn of them.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ SLICE_BYTES = 256 * 1024
 """Bytes of log that one slice decodes."""
 
 STANDBY_LAG_MS = 20
-"""Longest time, in milliseconds, that a commit waits for others before a listener that may lag is told of it."""
+"""Longest time in milliseconds that a commit waits for further ones before a listener that may lag gets it."""
 
 
 class ListenerFeed:
-    """Feeds one listener.
+    """Delivers batches and leadership changes to one listener.
 
     Args:
-        listener: who is fed.
-        log: where batches are read.
-        on_failure: told once when the listener or the log raised; nothing is delivered after that.
+        listener: the listener.
+        log: log from which batches are read.
+        on_failure: called once when the listener or the log raised; nothing is delivered after that.
     """
 
     def __init__(self, listener: MetadataListener, log: LogStore, on_failure: Callable[[BaseException], None]) -> None:
@@ -53,7 +53,7 @@ class ListenerFeed:
 
     @cached_property
     def _loop(self) -> asyncio.AbstractEventLoop:
-        """The loop that this object lives on. Taken once: Python 3.11 makes a system call whenever it is asked for it."""
+        """The event loop of this object. Cached, because Python 3.11 makes a system call for each look-up."""
         return asyncio.get_running_loop()
 
     @property
@@ -62,9 +62,9 @@ class ListenerFeed:
         return self._next_offset
 
     def install(self, loaded: LoadedImage) -> None:
-        """Give the image of a snapshot in the place of everything below its offset.
+        """Deliver the image of a snapshot, which replaces everything below its offset.
 
-        What an earlier leadership of this node committed and was not delivered is gone from the log.
+        Undelivered commits of an earlier leadership of this node are no longer in the log, so that leadership ends first.
         """
         if self._deactivation_offset is not None:
             self._end_leadership()
@@ -75,12 +75,12 @@ class ListenerFeed:
         self._guard(lambda: self._listener.on_snapshot(loaded))
 
     def announce(self, leader: QuorumLeader) -> None:
-        """Tell who leads."""
+        """Deliver the known leader."""
         if not self._is_closed:
             self._guard(lambda: self._listener.on_leader(leader))
 
     def advance(self, commit_offset: int) -> None:
-        """Everything below commit_offset (exclusive) may be delivered: at once, unless the listener may lag and leads nothing."""
+        """Deliver everything below `commit_offset` (exclusive): soon, or a little later if the listener may lag and does not lead."""
         self._commit_offset = commit_offset
         if self._is_active or self._activation is not None or not self._listener.may_lag:
             self._schedule()
@@ -89,17 +89,17 @@ class ListenerFeed:
             self._scheduled = self._loop.call_later(STANDBY_LAG_MS / 1_000, self._run_slice)
 
     def hurry(self) -> None:
-        """Deliver now what waits for others: somebody has come who waits for it."""
+        """Deliver now what a listener that may lag has not received: a caller waits for it."""
         if self._is_lagging:
             self._schedule()
 
     def activate(self, quorum_epoch: int, start_offset: int) -> None:
-        """Tell that this node leads, once everything below start_offset (exclusive) is delivered."""
+        """Activate the listener once everything below `start_offset` (exclusive) is delivered."""
         self._activation = (quorum_epoch, start_offset)
         self._schedule()
 
     def deactivate(self) -> None:
-        """Tell that this node leads no more, if that it leads was told, once everything committed so far is delivered."""
+        """Deactivate an active listener once everything committed so far is delivered; cancel an activation under way."""
         self._activation = None
         if not self._is_active or self._is_closed or self._deactivation_offset is not None:
             return
@@ -110,12 +110,12 @@ class ListenerFeed:
             self._schedule()
 
     def finish_leadership(self) -> None:
-        """Deliver now what a leadership that has ended committed, and tell its end; a leader's uncommitted bytes bound it."""
+        """Deliver the commits of an ended leadership and its end now. The leader's limit of uncommitted bytes bounds the work."""
         while self._deactivation_offset is not None and not self._is_closed:
             self._guard(self._deliver)
 
     def close(self) -> None:
-        """Deliver nothing more; an active listener is told that it leads no more."""
+        """Deliver nothing more, but deactivate an active listener."""
         self._activation = None
         if self._is_active and not self._is_closed:
             self._end_leadership()
@@ -138,7 +138,7 @@ class ListenerFeed:
             self._guard(self._deliver)
 
     def _deliver(self) -> None:
-        # What was committed after the end of a leadership is for a listener that knows of that end.
+        # The listener must learn that a leadership has ended before it gets later commits.
         last_offset = self._commit_offset if self._deactivation_offset is None else self._deactivation_offset
         if self._next_offset < last_offset:
             batches = self._log.read_committed(self._next_offset, SLICE_BYTES, commit_offset=last_offset)
@@ -166,6 +166,6 @@ class ListenerFeed:
         try:
             action()
         except Exception as error:
-            # An image that missed a batch, or a controller that missed its deposition, is wrong from here on.
+            # An image that missed a batch is wrong from here on, and so is a controller that missed the end of its leadership.
             self._is_closed = True
             self._on_failure(error)

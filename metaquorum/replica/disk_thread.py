@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One thread that waits for the disk in the place of the event loop, one piece of work after the other.
+"""One thread that waits for the disk instead of the event loop, one piece of work after the other.
 
-Owns the thread and its queue; the owner has one flush and one write of the vote under way at most, which bounds it. It does not
-know what it runs. An executor does the same with two futures, two locks and a task for each piece, which for a flush of a tenth
-of a millisecond is as much work as the flush.
+Owns the thread and its queue. The queue is bounded because its owner has at most one flush and one write of the vote under way. The
+thread does not know what it runs. An executor would need two futures, two locks and a task for each piece, which costs as much as a
+flush of 0.1 ms.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class DiskThread:
     """The thread; it runs until `close`.
 
     Args:
-        name: of the thread.
+        name: name of the thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -29,23 +29,23 @@ class DiskThread:
         self._queue: queue.SimpleQueue[tuple[Work, Done] | None] = queue.SimpleQueue()
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._is_closed = False
-        # A daemon: a process whose disk hangs for good must not hang with it. What is not flushed was not promised.
+        # A daemon: a process whose disk hangs for good can still exit. Unflushed records were not acknowledged.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, work: Work, done: Done) -> None:
-        """Run `work` in the thread after everything submitted before; then `done` on the loop, with its failure or None."""
+        """Run `work` in the thread after all earlier work, then `done` on the event loop with its exception or None."""
         assert not self._is_closed, "the disk thread is closed"
         self._queue.put((work, done))
 
     def settle(self) -> None:
-        """Block until everything submitted before has run; what is to be done then on the loop comes later."""
+        """Block until all earlier work has run in the thread. The `done` callbacks run later, on the event loop."""
         has_run = threading.Event()
         self.submit(has_run.set, _nothing)
         has_run.wait()
 
     async def close(self) -> None:
-        """Finish everything submitted, and what is to be done then, and end the thread. Idempotent."""
+        """Wait for all submitted work and its `done` callbacks, then end the thread. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
             self._queue.put(None)
@@ -64,5 +64,5 @@ class DiskThread:
 
 
 def _nothing(error: BaseException | None) -> None:
-    """The work of `settle` cannot fail."""
+    """Check that the work of `settle` has not failed."""
     assert error is None, "setting an event failed"

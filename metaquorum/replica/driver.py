@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs one Raft core: takes events to it one at a time, carries its effects out in order, keeps its timer.
+"""Runs one Raft core: passes it events one at a time, carries out its effects in order, and keeps its timer.
 
-Owns the core; only the event loop thread touches it. Flushes and writes of the vote run in one disk thread, so that
-the loop is not held up by the disk. Decides nothing. A failure of the log, the vote file or the core ends the node:
-what may not be on disk must not be spoken of, and a core that found itself in an impossible state must not go on.
+Owns the core; only the event loop thread touches it. Flushes and writes of the vote run in one disk thread, so the disk does not
+block the event loop. Decides nothing. A failure of the log, the vote file or the core ends the node: it must not tell others what may
+not be on disk, and a core in an impossible state must not continue.
 """
 
 from __future__ import annotations
@@ -80,14 +80,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a peer's request is answered with: a response, and the bytes of batches for a fetch."""
+    """Answer to a peer's request: a response, and the batches for a fetch."""
 
     response: Response
     batches: bytes = b""
 
 
 class StoppedError(Exception):
-    """The node is stopping; the request was not handled."""
+    """The node is stopping; it did not handle the request."""
 
 
 class Driver:
@@ -95,10 +95,10 @@ class Driver:
 
     Args:
         node: the core.
-        log: the open log that the core's shadow was made from.
-        elections: the vote file that the core's election state was read from.
-        transport: way to the peers.
-        snapshots: carries out what concerns snapshots; None: this node has no image, makes none and takes none.
+        log: the open log whose view the core got.
+        elections: the vote file whose state the core got.
+        transport: sends requests to peers.
+        snapshots: carries out effects on snapshots; None: this node has no image, so it makes and installs no snapshots.
     """
 
     def __init__(
@@ -136,26 +136,26 @@ class Driver:
         self.operators = OperatorRequests(self.submit)
         self.leader = QuorumLeader(leader_id=None, quorum_epoch=node.state.quorum_epoch, address=None)
         self.failure: asyncio.Future[None] = self._loop.create_future()
-        # A failure that nobody waits for is in the log already.
+        # Retrieve the exception, which is in the server's log already: perhaps no task waits for this future.
         self.failure.add_done_callback(lambda future: future.cancelled() or future.exception())
 
     def now_ms(self) -> int:
-        """The core's clock: monotonic milliseconds of the event loop."""
+        """Return the core's time: monotonic milliseconds of the event loop."""
         return int(self._loop.time() * 1_000)
 
     def start(self, feeds: Sequence[ListenerFeed]) -> None:
-        """Begin: the core takes its first role."""
+        """Start the core, which takes its first role."""
         self._feeds = tuple(feeds)
         if self._snapshots is not None:
             self._snapshots.start(self.submit, self._feeds, settle_flush=self._disk.settle)
         self.submit(Started())
 
     async def shut_down(self, *, grace_ms: int) -> None:
-        """Leave in an orderly way: hand leadership over, flush, stop. Bounded by grace_ms and one flush."""
+        """Stop in an orderly way: hand the leadership over, flush, stop. Bounded by `grace_ms` and one flush."""
         if not self._is_closed:
             self.submit(ShutdownRequested())
             waits = [asyncio.ensure_future(self._shutdown_done.wait()), self.failure]
-            # The core bounds its shutdown by itself; the longer limit here is for a disk that hangs.
+            # The core bounds its shutdown itself; the longer limit here is for a disk that hangs.
             await asyncio.wait(waits, timeout=2 * grace_ms / 1_000, return_when=asyncio.FIRST_COMPLETED)
             waits[0].cancel()
             for feed in self._feeds:
@@ -163,14 +163,14 @@ class Driver:
         await self._close()
 
     async def abandon(self) -> None:
-        """Stop as a crash would: nothing is handed over or flushed."""
+        """Stop like a crash: hand nothing over and flush nothing."""
         await self._close()
 
     async def _close(self) -> None:
         self._stop_taking_events()
         if self._snapshots is not None:
             await self._snapshots.close()
-        # A thread that writes cannot be stopped, and the log is closed after it only.
+        # Work in the disk thread cannot be stopped, and the log may be closed only after it.
         await self._disk.close()
 
     def _stop_taking_events(self) -> None:
@@ -193,7 +193,7 @@ class Driver:
     # Events.
 
     def submit(self, event: Event) -> None:
-        """Take an event to the core, now or after the one that is being handled."""
+        """Pass an event to the core, now or after the event that it is handling."""
         if self._is_closed:
             return
         self._events.append(event)
@@ -213,7 +213,7 @@ class Driver:
             self._is_stepping = False
 
     async def ask(self, request: Request) -> Answer:
-        """Take a peer's request to the core and wait for its answer.
+        """Pass a peer's request to the core and wait for its answer.
 
         Raises:
             StoppedError: the node is stopping.
@@ -226,13 +226,13 @@ class Driver:
             self._pending.pop(token, None)
 
     def take(self, request: Request, on_answer: Callable[[Answer | StoppedError], None]) -> int:
-        """Take a peer's request to the core; the answer is told once, perhaps before this returns, and must not raise.
+        """Pass a peer's request to the core. `on_answer` runs once, perhaps before this method returns, and must not raise.
 
         Returns:
             Token by which the core knows the request.
 
         Raises:
-            StoppedError: the node is stopping; nothing will be told.
+            StoppedError: the node is stopping; `on_answer` will not run.
         """
         if self._is_closed:
             raise StoppedError("this node is stopping")
@@ -245,7 +245,7 @@ class Driver:
     def propose(
         self, proposal: bytearray | Sequence[bytes], record_count: int, size_bytes: int, *, quorum_epoch: QuorumEpoch
     ) -> int | Rejection:
-        """Append an encoded batch as leader, or records that may share one; returns the base offset, or why nothing was appended."""
+        """Append an encoded batch, or records that may share one, as leader. Return the base offset, or why nothing was appended."""
         if self._is_closed:
             return Rejection.NOT_LEADER
         assert not self._is_stepping, "append from inside a step; listeners are called outside of it"
@@ -262,9 +262,9 @@ class Driver:
         return base_offset if self._rejection is None else self._rejection
 
     async def read_offset(self) -> int | Rejection:
-        """Return the end (exclusive) of what is committed now, as only a leader that still leads can know it, or why not.
+        """Return the end (exclusive) of what is committed now, or why this node cannot know it. A leader confirms its leadership first.
 
-        Waits as long as the leadership is in doubt, which check-quorum bounds; the caller may stop waiting at any time.
+        Waits while the leadership is in doubt, which the check of the majority bounds. The caller may stop waiting at any time.
         """
         if self._is_closed:
             return Rejection.NOT_LEADER
@@ -279,7 +279,7 @@ class Driver:
             self._reads.pop(read_id, None)
 
     def fail(self, error: BaseException) -> None:
-        """Stop for good: nothing is sent, answered or delivered any more."""
+        """Stop for good after an error: nothing is sent, answered or delivered any more."""
         if not self.failure.done():
             logger.critical("event=quorum_node_failed error=%s", error, exc_info=error)
             self.failure.set_exception(error)
@@ -384,7 +384,7 @@ class Driver:
             self._loop.call_soon(feed.announce, self.leader)
 
     def _told(self, request_id: int, outcome: Response | PeerFailureError) -> None:
-        """What became of a request to a peer."""
+        """Pass the outcome of a request to a peer to the core."""
         if isinstance(outcome, PeerFailureError):
             logger.debug("event=request_failed error=%s", outcome)
             self.submit(RequestFailed(request_id=request_id, failure=outcome.failure))
@@ -392,13 +392,13 @@ class Driver:
             self.submit(ResponseReceived(request_id=request_id, response=outcome))
 
     def _answer(self, token: int, answer: Answer) -> None:
-        # One whose caller stopped waiting is not there any more.
+        # A request whose caller stopped waiting is no longer in the table.
         on_answer = self._pending.pop(token, None)
         if on_answer is not None:
             on_answer(answer)
 
     def _end_read(self, read_id: int, outcome: int | Rejection) -> None:
-        # A caller that stopped waiting is not there any more.
+        # A read whose caller stopped waiting is no longer in the table.
         future = self._reads.get(read_id)
         if future is not None and not future.done():
             future.set_result(outcome)
@@ -414,7 +414,7 @@ class Driver:
 
     def _set_timer(self) -> None:
         deadline_ms = None if self._is_closed else self._node.deadline_ms()
-        # A timer that fires too early is set again then: most events put the deadline off, and most steps need no new timer.
+        # A timer that fires too early is set again then: most events move the deadline back, so most steps need no new timer.
         if deadline_ms is None or (self._timer is not None and self._timer_ms <= deadline_ms):
             return
         if self._timer is not None:
@@ -447,7 +447,7 @@ class Driver:
 
 
 def _settle(future: asyncio.Future[Answer], answer: Answer | StoppedError) -> None:
-    """Give an answer to who waits for it, if it still does."""
+    """Set the answer of a future that is still awaited."""
     if future.done():
         return
     if isinstance(answer, StoppedError):

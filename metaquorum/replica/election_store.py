@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The vote file: what a quorum node must not forget, in two copies.
+"""The vote file: the state that a quorum node must not forget, in two copies.
 
-Files in `<data>/metadata/`: `quorum-state.json` and `quorum-state-copy.json`, each replaced as a whole (temporary
-file, fsync, rename, directory sync), the second after the first; a write counts when both are done. Each has a
-checksum and a sequence number that grows by one with each write.
-Law: what was reported as written is in every copy that checks out, for a copy is written anew only after the other
-one holds at least as much. So one good copy is enough, and with none the node must not take part: it may have given a
-vote that it does not know of.
+Files in `<data>/metadata/`: `quorum-state.json` and `quorum-state-copy.json`. Each is replaced as a whole (temporary file, fsync,
+rename, directory sync), the second after the first; a write counts when both are done. Each has a checksum and a sequence number that
+grows by one with each write.
+Law: every write that was reported as done is in each copy with a correct checksum, because a copy is replaced only after the other
+one holds at least as much. So one good copy is enough. Without any, the node must not take part: it may have given a vote that it has
+forgotten.
 
 | member | type | meaning |
 |---|---|---|
@@ -48,14 +48,14 @@ _VERSION = 1
 
 
 class VoteFileLostError(Exception):
-    """No copy of the vote file checks out: this node may have voted without knowing it, so it must not start.
+    """No copy of the vote file is valid. This node may have voted and forgotten it, so it must not start.
 
-    Replace it: wipe its data directory and start it again; it then joins as a new replica.
+    To repair it, wipe the data directory and start the node again; it then joins as a new replica.
     """
 
 
 class ElectionStore:
-    """Reads and writes the vote file. Calls block; one thread at a time."""
+    """Reads and writes the vote file. Calls block, and only one thread may call at a time."""
 
     def __init__(self, disk: Disk, directory: str, key: ReplicaKey) -> None:
         self._disk = disk
@@ -68,10 +68,10 @@ class ElectionStore:
         self._write(INITIAL_ELECTION_STATE)
 
     def load(self) -> ElectionState:
-        """Read the vote file; mend a bad copy from the good one.
+        """Return the stored state. Repair a bad copy from the good one.
 
         Raises:
-            VoteFileLostError: no copy is there and right.
+            VoteFileLostError: no copy is valid.
         """
         found = [self._read(path) for path in self._paths]
         good = [entry for entry in found if entry is not None]
@@ -85,14 +85,16 @@ class ElectionStore:
             logger.warning("event=vote_file_mended path=%s sequence=%d", self._paths[0], self._sequence)
             self._write(state)
         if state.quorum_epoch > MAX_QUORUM_EPOCH:
-            # Written by a version that believed any epoch. No message can name it, so nobody was elected in it; the vote goes to
-            # this node itself, so that it gives none in the last epoch, in which it may have given one.
+            # A version that believed every epoch wrote it. No message can carry it, so no leader was elected in it. The vote goes to
+            # this node itself, because it may have voted in the last epoch and must not vote again.
             logger.error("event=vote_file_epoch_too_large epoch=%d: %s", state.quorum_epoch, EPOCHS_USED_UP)
             state = ElectionState(quorum_epoch=MAX_QUORUM_EPOCH, leader_id=None, voted_key=self._key)
         return state
 
     def reset(self, epoch: QuorumEpoch) -> None:
-        """Go back to an epoch, without a vote: part of the recovery of a quorum whose epochs ran out, with all voters stopped.
+        """Go back to an earlier epoch: part of the recovery of a quorum that has used up its epochs, with all voters stopped.
+
+        The vote of that epoch is given to this node itself.
 
         Args:
             epoch: epoch of the last record in the log, or above.
@@ -104,7 +106,7 @@ class ElectionStore:
         """Put the state on stable storage.
 
         Raises:
-            storage.errors.DiskError: it may not be there; the node must stop.
+            storage.errors.DiskError: the state may not be on disk; the node must stop.
         """
         self._sequence += 1
         self._write(state)

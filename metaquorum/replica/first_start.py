@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """First start: gives a directory its identity once, explicitly (`format_...`) or by asking the peers (`FirstStart`).
 
-Owns what formatting writes, in this order: initial voters, vote file, and last `meta.json`, which makes the directory
-formatted; a crash before that leaves an unformatted directory, and formatting begins anew. The directory id of a node
-that asks is drawn once and kept in `<data>/first-start.json` until then, so that a crash changes nobody's identity.
-Decides nothing: `first_start_decision` does.
+Owns the files of formatting, written in this order: initial voters, vote file, `meta.json`. The last one makes the directory
+formatted; after a crash before it, formatting starts again. A node that asks its peers draws its directory id once and keeps it in
+`<data>/first-start.json` until then, so a crash does not change its identity. `first_start_decision` decides.
 """
 
 from __future__ import annotations
@@ -51,18 +50,18 @@ VOTERS_FILE = "initial-voters.json"
 PENDING_FILE = "first-start.json"
 PROBE_TIMEOUT_MS = 1_000
 PROBE_PAUSE_MS = 250
-"""Pause between two rounds of questions."""
+"""Milliseconds between two rounds of questions."""
 
 _CLUSTER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 
 class FirstStartRefusedError(Exception):
-    """Formatting would mix clusters or nodes; the text says which setting is wrong."""
+    """Formatting would mix clusters or nodes; the text names the wrong setting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitialVoter:
-    """One initial voter: node id, `host:port` of its quorum listener, id of its metadata directory (16 bytes)."""
+    """One initial voter: node id, `host:port` of its quorum listener, and id of its metadata directory (16 bytes)."""
 
     node_id: int
     address: str
@@ -70,7 +69,7 @@ class InitialVoter:
 
 
 def is_formatted(data_directory: Path) -> bool:
-    """Whether the directory has an identity already (`meta.json`)."""
+    """Return whether the directory has an identity (`meta.json`)."""
     return (data_directory / META_FILE).exists()
 
 
@@ -80,6 +79,7 @@ def format_standalone(
     """Format as the only voter of a new cluster.
 
     Raises:
+        FirstStartRefusedError: the cluster id is invalid.
         storage.errors.DataDirectoryError: formatted already, or not writable.
     """
     key = ReplicaKey(node_id=NodeId(node_id), directory_id=directory_id or _draw_directory_id())
@@ -94,17 +94,17 @@ def format_with_voters(
     voters: Sequence[InitialVoter],
     directory_id: bytes | None = None,
 ) -> None:
-    """Format as one of several initial voters; every one of them must be formatted with the same voters.
+    """Format as one of several initial voters. Every one of them must be formatted with the same voters.
 
     Args:
         data_directory: the directory.
         node_id: this node, which must be among the voters.
         cluster_id: the new cluster.
         voters: all initial voters.
-        directory_id: when given, must be the one that `voters` has for this node.
+        directory_id: if given, it must be the one that `voters` has for this node.
 
     Raises:
-        FirstStartRefusedError: the voters do not fit together, or do not have this node, or the cluster id is none.
+        FirstStartRefusedError: the voters contradict each other or lack this node, or the cluster id is invalid.
         storage.errors.DataDirectoryError: formatted already, or not writable.
     """
     by_id = {voter.node_id: voter for voter in voters}
@@ -128,9 +128,10 @@ def format_with_voters(
 
 
 def format_observer(data_directory: Path, *, node_id: int, cluster_id: str, directory_id: bytes | None = None) -> None:
-    """Format as an observer: a broker, or a node that takes the place of a wiped voter.
+    """Format as an observer: a broker, or a node that replaces a wiped voter.
 
     Raises:
+        FirstStartRefusedError: the cluster id is invalid.
         storage.errors.DataDirectoryError: formatted already, or not writable.
     """
     key = ReplicaKey(node_id=NodeId(node_id), directory_id=directory_id or _draw_directory_id())
@@ -174,7 +175,7 @@ def _make_root(data_directory: Path) -> str:
 
 
 def write_initial_voters(disk: Disk, metadata_directory: str, voters: VoterSet) -> None:
-    """Write the voters of the format; never changed afterwards."""
+    """Write the initial voters. The file never changes afterwards."""
     entries = [
         {"node_id": v.key.node_id, "directory_id": v.key.directory_id.hex(), "address": v.address}
         for v in voters.voters
@@ -183,7 +184,7 @@ def write_initial_voters(disk: Disk, metadata_directory: str, voters: VoterSet) 
 
 
 def read_initial_voters(disk: Disk, metadata_directory: str) -> VoterSet:
-    """Read the voters of the format.
+    """Return the initial voters.
 
     Raises:
         FirstStartRefusedError: the file is missing or damaged.
@@ -211,12 +212,12 @@ def _parse_voter(path: str, entry: object) -> Voter:
 class FirstStart:
     """Asks the configured voters until it is safe to format, then formats.
 
-    Meanwhile, and until the node itself takes over, it answers the questions of the others through `QuorumServicer`.
+    Until the quorum node itself takes over, it answers the probes of other nodes through `QuorumService`.
 
     Args:
         data_directory: the directory; not formatted.
         node_id: this node.
-        cluster_id: the cluster that it is to be part of.
+        cluster_id: the cluster to join.
         voters: `host:port` of the quorum listeners of all configured voters by node id, this node among them.
     """
 
@@ -247,13 +248,13 @@ class FirstStart:
                 return drawn
 
     async def run(self, peers: Peers) -> None:
-        """Return when the directory is formatted; cancel to give up.
+        """Return when the directory is formatted. Cancel it to stop.
 
         Args:
             peers: connections of this process to other servers.
 
         Raises:
-            FirstStartRefusedError: a peer is of another cluster or another node than configured.
+            FirstStartRefusedError: a peer is of another cluster, or of another node than configured.
             storage.errors.StorageError: the directory cannot be written.
         """
         transport = QuorumTransport(peers)
@@ -307,11 +308,11 @@ class FirstStart:
         )
 
     def handle_snapshot(self, request: pb.FetchSnapshotRequest) -> AsyncGenerator[pb.FetchSnapshotResponse]:
-        """Refuse: there is none yet."""
+        """Refuse: there is no snapshot yet. Always raises StoppedError."""
         raise StoppedError("this node is not formatted yet")
 
     def handle_probe(self, request: pb.ProbeRequest) -> pb.ProbeResponse:
-        """Answer a peer's question about this node."""
+        """Answer a peer's probe."""
         asking = _key_of(request.node_id, request.directory_id)
         if self._voters is not None:
             accepts = self._voters.contains(asking)
@@ -327,7 +328,7 @@ class FirstStart:
         )
 
     def take_request(self, request: Request, on_answer: Callable[[Answer | StoppedError], None]) -> None:
-        """Refuse everything but Probe: there is no log and no vote yet.
+        """Refuse every request: there is no log and no vote yet.
 
         Raises:
             StoppedError: always.
@@ -348,7 +349,7 @@ def probe_response(
     voters: VoterSet,
     accepts: bool,
 ) -> pb.ProbeResponse:
-    """Build the answer to a Probe."""
+    """Return the answer to a Probe."""
     return pb.ProbeResponse(
         node_id=key.node_id,
         directory_id=key.directory_id,

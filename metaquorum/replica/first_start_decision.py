@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""First start, decided: what an unformatted node does with what its peers answered. Pure.
+"""The decision of a first start: what an unformatted node does after the answers of its peers. Pure.
 
-Law: two nodes that both format as initial voters agree on a majority of the voters, and a node whose disk was wiped
-never comes back as the voter that it was, for that one may have voted.
-Why it holds: a set of initial voters is made only when every peer answered in one round that it knows of nothing and
-accepts this node under its present directory id; a node that is formatted accepts only the keys that it was formatted
-with. So the sets of two nodes can differ only in the key of a node that was wiped meanwhile, whose old key nobody has
-any more.
-Source: architecture section 7 "First start is safe by itself"; `docs/quorum.md` "First start".
+Law: two nodes that both format as initial voters agree on a majority of the voters. A node whose disk was wiped never comes back as
+the same voter, because that voter may have voted.
+Why it holds: a node forms a set of initial voters only if every peer, in one round, answers that it knows nothing and accepts this
+node under its current directory id. A formatted node accepts only the keys with which it was formatted. So two sets can differ only
+in the key of a node that was wiped in between, and no node has its old key any more.
+Source: `docs/quorum.md` "First start".
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from metaquorum.raft.voters import Voter, VoterSet, voter_set
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeAnswer:
-    """What a peer answered; `proto/lograft/internal/v1/quorum.proto` ProbeResponse says what the fields mean."""
+    """Answer of a peer; ProbeResponse in `proto/lograft/internal/v1/quorum.proto` defines the fields."""
 
     key: ReplicaKey
     cluster_id: str
@@ -40,21 +39,21 @@ class Wait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refuse:
-    """Stop: going on would mix clusters."""
+    """Stop, because to continue would mix clusters."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormatVoter:
-    """Format as one of these initial voters, with the directory id that was asked with."""
+    """Format as one of these initial voters, with the directory id of the probes."""
 
     voters: VoterSet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormatObserver:
-    """Format as an observer with a fresh directory id: the quorum goes on without this disk."""
+    """Format as an observer with a new directory id: the quorum continues without this disk."""
 
     reason: str
 
@@ -68,8 +67,8 @@ def decide_first_start(
     """Decide from one round of answers.
 
     Args:
-        key: this node under the directory id that it asked with.
-        cluster_id: the cluster that it was told to join.
+        key: this node, with the directory id of its probes.
+        cluster_id: the cluster to join.
         addresses: configured voters, this node among them or not.
         answers: answers of this round by the node id that was asked; silent peers are missing.
     """
@@ -103,7 +102,7 @@ def decide_first_start(
 
 
 def _join(inviting: list[ProbeAnswer], addresses: Mapping[NodeId, str]) -> FirstStartDecision:
-    """Peers were formatted with this very node as a voter and only wait for it."""
+    """Join a quorum whose nodes were formatted with this node as a voter, and wait for it."""
     with_history = [answer for answer in inviting if answer.has_history]
     sets = {answer.voters for answer in (with_history or inviting)}
     if len(sets) > 1:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small proposals that follow each other in the log and are not written yet; they become one batch.
+"""Consecutive small proposals that are not written yet; they become one batch of the log.
 
-Owns their records and the limits of such a batch. A batch costs every node a header, a check sum, a read, a write of the image
-and an entry in its index, however few records it has. Knows no log: its owner writes what was gathered before anybody reads,
-flushes, cuts or appends anything else, so that nobody sees the difference. What was gathered and not written when the
-process ends was never flushed, so never promised.
+Owns their records, and the limits of such a batch. A batch costs every node a header, a checksum, a read, a write of the image and an
+index entry, however few records it has. Knows no log: its owner writes the gathered proposals before it reads, flushes, truncates or
+appends anything else, so the difference is invisible. Proposals that were not written when the process ends were never flushed, so
+never acknowledged.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from typing import Final
 from metaquorum.raft.effects import AppendAsLeader
 
 MAX_PROPOSAL_BYTES: Final = 64 * 1024
-"""A proposal with more bytes of records is a batch of its own."""
+"""A proposal with more bytes of records becomes a batch of its own."""
 
 MAX_PROPOSAL_RECORDS: Final = 1_000
-"""A proposal with more records is a batch of its own."""
+"""A proposal with more records becomes a batch of its own."""
 
 MAX_GATHERED_BYTES: Final = 256 * 1024
-"""Bytes of records in one batch of gathered proposals."""
+"""Largest number of bytes of records in one batch of gathered proposals."""
 
 BATCH_OVERHEAD_BYTES: Final = 128
-"""Bytes that a batch takes besides its records and their lengths, at most."""
+"""Largest number of bytes that a batch takes besides its records and their lengths."""
 
 RECORD_OVERHEAD_BYTES: Final = 5
-"""Bytes that a record takes besides its own, at most."""
+"""Largest number of bytes that a record takes besides its own bytes."""
 
 
 def gathered_size(records: Sequence[bytes]) -> int | None:
-    """Bytes that a proposal takes in the log, at most; None when it has to be a batch of its own."""
+    """Return an upper bound of a proposal's bytes in the log; None if it must be a batch of its own."""
     if len(records) > MAX_PROPOSAL_RECORDS:
         return None
     size_bytes = sum(map(len, records))
@@ -42,7 +42,7 @@ def gathered_size(records: Sequence[bytes]) -> int | None:
 
 
 class GatheredProposals:
-    """Records of neighbouring proposals of one epoch."""
+    """Records of consecutive proposals of one epoch."""
 
     __slots__ = ("_effect", "_records", "_size_bytes")
 
@@ -55,7 +55,7 @@ class GatheredProposals:
         return self._effect is not None
 
     def has_room(self, effect: AppendAsLeader, records: Sequence[bytes]) -> bool:
-        """Whether a proposal may join the batch."""
+        """Return whether a proposal may join the batch."""
         gathered = self._effect
         if gathered is None:
             return True
@@ -63,7 +63,7 @@ class GatheredProposals:
         return gathered.quorum_epoch == effect.quorum_epoch and size_bytes <= MAX_GATHERED_BYTES
 
     def add(self, effect: AppendAsLeader, records: Sequence[bytes]) -> None:
-        """Join a proposal."""
+        """Add a proposal to the batch."""
         gathered = self._effect
         assert gathered is None or gathered.next_offset == effect.base_offset, f"{effect} does not follow {gathered}"
         assert effect.next_offset - effect.base_offset == len(records), f"{len(records)} records for {effect}"
@@ -72,7 +72,7 @@ class GatheredProposals:
         self._size_bytes += sum(map(len, records))
 
     def take(self) -> tuple[AppendAsLeader, list[bytes]]:
-        """Give everything away: where it belongs, and the records."""
+        """Remove and return all records, with the offsets and the epoch of their batch."""
         effect, records = self._effect, self._records
         assert effect is not None, "nothing was gathered"
         self._effect, self._records, self._size_bytes = None, [], 0

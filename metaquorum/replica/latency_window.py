@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times of one kind of thing: how many and how long since the start, average and maximum of the last minute.
+"""Durations of one kind of event: count, sum and histogram since the start, average and maximum of the last minute.
 
-Owns the sums. Reads no clock: it is told the time. Costs a few additions for each time that is noted.
+Owns the sums. Reads no clock: callers pass the time. Each event costs a few additions.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ SLOT_S: Final = 10.0
 """Seconds of one slot of the window."""
 
 MAX_SLOTS: Final = 6
-"""Slots of the window: the last minute, of which the slot that is being filled is the last."""
+"""Slots of the window: one minute, the current slot included."""
 
 BUCKETS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-"""Upper bounds of the buckets in seconds, inclusive; one without a bound comes after them."""
+"""Upper bounds of the buckets in seconds, inclusive. One more bucket has no bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latencies:
-    """What a window tells.
+    """Durations that a window has recorded.
 
     Attributes:
-        sum_s: seconds in all, since the start.
-        bucket_counts: how many fell into each bucket of `BUCKETS_S`, and above the last, since the start.
-        recent_avg_s: average of the window; None: nothing happened in it.
-        recent_max_s: longest of the window; None with the other.
+        sum_s: sum of all durations since the start, in seconds.
+        bucket_counts: number of durations in each bucket of `BUCKETS_S`, and above the last one, since the start.
+        recent_avg_s: average within the window, in seconds; None without an event.
+        recent_max_s: maximum within the window, in seconds; None without an event.
     """
 
     sum_s: float
@@ -40,7 +40,7 @@ class Latencies:
 
     @property
     def count(self) -> int:
-        """How many there were since the start."""
+        """Number of events since the start."""
         return sum(self.bucket_counts)
 
 
@@ -54,14 +54,14 @@ class _Slot:
 
 @dataclass(slots=True)
 class LatencyWindow:
-    """See the module docstring."""
+    """Records durations of one kind of event."""
 
     _sum_s: float = 0.0
     _buckets: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_S) + 1))
     _slots: deque[_Slot] = field(default_factory=lambda: deque[_Slot](maxlen=MAX_SLOTS))
 
     def note(self, duration_s: float, *, now_s: float) -> None:
-        """It took so long, and ended now."""
+        """Record the duration of an event that ended now."""
         self._sum_s += duration_s
         self._buckets[bisect_left(BUCKETS_S, duration_s)] += 1
         number = int(now_s // SLOT_S)
@@ -73,7 +73,7 @@ class LatencyWindow:
         slot.max_s = max(slot.max_s, duration_s)
 
     def read(self, *, now_s: float) -> Latencies:
-        """What is known now."""
+        """Return the current statistics."""
         oldest = int(now_s // SLOT_S) - MAX_SLOTS + 1
         recent = [slot for slot in self._slots if slot.number >= oldest]
         count = sum(slot.count for slot in recent)

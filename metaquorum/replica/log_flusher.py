@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flushes of the metadata log: one at a time in the disk thread, each reported on the event loop when it is done.
+"""Flushes of the metadata log: one at a time in the disk thread. Each is reported on the event loop when it is done.
 
-Owns the order of the flushes that were asked for. Decides nothing: the core asks, and is told. Law: a flush is reported only
-after its work was run and taken back by the log; a failed one never is.
+Owns the order of the requested flushes. Decides nothing: the core requests flushes and gets the reports. Law: a flush is reported
+only after its work has run and the log has taken its result; a failed flush is never reported.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class LogFlusher:
 
     Args:
         log: the log.
-        disk: the thread.
-        on_flushed: told the id of a flush when it is done.
-        on_failure: told why one failed; nothing is flushed after that.
+        disk: the disk thread.
+        on_flushed: gets the id of each flush that is done.
+        on_failure: gets the reason of a failure; nothing is flushed after that.
     """
 
     def __init__(
@@ -38,18 +38,18 @@ class LogFlusher:
         self._disk = disk
         self._on_flushed = on_flushed
         self._on_failure = on_failure
-        # The core has one under way, but a truncation makes it forget that one and ask for another.
+        # Normally one is under way; after a truncation the core forgets it and requests another one.
         self._flush_ids: deque[int] = deque()
         self._is_stopped = False
 
     def flush(self, flush_id: int) -> None:
-        """Put everything appended so far on stable storage, after the flush under way."""
+        """Put everything appended so far on stable storage, after a flush that is under way."""
         self._flush_ids.append(flush_id)
         if len(self._flush_ids) == 1:
             self._begin()
 
     def stop(self) -> None:
-        """Begin no more; the one under way is taken back when it is done."""
+        """Start no further flush. The one under way is still reported."""
         self._is_stopped = True
 
     def _begin(self) -> None:
@@ -67,7 +67,7 @@ class LogFlusher:
                 self._log.end_flush(work)
             flush_id = self._flush_ids.popleft()
             has_more = bool(self._flush_ids)
-            # It may ask for another one at once, which begins if none waits.
+            # The core may request another flush at once, which starts if none waits.
             self._on_flushed(flush_id)
             if has_more and not self._is_stopped:
                 self._begin()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metadata log on disk: a `storage.PartitionLog`, as the Raft core wants it.
+"""The metadata log on disk: a `storage.PartitionLog`, in the form that the Raft core needs.
 
-Owns opening (epochs and voter sets are given to the core; the log is read only above what the image has), the encoding
-of batches and control batches, small proposals that become one batch, trimming, beginning again at a snapshot, and
-flushing in a thread. Decides nothing; every offset comes from the core and is checked against the log.
-One owner (the event loop thread) calls everything; only the work of a flush runs in the disk thread.
+Owns the opening (the core gets epochs and voter sets; the log is read only above the image's offset), the encoding of batches and
+control batches, the joining of small proposals to one batch, trimming, the restart at a snapshot, and flushing in a thread. Decides
+nothing; every offset comes from the core and is checked against the log.
+One owner (the event loop thread) makes all calls; only the work of a flush runs in the disk thread.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from storage.types import LogSettings
 logger = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 64 * 1024 * 1024
-"""Segment size of the metadata log: small, so that a trimmed log gives its space back soon."""
+"""Bytes of a segment of the metadata log: small, so that trimming frees space soon."""
 
 RECENT_BYTES = 256 * 1024
-"""Most bytes of the log that are kept in memory to be read again."""
+"""Largest number of log bytes that are kept in memory for the next read."""
 
 SCAN_BYTES = 1024 * 1024
-"""Bytes of one read while the log is opened."""
+"""Bytes of one read while the log is being opened."""
 
 
 _ADVICE = (
@@ -52,18 +52,18 @@ _ADVICE = (
 
 
 class DamagedLogError(Exception):
-    """Flushed records of the metadata log are damaged: a voter that goes on with a part of them may lose commits."""
+    """Flushed records of the metadata log are damaged. A voter that continued with a part of them might lose commits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogBase:
-    """What image and snapshots know of the log, so that it need not be read for it.
+    """What image and snapshots say about the log, so that it need not be read completely.
 
     Attributes:
-        image_offset: every record below (exclusive) is in the image, so committed.
-        voters: voters in force there; None when no record below names any.
+        image_offset: end of the image (exclusive): every record below it is in the image, so committed.
+        voters: voter set in force there; None if no record below names voters.
         snapshots: ids of the snapshots on disk, ascending.
-        damaged: ids of snapshots that are needed and cannot be read: the log has to cover them.
+        damaged: ids of damaged snapshots; the log must contain everything in them.
     """
 
     image_offset: Offset = LOG_BEGIN
@@ -74,11 +74,11 @@ class LogBase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogOptions:
-    """How the log is kept; a simulation brings its own.
+    """Options of the log; a simulation sets its own.
 
     Attributes:
         segment_bytes: size of a segment.
-        clock: milliseconds since 1970; stamped into batches and files, decides nothing.
+        clock: milliseconds since 1970; stamped into batches and files, never used for a decision.
     """
 
     segment_bytes: int = SEGMENT_BYTES
@@ -87,7 +87,10 @@ class LogOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RecentRead:
-    """What was read last and judged: both followers of a round, and the own image after it, want the same bytes."""
+    """The last bytes read or appended, already checked.
+
+    Both followers of a round need the same ones, and so does the node's own image.
+    """
 
     offset: int
     end_offset: int
@@ -96,7 +99,7 @@ class _RecentRead:
 
 @dataclass(frozen=True, slots=True)
 class _Decoded:
-    """What was decoded last: every listener of the node wants the same. What is committed is never cut, so it stays right."""
+    """The last decoded batches, which every listener of the node needs. Committed batches are never truncated, so it stays valid."""
 
     offset: int
     commit_offset: int
@@ -108,10 +111,10 @@ class LogStore:
     """The open metadata log.
 
     Attributes:
-        voters: voter sets by the offset of their records; the first may stand for all before the image's offset.
-        committed_offset: offset (exclusive) below which all is known to be committed.
+        voters: voter sets by the offset of their records; the first one may stand for all below the image's offset.
+        committed_offset: offset (exclusive) below which everything is known to be committed.
         read_bytes: bytes read from the log so far, for all purposes.
-        cut_bytes: bytes of a torn tail that were cut when the log was opened.
+        cut_bytes: bytes of a torn tail that recovery removed at the opening.
     """
 
     def __init__(self, disk: Disk, directory: str, base: LogBase, options: LogOptions) -> None:
@@ -133,16 +136,16 @@ class LogStore:
     def open(
         cls, disk: Disk, directory: str, base: LogBase | None = None, *, options: LogOptions | None = None
     ) -> LogStore:
-        """Open the log, recover it after a crash, finish an interrupted install, and read its voter sets.
+        """Open the log: recover it after a crash, finish an interrupted install, and read its voter sets.
 
         Args:
             disk: the disk.
-            directory: of the log.
-            base: what image and snapshots know; None: nothing, and the log is read from its beginning.
-            options: how the log is kept.
+            directory: directory of the log.
+            base: what image and snapshots say; None: nothing, so the log is read from its beginning.
+            options: options of the log.
 
         Raises:
-            DamagedLogError: records that were flushed are damaged or missing; this node must not take part without them.
+            DamagedLogError: flushed records are damaged or missing; this node must not take part without them.
             storage.errors.StorageError: the log cannot be opened.
         """
         base = base or LogBase()
@@ -171,11 +174,11 @@ class LogStore:
         voters: list[tuple[Offset, VoterSet]] = []
         scan_from = log.log_start_offset
         if base.voters is not None and base.image_offset > 0:
-            # The record lies below; which offset it has no longer matters, for nothing below is ever cut.
+            # The record is somewhere below. Its exact offset no longer matters, because nothing below is ever truncated.
             voters.append((Offset(base.image_offset - 1), base.voters))
             scan_from = base.image_offset
         self.voters = (*voters, *self._scan_voters(scan_from))
-        # Headers below were walked over to find the first batch, and may have been found damaged.
+        # The scan also read headers below `scan_from` to find the first batch, and may have found damage there.
         self._refuse_damage()
 
     def _refuse_damage(self) -> None:
@@ -183,7 +186,7 @@ class LogStore:
             raise DamagedLogError(f"the log is damaged at {self._log.damaged}. {_ADVICE}")
 
     def _find_start(self) -> SnapshotId | None:
-        """The snapshot that stands for what is below the log; an interrupted install leaves a newer one beside it."""
+        """Return the snapshot that ends at the log start, or None for offset 0. An interrupted install also leaves a newer one."""
         offset = self._log.log_start_offset
         if offset == 0:
             return None
@@ -193,10 +196,10 @@ class LogStore:
         raise DamagedLogError(f"the log begins at {offset} and no snapshot ends there. {_ADVICE}")
 
     def _check_damaged(self, damaged: tuple[SnapshotId, ...]) -> None:
-        """What is in a damaged snapshot must be in the log, which then has been committed so far.
+        """Check that the log contains everything that a damaged snapshot held; that part of the log has been committed.
 
-        A log that does not reach it was about to begin at it: it may have been emptied for that, so that it has lost what this
-        voter gave its word for.
+        If the log does not reach the snapshot's end, an install was under way and may have emptied the log. This voter may then have
+        lost records that it had acknowledged.
         """
         view = self.view()
         for snapshot in damaged:
@@ -212,7 +215,7 @@ class LogStore:
         return tuple(one for one in self._snapshots if one.end_offset >= self._log.log_start_offset)
 
     def view(self) -> LogView:
-        """The shadow of the log for the core."""
+        """Return the view of the log for the core."""
         log = self._log
         epochs: list[tuple[QuorumEpoch, Offset]] = []
         epoch, end_offset = log.last_epoch, log.log_end_offset
@@ -235,21 +238,21 @@ class LogStore:
 
     @property
     def end_offset(self) -> int:
-        """Offset that the next record gets (exclusive end)."""
+        """Offset of the next record (exclusive end)."""
         return self._log.log_end_offset
 
     @property
     def flushed_offset(self) -> int:
-        """Everything below is on stable storage (exclusive)."""
+        """Offset (exclusive) below which everything is on stable storage."""
         return self._log.flushed_offset
 
     def size_bytes(self) -> int:
-        """Bytes of the log on disk."""
+        """Return the bytes of the log on disk."""
         names = self._disk.list_directory(self._directory)
         return sum(self._disk.size_bytes(f"{self._directory}/{name}") for name in names if name.endswith(LOG_SUFFIX))
 
     def truncate_prefix(self, to: SnapshotId) -> None:
-        """Let the log begin at a snapshot's end, durably, and drop whole segments below."""
+        """Move the log start to a snapshot's end, durably, and remove whole segments below."""
         self._recent = None
         self._write_gathered()
         self._log.truncate_prefix(to.end_offset, self._options.clock())
@@ -259,9 +262,9 @@ class LogStore:
     def truncate_fully(self, to: SnapshotId) -> None:
         """Empty the log and let it begin at a snapshot's end, durably.
 
-        Order: all records go; the log start is written; the log is opened again there. A crash in between leaves a log that
-        does not contain the end of the newest snapshot, so the next `open` does the same again.
-        A flush that was under way must have ended in its thread; it is taken back here.
+        Order: remove all records, write the log start, open the log again there. A crash in between leaves a log that does not
+        contain the end of the newest snapshot, so the next `open` repeats the steps. A flush under way must have ended in its thread;
+        its result is taken here.
         """
         self._recent = None
         self._write_gathered()
@@ -279,7 +282,7 @@ class LogStore:
         self._start = to
 
     def gather(self, effect: AppendAsLeader, records: Sequence[bytes]) -> None:
-        """Append a small proposal, in one batch with those that follow before anybody looks at the log."""
+        """Append a small proposal. It shares a batch with the next ones until the log is read, flushed or changed in another way."""
         if not self._gathered.has_room(effect, records):
             self._write_gathered()
         self._gathered.add(effect, records)
@@ -290,7 +293,7 @@ class LogStore:
             self.append_as_leader(effect, encode_records(records))
 
     def append_as_leader(self, effect: AppendAsLeader, batch: bytes | bytearray) -> None:
-        """Append an encoded batch at the offset that the core gave it."""
+        """Append an encoded batch at the offset that the core assigned."""
         self._write_gathered()
         header = read_header(batch)
         appended = self._log.append_as_leader(
@@ -301,7 +304,7 @@ class LogStore:
         )
 
     def append_as_follower(self, effect: AppendAsFollower) -> None:
-        """Append fetched batches as they are."""
+        """Append fetched batches unchanged."""
         self._write_gathered()
         self._log.append_as_follower(effect.batches.data, now_ms=self._options.clock())
         spans = effect.batches.spans
@@ -310,17 +313,17 @@ class LogStore:
         assert self._log.log_end_offset == end_offset, f"log ends at {self._log.log_end_offset}, not at {end_offset}"
 
     def truncate_suffix(self, to_offset: Offset) -> None:
-        """Drop everything from to_offset (inclusive) on, durably."""
+        """Remove everything from `to_offset` (inclusive) on, durably."""
         self._recent = None
         self._write_gathered()
         self._log.truncate_suffix(to_offset)
         assert self._log.log_end_offset == to_offset, f"log ends at {self._log.log_end_offset}, not at {to_offset}"
 
     def read(self, offset: int, max_bytes: int) -> bytes:
-        """Read whole batches from an offset on: at least one, else at most max_bytes.
+        """Read whole batches from an offset on: at least one, otherwise at most `max_bytes`.
 
         Raises:
-            DamagedLogError: a batch is not of the epoch that the log has there.
+            DamagedLogError: the epoch of a batch differs from the log's epoch at its offset.
             storage.errors.DataLossError: the first batch is damaged.
         """
         self._write_gathered()
@@ -339,7 +342,7 @@ class LogStore:
         self._recent = _RecentRead(offset=offset, end_offset=end_offset, data=data) if small else None
 
     def read_committed(self, offset: int, max_bytes: int, *, commit_offset: int) -> Sequence[CommittedBatch]:
-        """Read whole batches below commit_offset (exclusive) and decode them."""
+        """Read and decode whole batches below `commit_offset` (exclusive)."""
         last = self._committed
         if last is not None and (last.offset, last.commit_offset, last.max_bytes) == (offset, commit_offset, max_bytes):
             return last.batches
@@ -355,10 +358,10 @@ class LogStore:
         return batches
 
     def _walk(self, data: bytes) -> Iterator[tuple[BatchHeader, memoryview]]:
-        """Walk over batches that were read. No CRC covers the epoch of a batch, so the epochs of the log judge it.
+        """Yield batches after a check of their epochs against the log's, because no CRC covers the epoch of a batch.
 
         Raises:
-            DamagedLogError: a batch is not of the epoch that the log has there: a follower would append it as it is.
+            DamagedLogError: the epoch of a batch differs from the log's epoch at its offset; a follower would append it unchanged.
         """
         self.read_bytes += len(data)
         view = memoryview(data)
@@ -371,13 +374,13 @@ class LogStore:
             yield header, view[position : position + header.size_bytes]
 
     def begin_flush(self) -> FlushWork | None:
-        """Work that puts everything appended so far on stable storage; None when there is none left."""
+        """Return work that puts everything appended so far on stable storage; None if everything is flushed."""
         self._write_gathered()
         self._flush = self._log.begin_flush()
         return self._flush
 
     def end_flush(self, work: FlushWork) -> None:
-        """The work was run. One of a log that has begun again meanwhile was taken back then."""
+        """Take the result of flush work that has run. Work of a log that was reopened since was taken then."""
         if work is self._flush:
             self._flush = None
             self._log.end_flush(work)
@@ -394,30 +397,30 @@ class LogStore:
             offset = read.next_offset
 
     def _open(self) -> tuple[PartitionLog, int]:
-        """Open the log; also returns the bytes of a torn tail that were cut."""
+        """Open the log. Also return the bytes of a torn tail that were removed."""
         settings = LogSettings(segment_bytes=self._options.segment_bytes)
         opened = PartitionLog.open(self._disk, self._directory, settings=settings, now_ms=self._options.clock())
         return opened.log, opened.report.cut_bytes
 
     def close(self, *, is_clean: bool) -> None:
-        """Close the log; after a failure nothing more is written, and the next start recovers."""
+        """Close the log. After a failure (not clean) nothing more is written, and the next start recovers."""
         if is_clean:
             self._write_gathered()
         self._log.close(clean=is_clean)
 
 
 def encode_records(records: Sequence[bytes]) -> bytearray:
-    """Encode one batch of metadata records."""
+    """Return one encoded batch of metadata records."""
     return encode_batch(records, timestamps_ms=wall_clock_ms())
 
 
 def encode_control(content: LeaderChange | VotersChange) -> bytearray:
-    """Encode one control batch."""
+    """Return one encoded control batch."""
     return encode_batch([encode_control_record(content)], timestamps_ms=wall_clock_ms(), control=True)
 
 
 def wall_clock_ms() -> int:
-    """Milliseconds since 1970; only stamped into batches, never used for a decision."""
+    """Return milliseconds since 1970; only stamped into batches, never used for a decision."""
     return time.time_ns() // 1_000_000
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators who wait for the core: changes of the voters, transfers of the leadership, the next leader.
+"""Operators that wait for the core: for changes of the voters, leadership transfers, or the next leader.
 
-Owns the futures of those who wait; the core owns the outcome. Law: each is answered once; a node that stops says
-UNKNOWN of a change that it may have begun.
+Owns their futures; the core owns the outcomes. Law: each request is answered once. A node that stops answers UNKNOWN for a change
+that it may have started.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from metaquorum.raft.voter_changes import (
 )
 
 MAX_REQUESTS = 100
-"""Operators that may wait at once; the core does one thing at a time and refuses the rest."""
+"""Operators that may wait at the same time. The core does one thing at a time and refuses the rest."""
 
 T = TypeVar("T")
 
 
 class OperatorRequests:
-    """Who waits for what.
+    """The waiting operators.
 
     Args:
-        submit: takes an event to the core.
+        submit: passes an event to the core.
     """
 
     def __init__(self, submit: Callable[[Event], None]) -> None:
@@ -46,7 +46,7 @@ class OperatorRequests:
         self._is_closed = False
 
     async def change_voters(self, change: VoterChange) -> ChangeOutcome:
-        """Ask the core for a change of the voters and wait for its end; the caller bounds the wait."""
+        """Ask the core to change the voters, and return the outcome. The caller bounds the wait."""
         if self._is_full:
             return ChangeRefused(reason=ChangeRefusal.CHANGE_PENDING)
         token = self._token()
@@ -59,7 +59,7 @@ class OperatorRequests:
             self._changes.pop(token, None)
 
     async def transfer_leadership(self, to: NodeId | None) -> TransferOutcome:
-        """Ask the core to hand the leadership over; the core bounds the wait."""
+        """Ask the core to hand the leadership over, and return the outcome. The core bounds the wait."""
         if self._is_full:
             return ChangeRefused(reason=ChangeRefusal.TRANSFER_PENDING)
         token = self._token()
@@ -72,14 +72,14 @@ class OperatorRequests:
             self._transfers.pop(token, None)
 
     async def next_leader(self, known: QuorumLeader, *, above_epoch: int) -> QuorumLeader:
-        """Wait until a leader of a higher epoch is known; the caller bounds the wait.
+        """Wait until a leader of a higher epoch is known. The caller bounds the wait.
 
         Args:
-            known: who leads as far as known now.
-            above_epoch: epoch that the leader must be above.
+            known: the currently known leader.
+            above_epoch: the leader's epoch must be above it.
 
         Returns:
-            That leader; one without an id when this node stops before it is known.
+            That leader; one without an id if this node stops before.
         """
         if known.leader_id is not None and known.quorum_epoch > above_epoch:
             return known
@@ -101,7 +101,7 @@ class OperatorRequests:
         return token
 
     def answer(self, effect: AnswerVoterChange | AnswerTransfer) -> None:
-        """Hand an answer of the core to who waits for it; one who went away is not looked for."""
+        """Pass an answer of the core to the operator that waits for it, if it still does."""
         match effect:
             case AnswerVoterChange(token=token, outcome=outcome):
                 _settle(self._changes.get(token), outcome)
@@ -109,13 +109,13 @@ class OperatorRequests:
                 _settle(self._transfers.get(token), outcome)
 
     def announce(self, leader: QuorumLeader) -> None:
-        """Wake those who wait for this leader."""
+        """Wake the operators that wait for this leader."""
         for future, above_epoch in list(self._leader_waits.items()):
             if leader.leader_id is not None and leader.quorum_epoch > above_epoch:
                 _settle(future, leader)
 
     def close(self) -> None:
-        """The core takes no more events: nobody learns any more than is known now."""
+        """Answer every operator: the core takes no more events."""
         self._is_closed = True
         for change in self._changes.values():
             _settle(change, ChangeUnknown())

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of a quorum node: counters of the running core, and everything that is shown, as of one moment.
+"""Metrics of a quorum node: counters of the running core, and a sample of everything at one moment.
 
-Owns plain numbers that the driver raises as it goes (what was appended and fetched, how long commits and elections take), and the
-sample, which is taken on the event loop, where the core lives, and given away as a value. Decides nothing. Of all records that wait for
-their commit one is timed, the next one when that is committed: one comparison for each append, whatever the load.
+Owns plain numbers that the driver updates (records appended and fetched, durations of commits and elections), and the sample, which
+is taken on the event loop and passed on as a value. Decides nothing. Of all records that wait for their commit only one is timed, and
+the next one after its commit; so each append costs one comparison, whatever the load.
 Source: KIP-595 "Metrics"; `docs/quorum.md` section "Metrics".
 """
 
@@ -26,14 +26,14 @@ ROLES: Final = tuple(kind.__name__.lower() for kind in (Unattached, Prospective,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeterReading:
-    """What was counted since the start of the node.
+    """Counters since the start of the node.
 
     Attributes:
-        appended_records: records that were appended, as leader or follower.
+        appended_records: records appended, as leader or follower.
         fetched_records: those of them that came from a leader.
-        truncations: times that the log was cut.
-        commits: from the append of a record, as leader, to its commit; a sample.
-        elections: from the time at which no leader was known to the time at which one of another epoch was.
+        truncations: number of truncations of the log.
+        commits: durations from a leader's append of a record to its commit; a sample.
+        elections: durations from the loss of a known leader to a known leader of another epoch.
     """
 
     appended_records: int
@@ -47,8 +47,8 @@ class QuorumMeter:
     """The counters of one driver.
 
     Args:
-        now_s: monotonic seconds.
-        quorum_epoch: epoch at the start; its leader is no news.
+        now_s: returns monotonic seconds.
+        quorum_epoch: epoch at the start; a leader of this epoch does not count as elected.
     """
 
     def __init__(self, now_s: Callable[[], float], *, quorum_epoch: int) -> None:
@@ -63,7 +63,7 @@ class QuorumMeter:
         self._led_epoch = quorum_epoch
 
     def note(self, effect: Effect) -> None:
-        """The core has an effect."""
+        """Count an effect of the core."""
         match effect:
             case AdvanceCommit(commit_offset=commit_offset):
                 self._committed(commit_offset)
@@ -79,17 +79,17 @@ class QuorumMeter:
                 pass
 
     def _committed(self, commit_offset: int) -> None:
-        """Everything below this offset (exclusive) is committed and on stable storage here."""
+        """Note that everything below this offset (exclusive) is committed and on stable storage here."""
         if self._timed is not None and commit_offset >= self._timed[0]:
             now_s = self._now_s()
             self._commits.note(now_s - self._timed[1], now_s=now_s)
             self._timed = None
 
     def settled(self, state: RaftState) -> None:
-        """A step is over: look whether a leader is known. A leader that came back in its own epoch was no election."""
+        """Look after a step whether a leader is known. A leader that comes back in its own epoch is not an election."""
         role = state.role
         if not isinstance(role, Leader | Resigned):
-            # What it appended may yet be committed, but nobody here is answered for it.
+            # Its records may still be committed, but no caller here gets an answer for them.
             self._timed = None
         if not isinstance(role, Leader | Follower):
             if self._leaderless_since_s is None:
@@ -97,14 +97,14 @@ class QuorumMeter:
         elif self._leaderless_since_s is not None or state.quorum_epoch != self._led_epoch:
             now_s = self._now_s()
             if state.quorum_epoch != self._led_epoch:
-                # A follower that hears of the next leader at once was never without one.
+                # A follower that learns of the next leader at once was never without a leader.
                 since_s = now_s if self._leaderless_since_s is None else self._leaderless_since_s
                 self._elections.note(now_s - since_s, now_s=now_s)
             self._leaderless_since_s = None
             self._led_epoch = state.quorum_epoch
 
     def read(self) -> MeterReading:
-        """What is known now."""
+        """Return the current counters."""
         now_s = self._now_s()
         return MeterReading(
             appended_records=self._led_records + self._fetched_records,
@@ -117,28 +117,28 @@ class QuorumMeter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuorumSample:
-    """State and counters of a node. Offsets are exclusive ends unless named start; None: not known.
+    """State and counters of a node. Offsets are exclusive ends, except starts; None: unknown.
 
     Attributes:
         cluster_id: cluster.
         node_id: this node.
         role: its role, one of `ROLES`.
-        is_voter: whether it votes.
-        quorum_epoch: highest epoch seen.
+        is_voter: True if it is a voter.
+        quorum_epoch: highest known epoch.
         leader_id: leader of that epoch.
         voted_id: node id of the replica that has this node's vote in that epoch.
         high_watermark: end of the committed log.
         log_start_offset: first offset of the log (inclusive).
         log_end_offset: end of the log.
         log_end_epoch: epoch of the last record.
-        flushed_offset: end of what is on stable storage.
-        voter_count: voters in force.
-        observer_count: observers that fetch from this leader; None where it does not lead.
-        uncommitted_bytes: bytes that this leader appended and that are not committed; 0 where it does not lead.
-        has_uncommitted_change: whether the newest set of voters is not known to be committed.
+        flushed_offset: end of the flushed log.
+        voter_count: number of voters in force.
+        observer_count: observers that fetch from this leader; None if it does not lead.
+        uncommitted_bytes: bytes that this leader has appended and not committed; 0 if it does not lead.
+        has_uncommitted_change: True if the newest voter set is not known to be committed.
         meter: counters.
-        loop_busy_s: seconds of processor that the thread of the event loop has used.
-        loop_idle_ratio: share of the time since the last sample, from 0 to 1, in which it used none; None: first sample.
+        loop_busy_s: processor seconds that the event loop's thread has used.
+        loop_idle_ratio: share of the time since the last sample in which it used none, 0 to 1; None for the first sample.
     """
 
     cluster_id: str
@@ -163,11 +163,11 @@ class QuorumSample:
 
 
 class LoopClock:
-    """Processor time of the thread that makes it; costs nothing until it is read. A thread that waits for its disk counts as idle.
+    """Processor time of the thread that creates it. It costs nothing until it is read. A thread that waits for its disk counts as idle.
 
     Args:
-        thread_s: processor seconds of the thread; for tests.
-        now_s: monotonic seconds; for tests.
+        thread_s: returns processor seconds of the thread; for tests.
+        now_s: returns monotonic seconds; for tests.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class LoopClock:
         self._last: tuple[float, float] | None = None
 
     def read(self) -> tuple[float, float | None]:
-        """Seconds used in all; and the idle share, 0 to 1, of the time since the last reading."""
+        """Return the processor seconds so far, and the idle share (0 to 1) since the last call; None at the first call."""
         busy_s, now_s = self._thread_s(), self._now_s()
         last, self._last = self._last, (busy_s, now_s)
         if last is None or now_s <= last[1]:
@@ -188,14 +188,14 @@ class LoopClock:
 
 def _own_thread_s() -> Callable[[], float]:
     if not hasattr(time, "pthread_getcpuclockid"):
-        # Systems without it: what the whole process uses, which is mostly this thread.
+        # Without a clock of the thread: the time of the whole process, which is mostly this thread's.
         return time.process_time
     clock = time.pthread_getcpuclockid(threading.get_ident())
     return lambda: time.clock_gettime(clock)
 
 
 def take_sample(state: RaftState, meter: MeterReading, clock: LoopClock) -> QuorumSample:
-    """Read everything, on the event loop."""
+    """Return a sample of everything. Runs on the event loop."""
     role = state.role
     leading = role if isinstance(role, Leader) else None
     busy_s, idle_ratio = clock.read()

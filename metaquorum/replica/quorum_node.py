@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The quorum node: one member (voter or observer) of the metadata quorum, as its users see it.
+"""The quorum node: one member (voter or observer) of the metadata quorum, with the interface for its users.
 
-Owns the composition of driver, log, vote file and transport, and the public interface of them. Must not decide
-anything: decisions are in `metaquorum.raft`. Everything here runs on one event loop thread.
+Owns the composition of driver, log, vote file and transport, and their public interface. It decides nothing: `metaquorum.raft`
+decides. Everything runs on one event loop thread.
 Source: `docs/quorum.md`.
 """
 
@@ -58,15 +58,15 @@ __all__ = [
 ]
 
 REDIRECT_MS: Final = 500
-"""Time for which a leader that stops says who leads now: several times what a broker needs to hear of it."""
+"""Milliseconds for which a stopping leader still answers who leads now: several times what a broker needs to learn it."""
 
 
 class QuorumError(Exception):
-    """A quorum node could not do what was asked; subclasses say why."""
+    """A quorum node could not do what the caller asked; subclasses say why."""
 
 
 class NotLeaderError(QuorumError):
-    """This node does not lead the quorum in the epoch that the caller named; ask the leader in `leader`."""
+    """This node does not lead the quorum in the named epoch. Ask the leader in `leader`."""
 
     def __init__(self, leader: QuorumLeader) -> None:
         super().__init__(f"this node does not lead the quorum; known leader: {leader}")
@@ -74,21 +74,21 @@ class NotLeaderError(QuorumError):
 
 
 class BusyError(QuorumError):
-    """Too many bytes are appended and not committed yet; try again after the next commit."""
+    """Too many bytes are appended but uncommitted, or too many reads wait; try again."""
 
 
 class QuorumNode:
     """One voter or observer of the metadata quorum.
 
-    It is a voter when (node id, directory id) is among the voters of the log (or, before the first record, of the
-    format), else an observer, which follows the log and never votes.
+    It is a voter if (node id, directory id) is among the voters of the log (before the first record: of the format). Otherwise it is
+    an observer, which follows the log and never votes.
 
     Args:
         settings: addresses, times, limits.
-        data_directory: the formatted, locked directory of this node; the node opens `<data>/metadata/` in it.
-        peers: connections of this process to other servers; outlive the node.
-        listener: user of the committed log, which writes the image of `metadata`; None: nobody.
-        metadata: image and snapshots; None: nobody keeps an image, so no snapshot is made, and none can be installed.
+        data_directory: the formatted, locked directory of this node; the node uses `<data>/metadata/` in it.
+        peers: connections of this process to other servers; they outlive the node.
+        listener: user of the committed log, which writes the image of `metadata`; None: no user.
+        metadata: image and snapshots; None: this node has no image, so it makes no snapshots and cannot install one.
     """
 
     def __init__(
@@ -134,11 +134,12 @@ class QuorumNode:
         return self._key.directory_id
 
     async def start(self) -> None:
-        """Open the log and the vote file, and begin to take part. Returns before a leader is known.
+        """Open the log and the vote file, and take part in the quorum. Returns before a leader is known.
 
         Raises:
-            VoteFileLostError: this node may have forgotten a vote; wipe the directory, it then joins as a new replica.
+            VoteFileLostError: this node may have forgotten a vote; wipe the directory, and it joins as a new replica.
             FirstStartRefusedError: the file of initial voters is missing or damaged.
+            DamagedLogError: flushed records of the log are damaged or missing.
             storage.errors.StorageError: the log cannot be opened.
         """
         assert self._driver is None, "a node starts once"
@@ -194,7 +195,7 @@ class QuorumNode:
         )
 
     async def stop(self) -> None:
-        """Leave in an orderly way: a leader hands over first (bounded by `shutdown_grace_ms`). Idempotent."""
+        """Stop in an orderly way: a leader hands over first (bounded by `shutdown_grace_ms`). Idempotent."""
         if self._driver is not None:
             await self._hand_over(self._driver)
         driver, self._driver = self._driver, None
@@ -208,10 +209,10 @@ class QuorumNode:
             self._log.close(is_clean=not has_failed)
 
     async def _hand_over(self, driver: Driver) -> None:
-        """Have a leader commit what it appended, so that callers learn of it, and leave a successor with everything.
+        """As leader, commit what was appended, so that callers get their answers, and hand over to a successor with everything.
 
-        Bounded by `shutdown_grace_ms`; when it cannot be done (no other voter, no majority), the shutdown goes on without. Then
-        this node serves on for `REDIRECT_MS`: a call that met a closed listener could not be told from one that was carried out.
+        Bounded by `shutdown_grace_ms`. If it fails (no other voter, no majority), the shutdown continues without it. After it, this
+        node still answers for `REDIRECT_MS`: a caller that met a closed port could not know whether its call was carried out.
         """
         if driver.leader.leader_id != self._key.node_id or driver.failure.done():
             return
@@ -226,7 +227,7 @@ class QuorumNode:
         await asyncio.wait((driver.failure,), timeout=REDIRECT_MS / 1_000)
 
     async def abandon(self) -> None:
-        """Stop as a crash would: hand nothing over, flush nothing, leave no clean mark. For tests of failures."""
+        """Stop like a crash: hand nothing over, flush nothing, leave no mark of a clean shutdown. For tests of failures."""
         driver, self._driver = self._driver, None
         if driver is not None:
             await driver.abandon()
@@ -234,42 +235,42 @@ class QuorumNode:
             self._log.close(is_clean=False)
 
     async def wait_stopped(self) -> None:
-        """Wait until the node has stopped; raises what stopped it when that was a failure (disk, listener)."""
+        """Wait until the node has stopped. Raise the failure that stopped it, if any (disk, listener)."""
         assert self._driver is not None, "the node runs"
         await asyncio.shield(self._driver.failure)
 
     def leader(self) -> QuorumLeader:
-        """Who leads, as far as this node knows."""
+        """Return the quorum leader as far as this node knows."""
         if self._driver is None:
             return QuorumLeader(leader_id=None, quorum_epoch=0, address=None)
         return self._driver.leader
 
     @property
     def high_watermark(self) -> int | None:
-        """End of the committed log (exclusive) that this node has on stable storage; None while it is not known."""
+        """End (exclusive) of the committed log that this node has on stable storage; None if unknown."""
         if self._raft is None or self._raft.state.high_watermark is None:
             return None
         return self._raft.state.commit_offset
 
     @property
     def log_end_offset(self) -> int:
-        """End of the log of this node (exclusive), committed or not; 0 before it has started."""
+        """End of this node's log (exclusive), committed or not; 0 before the start."""
         return 0 if self._raft is None else self._raft.state.log.log_end_offset
 
     def append(self, records: Sequence[bytes], *, quorum_epoch: int) -> int:
-        """Append serialized records as leader of `quorum_epoch`; listeners see them when they are committed, in one batch.
+        """Append serialized records as leader of `quorum_epoch`. Listeners get them in one batch once they are committed.
 
-        Small ones that are appended while others wait for their commit may share a batch with them. A node that looks at its clock
-        here for the first time in a while may find that its leadership is over: the listeners are told, before this returns unless
-        they have commits to hear of first, and nobody knows whether the records will be committed.
+        Small appends may share a batch with others that wait for their commit. During the append the node may find that its
+        leadership is over, for example after a pause of the process. It then deactivates the listeners, before this method returns
+        unless they must receive commits first; it is unknown whether the records will be committed.
 
         Returns:
-            The offset of the first of them.
+            The offset of the first record.
 
         Raises:
             NotLeaderError: this node does not lead in that epoch. Nothing was appended.
             BusyError: too many uncommitted bytes. Nothing was appended.
-            ValueError: no record, or more than one batch may have. Nothing was appended.
+            ValueError: no record, or more than fit into one batch. Nothing was appended.
         """
         if not 0 < len(records) <= MAX_RECORDS_PER_BATCH:
             raise ValueError(f"a batch has 1 to {MAX_RECORDS_PER_BATCH} records, not {len(records)}")
@@ -296,17 +297,17 @@ class QuorumNode:
                 raise ValueError(f"{len(records)} records do not fit one batch: append fewer at once")
 
     def hurry(self) -> None:
-        """Have listeners that may lag told at once of what is committed: somebody waits for it."""
+        """Deliver committed batches at once to listeners that may lag: a caller waits for them."""
         for feed in self._feeds:
             feed.hurry()
 
     async def read_offset(self) -> int:
-        """Return the end (exclusive) of what is committed now: a read of at least that much is linearizable.
+        """Return the end (exclusive) of what is committed now. A read of an image that has everything below it is linearizable.
 
-        Costs one exchange with a majority of the voters; reads that come at the same time share it.
+        Costs one exchange with a majority of the voters; simultaneous reads share it.
 
         Raises:
-            NotLeaderError: this node does not lead, or lost the leadership meanwhile.
+            NotLeaderError: this node does not lead, or lost the leadership during the read.
             BusyError: too many reads wait, or this leader has committed nothing yet.
         """
         if self._driver is None:
@@ -320,17 +321,17 @@ class QuorumNode:
                 raise NotLeaderError(self.leader())
 
     def take_request(self, request: Request, on_answer: Callable[[Answer | StoppedError], None]) -> None:
-        """Take a peer's request and tell its answer once, perhaps at once; for `quorum_service`.
+        """Pass a peer's request to the core. `on_answer` runs once, perhaps at once. For `quorum_service`.
 
         Raises:
-            StoppedError: the node is starting or stopping; nothing will be told.
+            StoppedError: the node is starting or stopping; `on_answer` will not run.
         """
         if self._driver is None:
             raise StoppedError(f"node {self._key.node_id} is starting or stopping")
         self._driver.take(request, on_answer)
 
     async def change_voters(self, change: VoterChange) -> ChangeOutcome:
-        """Change the voters, as leader, and wait for the commit; the caller bounds the wait.
+        """Change the voters as leader, and return the outcome. The caller bounds the wait.
 
         Raises:
             StoppedError: the node is starting or stopping; nothing was changed.
@@ -338,7 +339,7 @@ class QuorumNode:
         return await self._operators().change_voters(change)
 
     async def transfer_leadership(self, to: int | None) -> TransferOutcome:
-        """Hand the leadership over to a voter, None for any; bounded by `transfer_timeout_ms` of the core.
+        """Hand the leadership over to a voter (None: any). Bounded by `transfer_timeout_ms` of the core.
 
         Raises:
             StoppedError: the node is starting or stopping; nothing was changed.
@@ -346,7 +347,7 @@ class QuorumNode:
         return await self._operators().transfer_leadership(None if to is None else NodeId(to))
 
     async def next_leader(self, *, above_epoch: int) -> QuorumLeader:
-        """Wait until a leader of an epoch above the given one is known; the caller bounds the wait.
+        """Wait until a leader of an epoch above `above_epoch` is known. The caller bounds the wait.
 
         Raises:
             StoppedError: the node is starting or stopping.
@@ -359,10 +360,10 @@ class QuorumNode:
         return self._driver.operators
 
     def handle_snapshot(self, request: pb.FetchSnapshotRequest) -> AsyncGenerator[pb.FetchSnapshotResponse]:
-        """Serve a snapshot; for `quorum_service`.
+        """Serve a snapshot. For `quorum_service`.
 
         Raises:
-            StoppedError: the node is starting or stopping, or keeps no snapshots.
+            StoppedError: the node is starting or stopping, or has no snapshots.
         """
         if self._driver is None or self._snapshot_server is None:
             raise StoppedError(f"node {self._key.node_id} serves no snapshots")
@@ -370,12 +371,12 @@ class QuorumNode:
 
     @property
     def log_read_bytes(self) -> int:
-        """Bytes read from the metadata log since the start, for whatever purpose."""
+        """Bytes read from the metadata log since the start, for all purposes."""
         return 0 if self._log is None else self._log.read_bytes
 
     @property
     def kept_snapshots(self) -> tuple[SnapshotId, ...]:
-        """Ids of the snapshots that this node would serve, ascending; one that is being made is not among them."""
+        """Ids of the snapshots that this node can serve, ascending, without one that is being made."""
         return () if self._raft is None else self._raft.state.snapshots.ids
 
     @property
@@ -384,7 +385,7 @@ class QuorumNode:
         return 0 if self._log is None else self._log.log_start_offset
 
     def handle_probe(self, request: pb.ProbeRequest) -> pb.ProbeResponse:
-        """Answer a node that wants to know whether it may format; for `quorum_service`.
+        """Answer a node that asks whether it may format. For `quorum_service`.
 
         Raises:
             StoppedError: the node is starting or stopping.
@@ -404,17 +405,17 @@ class QuorumNode:
         )
 
     def status(self) -> QuorumStatus:
-        """State of the quorum as this node sees it.
+        """Return the state of the quorum as this node sees it.
 
         Raises:
-            QuorumError: the node has not started.
+            QuorumError: the node has not started, or has stopped.
         """
         if self._raft is None or self._driver is None:
             raise QuorumError(f"node {self._key.node_id} does not run")
         return describe(self._raft.state, self.leader(), now_ms=self._driver.now_ms())
 
     def sample(self) -> QuorumSample | None:
-        """Everything that metrics show, as of now; None while the node does not run. Called on its event loop."""
+        """Return a sample for metrics; None while the node does not run. Must run on its event loop."""
         if self._raft is None or self._driver is None:
             return None
         return take_sample(self._raft.state, self._driver.meter.read(), self._loop_clock)

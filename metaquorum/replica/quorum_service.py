@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What peers ask a quorum node: protobuf to core messages for its target, and back.
+"""Requests of peers to a quorum node: translates protobuf to core messages for its target, and back.
 
     service = QuorumService(table)     # refuses with SHUTTING_DOWN until a target is attached
     service.attach(first_start)        # answers Probe only
     service.attach(quorum_node)        # answers everything
     service.detach()
 
-Owns no decision, and no task but one for each snapshot that is sent. What no correct peer sends is answered with
-QUORUM_ERROR_INVALID_REQUEST and does not reach the core.
+Decides nothing, and owns no task except one for each snapshot that it sends. It answers an invalid message with
+QUORUM_ERROR_INVALID_REQUEST; such a message never reaches the core.
 """
 
 from __future__ import annotations
@@ -36,33 +36,33 @@ from metaquorum.raft_codec.wire_fields import InvalidMessageError
 from metaquorum.replica.driver import Answer, StoppedError
 
 REQUEST_WINDOW_BYTES = 64 * 1024
-"""Bytes that a replica which fetches a snapshot may send ahead; it sends nothing."""
+"""Bytes that a replica which fetches a snapshot may send ahead; it sends none."""
 
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
 
 
 class QuorumTarget(Protocol):
-    """What answers: a `QuorumNode`, or a `FirstStart` before there is one."""
+    """The object that answers: a `QuorumNode`, or a `FirstStart` before there is one."""
 
     def take_request(self, request: Request, on_answer: Callable[[Answer | StoppedError], None]) -> None:
-        """Tell the answer to a peer's request once, perhaps at once; raises StoppedError when there will be none."""
+        """Pass a peer's request on. `on_answer` runs once, perhaps at once; StoppedError means that it will not run."""
         ...
 
     def handle_snapshot(self, request: pb.FetchSnapshotRequest) -> AsyncGenerator[pb.FetchSnapshotResponse]:
-        """Serve a snapshot; raises StoppedError when it cannot."""
+        """Serve a snapshot. Raises StoppedError if this is impossible."""
         ...
 
     def handle_probe(self, request: pb.ProbeRequest) -> pb.ProbeResponse:
-        """Answer a peer's question about this node; raises StoppedError when it cannot."""
+        """Answer a peer's probe. Raises StoppedError if this is impossible."""
         ...
 
 
 class QuorumService:
-    """Hands requests to its target.
+    """Passes requests of peers to its target.
 
     Args:
-        table: where it is added.
+        table: table to which the service adds its methods.
     """
 
     def __init__(self, table: ServiceTable) -> None:
@@ -94,11 +94,11 @@ class QuorumService:
         )
 
     def attach(self, target: QuorumTarget) -> None:
-        """From here on `target` answers."""
+        """Answer with `target` from here on."""
         self._target = target
 
     def detach(self) -> None:
-        """From here on every request is refused as by a node that stops."""
+        """Refuse every request from here on, as a stopping node does."""
         self._target = None
 
     def _probe(self, request: pb.ProbeRequest, call: ServedCall) -> None:
@@ -107,7 +107,7 @@ class QuorumService:
                 raise StoppedError("no node is attached")
             call.respond(self._target.handle_probe(request).SerializeToString())
         except StoppedError as error:
-            # There is no refusal in the response.
+            # A ProbeResponse has no field for a refusal.
             raise RefusalError(ErrorCode.SHUTTING_DOWN, f"ask again: {error}") from error
 
     def _asks(
@@ -139,7 +139,7 @@ class QuorumService:
         try:
             if self._target is None:
                 raise StoppedError("no node is attached")
-            # A stream that is given up ends here, not when it is collected: its place is for others.
+            # Close an abandoned stream here, not at its garbage collection, because it counts against the limit of streams.
             async with aclosing(self._target.handle_snapshot(request)) as messages:
                 async for message in messages:
                     await stream.write(message.SerializeToString())
@@ -148,7 +148,7 @@ class QuorumService:
         except StoppedError:
             await stream.write(pb.FetchSnapshotResponse(error=pb.QUORUM_ERROR_UNAVAILABLE).SerializeToString())
         except CallError:
-            # Whoever fetched is gone, and may begin again.
+            # The caller is gone, and may start again.
             return
 
 

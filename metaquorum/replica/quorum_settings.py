@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings of one quorum node.
 
-Owns their names, units and defaults (architecture section 7). Must not read them from anywhere: a server does that.
+Owns their names, units and defaults. Does not read them from anywhere: a server does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from metaquorum.raft.config import RaftConfig
 from metaquorum.raft.types import LevelRange
 
 LEVELS: Final = LevelRange(min_level=1, max_level=FEATURE_LEVEL)
-"""Feature levels that this version can run at."""
+"""Feature levels that this version supports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,17 +23,16 @@ class QuorumTimers:
     """Times of the quorum, in milliseconds.
 
     Attributes:
-        election_timeout_ms: a voter without a leader waits from this (inclusive) to twice this (exclusive), drawn at
-            random.
-        fetch_timeout_ms: a follower that has no valid answer of the leader for so long starts an election; the leader
-            resigns when no majority has fetched for 1.5 times as long.
-        fetch_wait_ms_max: longest time that the leader parks a fetch which has nothing to send.
-        request_timeout_ms: time after which a request to a peer without an answer is sent again; for a fetch, besides the wait that it
-            asks for. A late answer counts all the same, until the fetch timeout.
-        retry_backoff_ms: first pause after a failed request; doubles up to `retry_backoff_ms_max`.
+        election_timeout_ms: a voter without a leader waits a random time from this (inclusive) to twice this (exclusive).
+        fetch_timeout_ms: a follower without a valid answer of the leader for this long starts an election. The leader resigns when no
+            majority has fetched for 1.5 times this long.
+        fetch_wait_ms_max: longest time that the leader delays the answer to a fetch without anything to send.
+        request_timeout_ms: time after which an unanswered request to a peer is sent again; for a fetch, in addition to the wait that
+            it asks for. A late answer still counts, until the fetch timeout.
+        retry_backoff_ms: first pause after a failed request; it doubles up to `retry_backoff_ms_max`.
         retry_backoff_ms_max: longest pause after a failed request.
-        shutdown_grace_ms: longest time that a stopping leader waits for its voters to hear of it.
-        snapshot_piece_timeout_ms: longest time to wait for the next piece of a snapshot.
+        shutdown_grace_ms: longest time that a stopping leader waits for its voters to learn of it.
+        snapshot_piece_timeout_ms: longest wait for the next piece of a snapshot.
     """
 
     election_timeout_ms: int = 500
@@ -51,9 +50,9 @@ class SnapshotSettings:
     """When snapshots of the metadata are made, and how many are kept.
 
     Attributes:
-        log_bytes: a snapshot is made when so many bytes of log were committed since the last one.
-        interval_ms: or so many milliseconds after the first commit since the last one.
-        kept: newest snapshots that are kept, at least 1; once there are so many, the log begins at the oldest.
+        log_bytes: a snapshot is made when this many bytes of log were committed since the last one,
+        interval_ms: or this many milliseconds after the first commit since the last one.
+        kept: number of newest snapshots that are kept, at least 1; once there are that many, the log begins at the oldest.
     """
 
     log_bytes: int = 20 * 1024 * 1024
@@ -68,16 +67,15 @@ class QuorumSettings:
     Attributes:
         node_id: id of this node.
         cluster_id: id of the cluster; peers of another one are refused.
-        voters: `host:port` of the quorum listeners by node id, as configured. They are where to find the quorum; who
-            votes is said by the log. May be empty when `bootstrap_addresses` is not.
-        bootstrap_addresses: further `host:port` of quorum listeners whose node id is not known (brokers).
+        voters: configured `host:port` of the quorum listeners by node id. They only say where to find the quorum; the log says who
+            votes. May be empty if `bootstrap_addresses` is not.
+        bootstrap_addresses: further `host:port` of quorum listeners with unknown node ids (for brokers).
         advertised_address: `host:port` at which peers reach this node; None for an observer without a listener.
         timers: times.
-        max_fetch_bytes: most bytes of batches in one fetch answer; one batch is sent whatever its size.
-        max_uncommitted_bytes: most bytes that a leader appends beyond the high watermark before `append` raises
-            BusyError.
+        max_fetch_bytes: largest number of bytes of batches in one fetch answer; a single batch may be larger.
+        max_uncommitted_bytes: bytes that a leader may append beyond the high watermark; then `append` raises BusyError.
         snapshots: when snapshots are made.
-        levels: feature levels that this version can run at; the leader is told them.
+        levels: feature levels that this version supports; the node reports them to the leader.
     """
 
     node_id: int
@@ -93,7 +91,7 @@ class QuorumSettings:
 
 
 def raft_config(settings: QuorumSettings) -> RaftConfig:
-    """The part of the settings that the core needs."""
+    """Return the part of the settings that the core needs."""
     timers = settings.timers
     return RaftConfig(
         election_timeout_ms=timers.election_timeout_ms,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a quorum node tells of itself and of the others: DescribeQuorum.
+"""State of the quorum as a quorum node knows it, for DescribeQuorum.
 
-Owns the types and how they follow from the state of the core. Changes nothing.
+Owns the types, and their derivation from the state of the core. Changes nothing.
 Source: KIP-595 "DescribeQuorum", KIP-836 (times of the last fetch).
 """
 
@@ -18,18 +18,16 @@ from metaquorum.raft.voters import Voter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaStatus:
-    """What the leader knows of one voter or observer.
+    """The leader's knowledge of one voter or observer.
 
     Attributes:
         node_id: node id.
         directory_id: id of its metadata directory, 16 bytes.
-        address: `host:port` of its quorum listener, or None for an observer without one.
-        log_end_offset: end of its flushed log (exclusive), or None before its first fetch of this epoch.
-        last_fetch_age_ms: milliseconds since its last fetch, 0 for the leader itself, None before the first.
-        last_caught_up_age_ms: milliseconds since it last had everything, 0 for the leader itself, None if never in
-            this epoch.
-        levels: feature levels that it can run at, as it says itself; None before its first fetch of this epoch, or where this node does
-            not lead.
+        address: `host:port` of its quorum listener; None for an observer without one.
+        log_end_offset: end of its flushed log (exclusive); None before its first fetch of this epoch.
+        last_fetch_age_ms: milliseconds since its last fetch; 0 for the leader itself; None before the first.
+        last_caught_up_age_ms: milliseconds since it last had everything; 0 for the leader itself; None if never in this epoch.
+        levels: feature levels that it reports to support; None before its first fetch of this epoch, or if this node does not lead.
     """
 
     node_id: int
@@ -43,17 +41,17 @@ class ReplicaStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuorumStatus:
-    """State of the quorum as this node sees it; progress of others is known to the leader only.
+    """State of the quorum as this node sees it. Only the leader knows the progress of others.
 
     Attributes:
-        leader: who leads.
+        leader: the known leader.
         role: role of this node: unattached, prospective, candidate, leader, resigned or follower.
-        is_voter: True when this node is a voter.
-        high_watermark: end of the committed log (exclusive), or None while it is not known.
+        is_voter: True if this node is a voter.
+        high_watermark: end of the committed log (exclusive); None if unknown.
         log_end_offset: end of this node's log (exclusive).
-        flushed_offset: end of this node's log that is on stable storage (exclusive).
+        flushed_offset: end of this node's flushed log (exclusive).
         voters: voters, ascending by node id.
-        observers: observers that fetched lately, ascending by node id; empty unless this node leads.
+        observers: observers that fetched recently, ascending by node id; empty unless this node leads.
     """
 
     leader: QuorumLeader
@@ -67,7 +65,7 @@ class QuorumStatus:
 
 
 def describe(state: RaftState, leader: QuorumLeader, *, now_ms: int) -> QuorumStatus:
-    """State of the quorum as this node sees it at a monotonic time in milliseconds."""
+    """Return the state of the quorum as this node sees it at a monotonic time in milliseconds."""
     leading = state.role if isinstance(state.role, Leader) else None
     observers = () if leading is None else tuple(leading.observers.values())
     return QuorumStatus(

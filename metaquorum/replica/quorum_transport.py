@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests of a quorum node to its peers, over the connections of its process.
 
-Owns the mapping of what becomes of a call to the two failures that the core knows. Decides nothing and never retries: the core does.
+Owns the mapping from the outcomes of a call to the two failures that the core knows. Decides nothing and never retries: the core
+does.
 Source: docs/net.md.
 """
 
@@ -38,15 +39,15 @@ from metaquorum.raft_codec.wire_fields import InvalidMessageError
 logger = logging.getLogger(__name__)
 
 SNAPSHOT_WINDOW_BYTES: Final = 4 * 1024 * 1024
-"""Bytes of a snapshot that its server may send ahead of its reader."""
+"""Bytes of a snapshot that its server may send ahead of the reader."""
 
 
 class PeerFailureError(Exception):
-    """A request to a peer got no answer that can be used.
+    """A request to a peer got no usable answer.
 
     Attributes:
-        failure: REFUSED, the process is gone or does not serve; TIMED_OUT, nobody knows.
-        is_wrong_cluster: True when a server of another cluster answers there.
+        failure: REFUSED: the process is gone or does not serve; TIMED_OUT: unknown.
+        is_wrong_cluster: True if a server of another cluster answers there.
     """
 
     def __init__(self, failure: Failure, text: str, *, is_wrong_cluster: bool = False) -> None:
@@ -59,17 +60,17 @@ OnAnswer = Callable[[Response | PeerFailureError], None]
 
 
 class QuorumTransport:
-    """Requests to the other nodes of the quorum.
+    """Sends requests to the other nodes of the quorum.
 
     Args:
-        peers: connections of this process; not closed with this.
+        peers: connections of this process; its owner closes them.
     """
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
 
     def send(self, address: str, request: Request, *, timeout_ms: int, on_answer: OnAnswer) -> None:
-        """Send a request; what became of it is told once, later."""
+        """Send a request. `on_answer` runs once, later, with the response or the failure."""
         method, message, decode = _encoded(request)
 
         def tell(outcome: Outcome) -> None:
@@ -81,7 +82,7 @@ class QuorumTransport:
             except (InvalidMessageError, DecodeError) as error:
                 on_answer(PeerFailureError(Failure.TIMED_OUT, f"{address} answered nonsense: {error}"))
             except Exception as error:
-                # A fault of this process; who asked waits for an outcome all the same.
+                # A bug in this process; the caller still needs an outcome.
                 logger.exception("event=answer_not_read peer=%s", address)
                 on_answer(PeerFailureError(Failure.TIMED_OUT, f"the answer of {address} could not be read: {error!r}"))
             else:
@@ -90,10 +91,10 @@ class QuorumTransport:
         self._peers.request(address, method, message.SerializeToString(), timeout_ms=timeout_ms, on_outcome=tell)
 
     async def probe(self, address: str, request: pb.ProbeRequest, *, timeout_ms: int) -> pb.ProbeResponse:
-        """Ask a peer who it is.
+        """Ask a peer for its identity and state.
 
         Raises:
-            PeerFailureError: no response.
+            PeerFailureError: no usable response.
         """
         try:
             answer = await self._peers.ask(address, Method.PROBE, request.SerializeToString(), timeout_ms=timeout_ms)
@@ -106,10 +107,10 @@ class QuorumTransport:
     async def fetch_snapshot(
         self, address: str, request: pb.FetchSnapshotRequest, *, timeout_ms: int
     ) -> AsyncGenerator[pb.FetchSnapshotResponse]:
-        """Ask a peer for a snapshot; `timeout_ms` is for each message.
+        """Fetch a snapshot from a peer. Yield its messages; `timeout_ms` is the limit for each.
 
         Raises:
-            PeerFailureError: no message in time, or the stream broke.
+            PeerFailureError: no message in time, or the stream failed.
         """
         stream = None
         try:
@@ -153,7 +154,7 @@ def _failure(address: str, error: CallError) -> PeerFailureError:
 
 
 def _encoded(request: Request) -> tuple[Method, Message, Callable[[bytes], Response]]:
-    """Return the number of a request, its message, and what makes a response of its answer."""
+    """Return the method of a request, its protobuf message, and the decoder of its response."""
     match request:
         case FetchRequest():
             return Method.FETCH_QUORUM, codec.encode_fetch_request(request), _fetched

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes snapshots of a node's own image: after so many bytes of log, or so long after the last one.
+"""Makes snapshots of a node's own image: after a number of log bytes, or a time after the last one.
 
-Owns when, and the steps in the thread: checkpoint, reading back of its id, sync. The order is the law: checkpoint under a
-`.part` name, every file and the directory synced, the final name, its directory synced; only then is the core told, which
-trims the log. A listener that is slower than the image is waited for, so that nothing it needs is trimmed.
-A failure makes no snapshot and is reported; the log then stays longer.
+Owns the schedule, and the steps in the thread: checkpoint, check of its id, sync. The order is the law: checkpoint under a `.part`
+name, sync of every file and of the directory, the final name, sync of the parent directory. Only then the core learns of the
+snapshot, and trims the log. Before that the maker waits for slower listeners, so nothing that they need is trimmed.
+A failure makes no snapshot and is logged; the log then stays longer.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from metaquorum.replica.quorum_settings import SnapshotSettings
 logger = logging.getLogger(__name__)
 
 WAIT_FOR_LISTENERS_MS: Final = 50
-"""Milliseconds between two looks whether every listener has passed the end of a new snapshot."""
+"""Milliseconds between two checks whether every listener has passed the end of a new snapshot."""
 
 
 class SnapshotMaker:
-    """A listener that counts, and makes a snapshot when it is time.
+    """A listener that counts committed bytes, and makes a snapshot when one is due.
 
     Args:
         files: image and snapshots.
-        settings: when.
-        thread: where the blocking work is done; one for downloads too, so that the two do not overlap.
-        log_bytes: bytes of log that no snapshot has yet, about.
-        positions: offset (exclusive) that every listener has been given everything below of.
-        may_make: False while a download may put another image in the place of this one.
-        on_made: told when a snapshot is on stable storage.
+        settings: when a snapshot is due.
+        thread: thread for blocking work, shared with downloads, so that the two do not overlap.
+        log_bytes: approximate bytes of log that no snapshot covers yet.
+        positions: returns the offset (exclusive) below which every listener has received everything.
+        may_make: returns False while a download may replace the image.
+        on_made: gets a snapshot that is on stable storage.
     """
 
     def __init__(
@@ -71,12 +71,12 @@ class SnapshotMaker:
 
     @property
     def applied_offset(self) -> int:
-        """It counts from the image on."""
+        """Offset of the image, from which it counts."""
         return self._offset
 
     @property
     def may_lag(self) -> bool:
-        """Nobody waits for a count."""
+        """True: no caller waits for the count."""
         return True
 
     def on_commit(self, batch: CommittedBatch) -> None:
@@ -89,21 +89,21 @@ class SnapshotMaker:
         self._make_if_due()
 
     def on_snapshot(self, loaded: LoadedImage) -> None:
-        """Begin to count anew: the leader's snapshot has everything."""
+        """Start a new count: the leader's snapshot covers everything before."""
         self._offset = loaded.image.metadata_offset
         self._restart()
 
     def on_leader(self, leader: QuorumLeader) -> None:
-        """Nothing to do: every node makes its own."""
+        """Do nothing: every node makes its own snapshots."""
 
     def on_activate(self, quorum_epoch: int) -> None:
-        """Nothing to do, as for `on_leader`."""
+        """Do nothing, as in `on_leader`."""
 
     def on_deactivate(self) -> None:
-        """Nothing to do, as for `on_leader`."""
+        """Do nothing, as in `on_leader`."""
 
     async def close(self) -> None:
-        """Stop; one that is being made is finished and has its name, or goes."""
+        """Stop. Waits for a snapshot that is being made."""
         self._is_closed = True
         for timer in (self._timer, self._report_timer):
             if timer is not None:
@@ -146,14 +146,14 @@ class SnapshotMaker:
             )
             self._report(made)
         except Exception:
-            # Disk full, or RocksDB refuses: there is no new snapshot, and nothing is trimmed for it.
+            # The disk is full, or RocksDB failed: there is no new snapshot, and the log is not trimmed.
             logger.exception("event=snapshot_failed action=log_stays")
             shutil.rmtree(part, ignore_errors=True)
         finally:
             self._task = None
 
     def _prepare(self, part: Path) -> SnapshotId | None:
-        """In the thread: a checkpoint of one offset, synced; None when the image says not yet who votes."""
+        """In the thread: make a checkpoint of one offset and sync it. Return None if the image names no voters yet."""
         self._files.store.checkpoint(part)
         database = open_read_only(part)
         try:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Serves snapshots to replicas: one stream for each, rows in key order.
 
-Owns the reading of a snapshot for a stream and the limit of streams. Decides nothing: whether this node may serve is
-asked of the core before every piece, so that a leader that was deposed ends its streams.
+Owns the reading of a snapshot for a stream, and the limit of streams. Decides nothing: before every piece it asks the core whether
+this node may serve, so a leader that lost its leadership ends its streams.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from metaquorum.raft_codec.wire_fields import to_epoch, to_replica_key
 logger = logging.getLogger(__name__)
 
 MAX_STREAMS: Final = 16
-"""Snapshots that are sent at once; another replica is told to come again."""
+"""Snapshots that are sent at the same time. Further requests are refused with UNAVAILABLE."""
 
 
 class SnapshotServer:
     """Sends the snapshots of one node.
 
     Args:
-        state: of the core; read only.
+        state: state of the core; only read.
         files: the snapshots.
-        submit: takes an event to the core.
+        submit: passes an event to the core.
     """
 
     def __init__(self, state: RaftState, files: SnapshotFiles, submit: Callable[[SnapshotServed], None]) -> None:
@@ -47,7 +47,7 @@ class SnapshotServer:
         self._stream_count = 0
 
     async def serve(self, request: pb.FetchSnapshotRequest) -> AsyncGenerator[pb.FetchSnapshotResponse]:
-        """All messages of one stream.
+        """Yield all messages of one stream.
 
         Raises:
             InvalidMessageError: a field of the request is out of range.
@@ -60,7 +60,7 @@ class SnapshotServer:
             return
         self._stream_count += 1
         try:
-            # A stream that is given up ends here, not when it is collected.
+            # Close an abandoned stream here, not at its garbage collection.
             async with aclosing(self._stream(request)) as messages:
                 async for message in messages:
                     yield message
@@ -83,7 +83,7 @@ class SnapshotServer:
         snapshot = codec.decode_snapshot_id(request.snapshot)
         max_bytes = min(max(request.max_bytes, 1), PIECE_BYTES)
         logger.info("event=snapshot_sent replica=%s snapshot=%d", replica, snapshot.end_offset)
-        # A thread of its own: the rows of a stream are read one piece after the other, and a slow one delays nobody.
+        # One thread for each stream: a slow reader delays no other stream.
         with self._files.pinned(snapshot) as path, ThreadPoolExecutor(1, thread_name_prefix="snapshot") as thread:
             reader = await loop.run_in_executor(thread, SnapshotReader, path, snapshot)
             try:
@@ -100,5 +100,5 @@ class SnapshotServer:
                 digest = reader.digest
                 yield pb.FetchSnapshotResponse(end=pb.SnapshotEnd(row_count=digest.row_count, digest=digest.value()))
             finally:
-                # In its thread: a stream that is given up in the middle of a piece does not stop the reading of it.
+                # In the same thread: an abandoned stream does not stop a read of a piece that is under way.
                 thread.submit(reader.close)

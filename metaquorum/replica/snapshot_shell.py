@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Carries out what the core wants of snapshots: download, install, trim.
+"""Carries out the core's effects on snapshots: download, install, trim.
 
-Owns the downloads of one node and the order of the steps of an install. Decides nothing. Blocking work is done in one
-thread, so that the event loop goes on; install and trim themselves are short and run on the loop, as a truncation does,
-for nothing else may happen to the log meanwhile.
+Owns the downloads of one node, and the order of the steps of an install. Decides nothing. Blocking work runs in one thread, so that
+the event loop continues. Install and trim themselves are short; they run on the event loop, like a truncation, because nothing else
+may happen to the log in between.
 Source: `docs/quorum.md` section "Snapshots", the table of crashes.
 """
 
@@ -43,7 +43,7 @@ SnapshotEvent = SnapshotCreated | SnapshotProgressed | SnapshotDownloaded | Snap
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ready:
-    """A download that is whole, checked and synced: its directory, and its image."""
+    """A complete, checked and synced download: its directory and its image."""
 
     part: Path
     image: LoadedImage
@@ -55,11 +55,11 @@ class SnapshotShell:
     Args:
         files: image and snapshots.
         log: the log.
-        transport: way to the leader.
+        transport: sends requests to the leader.
         key: this replica.
         cluster_id: cluster.
         settings: when snapshots are made.
-        piece_timeout_ms: longest time to wait for a piece.
+        piece_timeout_ms: longest wait for a piece, in milliseconds.
     """
 
     def __init__(
@@ -103,19 +103,19 @@ class SnapshotShell:
         *,
         settle_flush: Callable[[], None],
     ) -> None:
-        """Begin.
+        """Start.
 
         Args:
-            submit: takes an event to the core.
-            feeds: of every listener.
-            settle_flush: returns when no flush of the log is running in its thread.
+            submit: passes an event to the core.
+            feeds: feeds of all listeners.
+            settle_flush: returns when no flush of the log runs in the disk thread.
         """
         self._submit, self._feeds, self._settle_flush = submit, feeds, settle_flush
-        # Left by a crash between the new log start and the removal of what it made superfluous.
+        # Remains of a crash between the new log start and the removal of obsolete snapshots.
         self._remove(self._files.snapshots.remove_below(self._log.log_start_offset))
 
     async def close(self) -> None:
-        """Stop downloads; wait for what runs in the thread."""
+        """Stop downloads, and wait for the work in the thread."""
         if self._download is not None:
             self._download[1].cancel()
         await self.maker.close()
@@ -142,7 +142,7 @@ class SnapshotShell:
                 self._remove(self._files.snapshots.remove_below(oldest.end_offset))
 
     def _install(self, ready: _Ready, snapshot: SnapshotId) -> None:
-        """Each step heals itself at the next start: see the table in `docs/quorum.md`."""
+        """Install a snapshot. The next start repairs a crash after any step: see the table in `docs/quorum.md`."""
         logger.warning("event=snapshot_installed end_offset=%d epoch=%d", snapshot.end_offset, snapshot.epoch)
         self._settle_flush()
         self._files.snapshots.publish(ready.part, snapshot)
@@ -172,13 +172,13 @@ class SnapshotShell:
             return
         finally:
             if download_id not in self._ready:
-                # In the thread, so after whatever a cancelled download still does there.
+                # In the thread, so after the work of a cancelled download that still runs there.
                 self._remove([part])
         self._forget(download_id)
         self._submit(SnapshotFailed(download_id=download_id, failure=failure))
 
     async def _receive(self, effect: DownloadSnapshot, part: Path) -> _Ready:
-        """Write what the leader sends.
+        """Receive a snapshot from the leader and write it.
 
         Raises:
             PeerFailureError: no answer, or a refusal.
@@ -195,7 +195,7 @@ class SnapshotShell:
         )
         try:
             messages = self._transport.fetch_snapshot(effect.address, request, timeout_ms=self._piece_timeout_ms)
-            # Ended here, whatever goes wrong: an open stream takes a place at the leader until it is collected.
+            # Close the stream here in any case: until it is collected, it would count against the leader's limit of streams.
             async with aclosing(messages):
                 async for message in messages:
                     kind = message.WhichOneof("part")
@@ -217,7 +217,7 @@ class SnapshotShell:
             raise InvalidSnapshotError("the stream ended before the snapshot did")
         finally:
             if writer is not None:
-                # In the thread and after whatever it does: a cancelled task does not stop it.
+                # In the thread, after its current work, which the cancellation of the task does not stop.
                 self._thread.submit(writer.close)
 
     def _new_writer(self, part: Path, effect: DownloadSnapshot, header: pb.SnapshotHeader) -> SnapshotWriter:
@@ -258,7 +258,7 @@ def _voters(ready: _Ready) -> VoterSet:
 
 
 def _unsnapshotted_bytes(files: MetadataFiles, log: LogStore) -> int:
-    """Bytes of log above the newest snapshot, by the share of offsets; batches differ, so about."""
+    """Estimate the bytes of log above the newest snapshot from its share of the offsets."""
     newest = files.snapshots.newest
     start_offset, end_offset = log.log_start_offset, files.loaded.image.metadata_offset
     above = end_offset - (start_offset if newest is None else newest.end_offset)

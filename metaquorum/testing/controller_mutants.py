@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mutants of the controller: mistakes about who leads a partition, found by `sim_controller` under `controller_storm`.
+"""Mutants of the controller: mistakes in elections, found by `sim_controller` under `controller_storm`.
 
-Owns the list; `mutants` says what a mutant is and makes the mistake.
+Owns the list; `mutants` defines and applies a mutant.
 """
 
 from __future__ import annotations
@@ -38,4 +38,4 @@ CONTROLLER_MUTANTS: Final = (
         new="unclean=True",
     ),
 )
-"""Every mutant of the controller."""
+"""All mutants of the controller."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a range of simulated seeds went through, and whether that was enough to prove anything.
+"""What happened in a range of simulated seeds, and whether it was enough to prove anything.
 
-Owns the sums over seeds, the table, and the demands: a range of `MIN_JUDGED_SEEDS` or more in which one of `DEMANDED` is
-rare, or whose seeds are short, fails although no law was broken. Source: architecture section 11.
+Owns the sums over seeds, the table, and the demands. A range of at least `MIN_JUDGED_SEEDS` seeds fails without a broken law if one
+of `DEMANDED` is rare, or if the seeds are short. Source: docs/quorum.md section "Simulation".
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DEMANDED: Final = (
     "crash that loses unflushed data",
     "torn write",
 )
-"""What must occur in at least `MIN_SHARE` of the seeds."""
+"""Events that must occur in at least `MIN_SHARE` of the seeds."""
 
 SHOWN: Final = (
     *DEMANDED,
@@ -33,28 +33,28 @@ SHOWN: Final = (
     "preferred leader returned",
     "unclean leader elected",
 )
-"""What is shown first, whether it occurred or not."""
+"""Events that the table shows first, whether they occurred or not."""
 
 MIN_SHARE: Final = 0.2
-"""Least share of the seeds in which each of `DEMANDED` occurs."""
+"""Smallest share of the seeds in which each of `DEMANDED` must occur."""
 
 MIN_JUDGED_SEEDS: Final = 50
-"""With fewer seeds than this a share says little."""
+"""With fewer seeds a share says little, so none is judged."""
 
 MIN_MEDIAN_EVENTS: Final = 20_000
-"""Least median of the events of a seed."""
+"""Smallest accepted median of the events per seed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedResult:
-    """One seed.
+    """Result of one seed.
 
     Attributes:
         seed: its number.
-        event_count: events of its run.
+        event_count: number of events in its run.
         counts: how often each thing occurred.
-        digest: of its trace.
-        failure: what was broken, and how to repeat it; None for a clean run.
+        digest: digest of its trace.
+        failure: the broken law, and how to repeat the run; None for a clean run.
     """
 
     seed: int
@@ -69,7 +69,7 @@ class Coverage:
 
     Args:
         demanded: what must occur in at least `MIN_SHARE` of them.
-        shown: what is shown first, whether it occurred or not.
+        shown: what the table shows first, whether it occurred or not.
     """
 
     def __init__(self, *, demanded: tuple[str, ...] = DEMANDED, shown: tuple[str, ...] = SHOWN) -> None:
@@ -90,7 +90,7 @@ class Coverage:
         self._seeds_with.update(result.counts.keys())
 
     def report(self, seconds: float) -> str:
-        """The table: what is demanded and asked for first, then everything by name."""
+        """Return the table: first the demanded and selected lines, then everything by name."""
         events = self._events
         if not events:
             return f"0 seeds clean, {self.failed_count} failed\n"
@@ -109,10 +109,10 @@ class Coverage:
         return f"  {name:44} {self._total[name]:9}   in {self._seeds_with[name]:5} seeds, {share:5.1f} %"
 
     def shortfalls(self, *, event_count: int) -> list[str]:
-        """What the range failed to go through; empty for a range that is too small to say.
+        """Return which demands the range missed; empty for a range that is too small to judge.
 
         Args:
-            event_count: events with faults that each seed was to have; with fewer than the demand the median is not judged.
+            event_count: events with faults that each seed was to have; if it is below the demanded median, the median is not judged.
         """
         events = self._events
         if len(events) < MIN_JUDGED_SEEDS:

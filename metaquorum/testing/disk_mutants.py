@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mutants of the log and the vote file: mistakes about what is on the disk, found by `sim_store` under `tear_storm` and `rot_storm`.
+"""Mutants of the log and the vote file: mistakes about the disk, found by `sim_store` under `tear_storm` and `rot_storm`.
 
-Owns the list; `mutants` says what a mutant is and makes the mistake.
+Owns the list; `mutants` defines and applies a mutant.
 """
 
 from __future__ import annotations
@@ -105,4 +105,4 @@ DISK_MUTANTS: Final = (
         new="RecoveryPoint(flushed_offset=end_offset + 2)",
     ),
 )
-"""Every mutant of the files."""
+"""All mutants of the files."""

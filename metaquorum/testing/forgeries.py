@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests in the name of voters with an epoch that no election has reached: what anybody may send who reaches a port.
+"""Forged requests in the name of voters, with an epoch that no election has reached. Any program that reaches a port can send them.
 
-Owns what they say; when and to whom is the business of `sim_faults`. Law of the run: they are refused, and teach nobody an epoch.
+Owns their content; `sim_faults` decides when they arrive and where. Law of the run: nodes refuse them, and learn no epoch from them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from metaquorum.raft.types import MAX_EPOCH_LEAP, MAX_QUORUM_EPOCH, NO_EPOCH, Of
 
 
 def absurd_epoch(rng: random.Random, own: QuorumEpoch) -> QuorumEpoch:
-    """An epoch that a node in its own one must not believe; the last one there is half of the time."""
+    """Return an epoch that a node in epoch `own` must not believe; half of the time the largest one."""
     if rng.random() < 0.5:
         return MAX_QUORUM_EPOCH
     least = MAX_QUORUM_EPOCH - MAX_EPOCH_LEAP + 1 if own == NO_EPOCH else own + MAX_EPOCH_LEAP + 1
@@ -32,7 +32,7 @@ def absurd_epoch(rng: random.Random, own: QuorumEpoch) -> QuorumEpoch:
 def forge(
     rng: random.Random, target: ReplicaKey, others: Sequence[ReplicaKey], *, cluster_id: str, epoch: QuorumEpoch
 ) -> Request:
-    """A request to a node in the name of one of the others."""
+    """Return a request to a node in the name of one of the others."""
     sender = rng.choice(others)
     end_offset = Offset(rng.choice([0, 1, 10**6]))
     kind = rng.randrange(6)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Laws of the quorum, checked after every simulated event on the node that it touched.
 
-Owns what the whole cluster must agree on: leaders, votes, histories, committed records. Reads nodes, changes nothing.
+Owns the laws for the whole cluster: leaders, votes, histories, committed records. Reads nodes, changes nothing.
 Source: KRaft's RaftEventSimulationTest; Vanlightly's kraft TLA+ (names in brackets); Raft figure 3.
 """
 
@@ -35,17 +35,17 @@ class InvariantViolation(AssertionError):
 
 
 def require(condition: bool, law: str, detail: object) -> None:
-    """Raise when a law is broken.
+    """Raise an error if a law is broken.
 
     Raises:
-        InvariantViolation: the condition does not hold.
+        InvariantViolation: the condition is false.
     """
     if not condition:
         raise InvariantViolation(f"{law}: {detail}")
 
 
 class Checker:
-    """Knows what was true once and must stay true."""
+    """Remembers what was true once and must stay true."""
 
     def __init__(self) -> None:
         self._leader_of: dict[QuorumEpoch, NodeId] = {}
@@ -57,17 +57,17 @@ class Checker:
         self.committed_end_offset = Offset(0)
 
     def on_restart(self, key: ReplicaKey) -> None:
-        """A process started: it may know a lower high watermark than its earlier life did."""
+        """Note the start of a process: it may know a lower high watermark than its earlier process."""
         self._high_watermark.pop(key, None)
 
     def on_append(self, batch: SimBatch) -> None:
-        """Log matching: (offset, epoch) names one record and one history before it [NoLogDivergence]."""
+        """Check log matching: (offset, epoch) names one record and one history before it [NoLogDivergence]."""
         name = (batch.base_offset, batch.epoch)
         known = self._history_of.setdefault(name, batch.history)
         require(known == batch.history, "log matching", f"two records at {name}")
 
     def on_snapshot(self, snapshot: SimSnapshot) -> None:
-        """A snapshot holds what is committed, all of it up to its end, and nothing else [ConsistentCommittedData]."""
+        """Check that a snapshot holds exactly the committed log up to its end [ConsistentCommittedData]."""
         end_offset = snapshot.id.end_offset
         require(end_offset <= self.committed_end_offset, "a snapshot holds committed records only", snapshot.id)
         require(
@@ -75,7 +75,7 @@ class Checker:
         )
 
     def on_state(self, state: RaftState, disk: SimDisk, disks: Mapping[ReplicaKey, SimDisk]) -> None:
-        """Laws of one node after an event."""
+        """Check the laws of one node after an event."""
         key, election = state.key, state.election
         if election.leader_id is not None:
             self._one_leader(election.quorum_epoch, election.leader_id)
@@ -98,12 +98,12 @@ class Checker:
             self._leader_laws(state, disk)
 
     def _snapshot_laws(self, state: RaftState, disk: SimDisk) -> None:
-        """A log above 0 begins at a snapshot that is there [SnapshotAtLogStart]."""
+        """Check that a log above 0 begins at an existing snapshot [SnapshotAtLogStart]."""
         log, base = state.log, disk.base
         start = (log.log_start_offset, log.start_epoch)
         require(start == ((0, 0) if base is None else (base.next_offset, base.epoch)), "shadow of the log start", start)
         ids = tuple(snapshot.id for snapshot in disk.snapshots)
-        # One that was made a moment ago is told to the core in the next step.
+        # The core learns of a newly made snapshot only in the next step.
         require(ids[: len(state.snapshots.ids)] == state.snapshots.ids, "kept snapshots are on the disk", ids)
         require(
             base is None or any(snapshot.last is base or snapshot.last == base for snapshot in disk.snapshots),
@@ -141,9 +141,9 @@ class Checker:
         disk: SimDisk,
         disks: Mapping[ReplicaKey, SimDisk],
     ) -> None:
-        """A leader commits: a majority has it on its disks, and it follows what was committed before.
+        """Check a commit: a majority has it on disk, and it continues the earlier commits.
 
-        It may have resigned in the same step, and a paused one may hear late of what its followers flushed.
+        The leader may have resigned in the same step, and a paused one may hear late of its followers' flushes.
         """
         history = disk.history_at(high_watermark)
         require(history is not None, "high watermark ends a batch", high_watermark)
@@ -177,9 +177,9 @@ class Checker:
         self._complete(disk)
 
     def _complete(self, disk: SimDisk) -> None:
-        """Leader completeness: a leader that may be the newest has every committed record [LeaderHasAllAckedValues].
+        """Check leader completeness: a leader that may be the newest has every committed record [LeaderHasAllAckedValues].
 
-        A deposed leader that does not know it yet is in an older epoch than the one that committed since.
+        A deposed leader that does not know it yet is in an older epoch than the leader that has committed since.
         """
         end_offset = self.committed_end_offset
         if disk.election.quorum_epoch < max(self._leader_of):
@@ -191,7 +191,7 @@ class Checker:
         )
 
     def on_effect(self, state: RaftState, disk: SimDisk, effect: Effect) -> None:
-        """Laws of what a node says: nothing that depends on what is not on its disk."""
+        """Check a node's output: nothing may depend on state that is not on its disk."""
         match effect:
             case Send(request=request):
                 self._spoken(disk, request.quorum_epoch, effect)
@@ -235,7 +235,7 @@ class Checker:
                     effect,
                 )
             case ReportViolation(kind=Violation.ABSURD_REQUEST):
-                # Forged: what nodes send themselves is bound by the law that no election leads to such an epoch.
+                # A forged request. Requests of nodes are covered by the law that epochs are reached only by elections.
                 pass
             case ReportViolation(text=text):
                 require(False, "no node breaks the protocol", text)
@@ -243,7 +243,7 @@ class Checker:
                 pass
 
     def _one_change(self, disk: SimDisk) -> None:
-        """A leader appends a set of voters only when the one before it is committed [KIP-853]."""
+        """Check that a leader appends a voter set only when the one before it is committed [KIP-853]."""
         uncommitted = 0
         for batch in reversed(disk.batches):
             if batch.next_offset <= self.committed_end_offset:
@@ -265,5 +265,5 @@ class Checker:
 
 
 def _latest_voters(disk: SimDisk) -> VoterSet | None:
-    """The newest voters in a log or in the snapshot before it, if there are any."""
+    """Return the newest voter set in a log or in the snapshot before it; None without one."""
     return None if disk.last is None else disk.last.voters_after

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real quorum nodes with real disks and connections over 127.0.0.1, in one process: what a test of the shell needs.
+"""Real quorum nodes with real disks and connections over 127.0.0.1, in one process, for tests of the shell.
 
-Owns addresses that survive a restart, and two ways to end a node: `stop` (orderly) and `kill` (the server is gone at once, nothing is
-handed over or flushed). Killing inside one process leaves the page cache as a kill -9 does.
+Owns addresses that survive a restart, and two ways to end a node: `stop` (orderly) and `kill` (the server is gone at once, and
+nothing is handed over or flushed). A kill inside one process leaves the page cache as `kill -9` does.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ async def wait_for(condition: Callable[[], bool], what: str, *, timeout_ms: int 
     """Wait until the condition holds.
 
     Raises:
-        TimeoutError: it did not hold in time; the text says what was waited for.
+        TimeoutError: it did not hold in time; the text names the condition.
     """
     deadline = time.monotonic() + timeout_ms / 1_000
     while not condition():
@@ -44,7 +44,7 @@ async def wait_for(condition: Callable[[], bool], what: str, *, timeout_ms: int 
 
 
 class RecordingListener:
-    """Remembers what it was told; checks the order."""
+    """Remembers what it received, and checks the order."""
 
     def __init__(self) -> None:
         self.applied_offset = 0
@@ -57,7 +57,7 @@ class RecordingListener:
         self.failure: Exception | None = None
 
     def on_commit(self, batch: CommittedBatch) -> None:
-        """Remember a batch, which must continue the one before."""
+        """Store a batch, which must continue the one before."""
         if self.failure is not None:
             raise self.failure
         assert batch.base_offset == self.applied_offset, f"{batch} after {self.applied_offset}"
@@ -67,21 +67,21 @@ class RecordingListener:
             self.records.extend(batch.records)
 
     def on_snapshot(self, loaded: LoadedImage) -> None:
-        """Refuse: there is no image here."""
+        """Refuse a snapshot: this listener has no image."""
         raise AssertionError(f"snapshot at {loaded.image.metadata_offset} for a listener without an image")
 
     def on_leader(self, leader: QuorumLeader) -> None:
-        """Remember a leader."""
+        """Store a leader."""
         self.leaders.append(leader)
 
     def on_activate(self, quorum_epoch: int) -> None:
-        """Remember the start of a leadership."""
+        """Store the start of a leadership."""
         assert self.active_epoch is None, f"active in {self.active_epoch} already"
         self.active_epoch = quorum_epoch
         self.activations.append((quorum_epoch, self.applied_offset))
 
     def on_deactivate(self) -> None:
-        """Remember the end of a leadership."""
+        """Store the end of a leadership."""
         assert self.active_epoch is not None, "not active"
         self.active_epoch = None
 
@@ -104,7 +104,7 @@ class LoopbackNode:
         self._directory: DataDirectory | None = None
 
     async def serve(self) -> None:
-        """Open the port: a new one at first, the same one ever after."""
+        """Open the port: a new one the first time, the same one later."""
         carrier = Carrier(cluster_id=CLUSTER_ID, node_id=self.number)
         self._service = QuorumService(carrier.table)
         port = carrier.bind("127.0.0.1", int(self.address.rpartition(":")[2] or 0))
@@ -152,7 +152,7 @@ class LoopbackNode:
         await self._end()
 
     async def kill(self) -> None:
-        """End the process at once: the port closes, connections break, nothing is handed over."""
+        """End the process at once: close the port, break connections, hand nothing over."""
         if self.node is not None:
             await asyncio.gather(self._end(), self.node.abandon())
         await self._end()
@@ -176,7 +176,7 @@ class LoopbackQuorum:
         self.machines = [LoopbackNode(root, number, self._timers) for number in range(1, voter_count + 1)]
 
     async def serve(self) -> None:
-        """Open all ports, and tell every machine all addresses."""
+        """Open all ports, and give every machine all addresses."""
         for machine in self.machines:
             await machine.serve()
         for machine in self.machines:
@@ -195,7 +195,7 @@ class LoopbackQuorum:
             await machine.start()
 
     async def add_observer(self, number: int) -> LoopbackNode:
-        """Format and start an observer that knows addresses only."""
+        """Format and start an observer that knows only addresses."""
         machine = LoopbackNode(self._root, number, self._timers)
         machine.bootstrap_addresses = tuple(voter.address for voter in self.machines)
         format_observer(machine.path, node_id=number, cluster_id=CLUSTER_ID)
@@ -204,11 +204,11 @@ class LoopbackQuorum:
         return machine
 
     async def stop(self) -> None:
-        """Stop whatever runs."""
+        """Stop all machines that run."""
         await asyncio.gather(*(machine.stop() for machine in self.machines))
 
     def leader(self) -> LoopbackNode | None:
-        """The machine whose listener is active in the highest epoch."""
+        """Return the machine whose listener is active in the highest epoch, or None."""
         active = [machine for machine in self.machines if machine.node and machine.listener.active_epoch is not None]
         return max(active, key=lambda machine: machine.listener.active_epoch or 0, default=None)
 
@@ -220,7 +220,7 @@ class LoopbackQuorum:
         return leader
 
     def append(self, records: list[bytes]) -> int:
-        """Append at the leader; returns the base offset."""
+        """Append at the leader; return the base offset."""
         leader = self.leader()
         assert leader is not None, "nobody leads"
         assert leader.node is not None, "leaders run"

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mutants of the Raft core: known mistakes that the simulator must find, or its silence proves nothing.
+"""Mutants of the Raft core: known mistakes that the simulator must find; otherwise its silence proves nothing.
 
-Those of the files below it are in `disk_mutants`, those of the controller above it in `controller_mutants`.
+`disk_mutants` has those of the files, `controller_mutants` those of the controller.
 
-A mutant replaces one piece of text in the source of one function and puts the recompiled function wherever the original is bound.
+A mutant replaces one piece of text in the source of one function, and puts the recompiled function wherever the original is bound.
 Owns the list and the patching; nothing here runs outside of tests and `metaquorum.testing.run --mutants`.
-Source: openraft's re-introduced bug; style 2e "mutants".
+Source: openraft's re-introduced bug.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from metaquorum.testing.options import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """Another text in the source of one function; see `Mutant`."""
+    """A replacement of text in the source of one function; see `Mutant`."""
 
     owner: ModuleType | type
     function: str
@@ -59,13 +59,13 @@ class Mutant:
     """One mistake.
 
     Attributes:
-        name: what is wrong, as words.
+        name: description of the mistake.
         owner: module or class that has the function.
         function: name of the function.
         old: text that occurs exactly once in its source.
-        new: what stands there instead.
-        also: changes elsewhere without which it does not show.
-        options: what happens in the run of a seed that hunts it.
+        new: text that replaces it.
+        also: further changes without which the mistake has no effect.
+        options: returns the options for a seed that hunts it.
     """
 
     name: str
@@ -337,12 +337,12 @@ MUTANTS = (
         also=(Change(owner=election, function="poll_candidate", old="if state.outbox.is_persisted:", new="if True:"),),
     ),
 )
-"""Every mutant of the core."""
+"""All mutants of the core."""
 
 
 @contextmanager
 def apply(mutant: Mutant) -> Generator[None]:
-    """Make the mistake for a while."""
+    """Apply the mutant during the block."""
     patches = [_patch(mutant.owner, mutant.function, mutant.old, mutant.new)]
     patches += [_patch(each.owner, each.function, each.old, each.new) for each in mutant.also]
     try:
@@ -373,6 +373,6 @@ def _patch(owner: ModuleType | type, function: str, old: str, new: str) -> Calla
 
 
 def _holders(owner: ModuleType | type, function: str, original: object) -> list[ModuleType | type]:
-    """Every module that has imported the function by name."""
+    """Return the owner, and every module that has imported the function by name."""
     modules = [module for name, module in sorted(sys.modules.items()) if name.startswith(_MUTATED)]
     return [owner, *(m for m in modules if m is not owner and vars(m).get(function) is original)]

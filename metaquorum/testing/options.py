@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of one simulated run: each seed turns on only some faults, so that no fault hides another (swarm testing).
+"""Options of one simulated run. Each seed turns on only some faults, so that no fault hides another (swarm testing).
 
-Source: Groce et al., "Swarm testing"; reliability 2.6.
+Source: Groce et al., "Swarm testing".
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass, replace
 
 REAL_FILES_SHARE = 0.5
-"""Share of the seeds whose disks have the real log and vote files on them; the others are quicker."""
+"""Share of the seeds with real log and vote files on their disks; the other seeds are faster."""
 
 CONTROLLER_SHARE = 0.3
 """Share of the seeds in which a controller runs on each leader."""
@@ -27,26 +27,26 @@ class SimOptions:
         loss: chance that a message is lost.
         duplication: chance that a message arrives twice.
         flush_ms_max: longest time of a flush or of a write of the vote.
-        crash_every_ms: mean time between crashes; None for none. A crash loses what is not flushed.
+        crash_every_ms: mean time between crashes; None for none. A crash loses unflushed data.
         shutdown_every_ms: mean time between orderly shutdowns; None for none.
         cut_every_ms: mean time between network cuts, one-way or both ways; None for none.
-        pause_every_ms: mean time between pauses of a process (its timers come late); None for none.
-        wipe: whether one voter loses its whole disk once and returns as an observer.
+        pause_every_ms: mean time between pauses of a process (its timers fire late); None for none.
+        wipe: whether one voter loses its whole disk once and comes back as an observer.
         clock_drift: greatest relative drift of a node's clock.
         proposal_every_ms: mean time between proposals.
-        down_ms_max: longest time that a stopped node stays down, and that a cut lasts.
+        down_ms_max: longest time that a stopped node stays down, or that a cut lasts.
         change_every_ms: mean time between requests to change the voters; None for none.
-        transfer_every_ms: mean time between requests to hand the leadership over; None for none.
+        transfer_every_ms: mean time between requests to transfer the leadership; None for none.
         snapshot_every: records between two snapshots of a node; None for no snapshots.
         kept_snapshots: snapshots that a node keeps.
-        power_loss: chance that the power goes between the steps of an install, a trim, a truncation or a start, and a
-            hundredth of that for any other write to real files.
-        real_files: whether the disks have the real log and vote files on them.
+        power_loss: chance of a power loss between the steps of an install, a trim, a truncation or a start; a hundredth of it for any
+            other write to real files.
+        real_files: whether the disks have the real log and vote files.
         refusal: chance that the disk refuses a truncation, a trim or an install; a hundredth of it for any other write.
         damage_every_ms: mean time between bit flips on a disk; None for none.
         move_every_ms: mean time between moves of a voter to another address; None for none.
         controller_every_ms: mean time between turns of the controllers on leaders; None for none.
-        forge_every_ms: mean time between requests in the name of voters with absurd epochs; None for none.
+        forge_every_ms: mean time between forged requests in the name of voters with absurd epochs; None for none.
     """
 
     voter_count: int
@@ -77,7 +77,7 @@ class SimOptions:
 
 
 def draw_options(rng: random.Random) -> SimOptions:
-    """Draw the options of one seed."""
+    """Return random options for one seed."""
     voter_count = rng.choice([1, 2, 3, 3, 3, 3, 4, 5, 5])
 
     def sometimes(low: int, high: int, chance: float = 0.6) -> int | None:
@@ -113,7 +113,7 @@ def draw_options(rng: random.Random) -> SimOptions:
 
 
 def calm(*, observer_count: int, proposal_every_ms: int) -> SimOptions:
-    """Options under which nothing goes wrong in a quorum of three: for runs that bring in a fault of their own."""
+    """Return options without faults for a quorum of three, for runs that bring their own fault."""
     return SimOptions(
         voter_count=3,
         observer_count=observer_count,
@@ -135,7 +135,7 @@ def calm(*, observer_count: int, proposal_every_ms: int) -> SimOptions:
 
 
 def election_storm(seed: int) -> SimOptions:
-    """Options under which hardly anything else happens than crashes and elections: for the hunt of mutants."""
+    """Return options with almost only crashes and elections, to hunt mutants."""
     return SimOptions(
         voter_count=3 if seed % 2 else 5,
         observer_count=seed % 2,
@@ -157,12 +157,12 @@ def election_storm(seed: int) -> SimOptions:
 
 
 def forgery_storm(seed: int) -> SimOptions:
-    """Options under which anybody says that elections went on to epochs that none has reached."""
+    """Return options with forged requests that claim epochs which no election has reached."""
     return replace(election_storm(seed), forge_every_ms=50)
 
 
 def membership_storm(seed: int) -> SimOptions:
-    """Options under which voters change and leaders fall all the time: for the hunt of mutants."""
+    """Return options under which voters change and leaders fail all the time, to hunt mutants."""
     return replace(
         election_storm(seed),
         voter_count=1 + seed % 4,
@@ -176,19 +176,19 @@ def membership_storm(seed: int) -> SimOptions:
 
 
 def slow_disk_storm(seed: int) -> SimOptions:
-    """As `membership_storm`, with disks slower than the network: for mistakes that count what is not flushed."""
+    """Return options as `membership_storm`, with disks slower than the network, to hunt mutants that count unflushed records."""
     return replace(membership_storm(seed), flush_ms_max=80, delay_ms_max=10)
 
 
 def pause_storm(seed: int) -> SimOptions:
-    """Options under which leaders sleep until others lead, and wake: for mistakes that show old data."""
+    """Return options under which leaders pause until others lead, then wake, to hunt mutants that show old data."""
     return replace(
         election_storm(seed), crash_every_ms=None, cut_every_ms=None, pause_every_ms=1_500, down_ms_max=3_000
     )
 
 
 def snapshot_storm(seed: int) -> SimOptions:
-    """Options under which replicas are down for longer than the log lasts: for the hunt of mutants of snapshots."""
+    """Return options under which replicas are down for longer than the log lasts, to hunt mutants of snapshots."""
     return replace(
         election_storm(seed),
         crash_every_ms=300,
@@ -202,7 +202,7 @@ def snapshot_storm(seed: int) -> SimOptions:
 
 
 def tear_storm(seed: int) -> SimOptions:
-    """Options under which the power goes all the time, in the middle of writes to real files: for the hunt of mutants."""
+    """Return options with frequent power losses during writes to real files, to hunt mutants."""
     return replace(
         election_storm(seed),
         real_files=True,
@@ -217,7 +217,7 @@ def tear_storm(seed: int) -> SimOptions:
 
 
 def rot_storm(seed: int) -> SimOptions:
-    """Options under which bits flip on real disks as often as voters can be spared: for the hunt of mutants."""
+    """Return options with bit flips on real disks, as often as a quorum survives them, to hunt mutants."""
     return replace(
         election_storm(seed),
         real_files=True,
@@ -232,12 +232,12 @@ def rot_storm(seed: int) -> SimOptions:
 
 
 def move_storm(seed: int) -> SimOptions:
-    """Options under which voters move all the time."""
+    """Return options under which voters move all the time."""
     return replace(election_storm(seed), crash_every_ms=1_000, move_every_ms=300, down_ms_max=300)
 
 
 def controller_storm(seed: int) -> SimOptions:
-    """Options under which controllers have much to do, and take over from each other now and then."""
+    """Return options under which controllers are busy, and take over from each other now and then."""
     return replace(
         election_storm(seed),
         crash_every_ms=1_500,

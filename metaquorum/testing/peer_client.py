@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server that asks others over the carrier and answers nothing: what a test plays a peer or a broker with."""
+"""A server that sends requests over the carrier and answers none, for tests that play a peer or a broker."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ ResponseT = TypeVar("ResponseT", bound=Message)
 
 
 class PeerClient:
-    """Asks servers of one cluster, as a node of it.
+    """Sends requests to servers of one cluster, as a node of it.
 
         async with PeerClient("cluster") as client:
             vote = await client.ask("127.0.0.1:9192", Method.VOTE, pb.VoteRequest(), pb.VoteResponse)
 
     Args:
-        cluster_id: cluster that it says it is of.
-        node_id: node that it says it is.
+        cluster_id: cluster that its HELLO names.
+        node_id: node id that its HELLO names.
     """
 
     def __init__(self, cluster_id: str, *, node_id: int = 900) -> None:
@@ -40,17 +40,17 @@ class PeerClient:
 
     @property
     def peers(self) -> Peers:
-        """Its connections."""
+        """The connections of the client."""
         return self._carrier.peers
 
     async def open(self) -> None:
-        """Begin; nothing happens when that is done."""
+        """Start the carrier. Idempotent."""
         if not self._is_open:
             self._is_open = True
             await self._carrier.start(None)
 
     async def close(self) -> None:
-        """End all connections. Idempotent."""
+        """Close all connections. Idempotent."""
         await self._carrier.close()
 
     async def __aenter__(self) -> PeerClient:
@@ -71,11 +71,11 @@ class PeerClient:
         *,
         timeout_ms: int = TIMEOUT_MS,
     ) -> ResponseT:
-        """Ask, and wait for the response.
+        """Send a request and return the response.
 
         Raises:
-            RefusalError: what the other side refuses with.
-            CallError: no answer.
+            RefusalError: the other side refuses.
+            CallError: no answer came.
         """
         try:
             answer = await self._carrier.peers.ask(address, method, request.SerializeToString(), timeout_ms=timeout_ms)
@@ -84,7 +84,7 @@ class PeerClient:
         return response_type.FromString(answer)
 
     async def open_snapshot(self, address: str, request: pb.FetchSnapshotRequest) -> Stream:
-        """Begin to fetch a snapshot.
+        """Start to fetch a snapshot.
 
         Raises:
             CallError: there is no connection.
@@ -98,10 +98,10 @@ class PeerClient:
         )
 
     async def fetch_snapshot(self, address: str, request: pb.FetchSnapshotRequest) -> list[pb.FetchSnapshotResponse]:
-        """Fetch a snapshot, and return all messages of the stream.
+        """Fetch a snapshot and return all messages of the stream.
 
         Raises:
-            CallError: the stream broke.
+            CallError: the stream failed.
         """
         stream = await self.open_snapshot(address, request)
         messages: list[pb.FetchSnapshotResponse] = []
@@ -112,10 +112,10 @@ class PeerClient:
 
 
 class ControllerCalls:
-    """The requests of brokers to one node of the quorum; each raises `RefusalError` for what it refuses.
+    """Requests of brokers to one node of the quorum. Each raises `RefusalError` for a refusal.
 
     Args:
-        client: who asks.
+        client: client that sends them.
         address: `host:port` of the node.
     """
 
@@ -152,7 +152,7 @@ class ControllerCalls:
     async def resign_leadership(
         self, request: controller_pb2.ResignLeadershipRequest, *, timeout_ms: int = TIMEOUT_MS
     ) -> controller_pb2.ResignLeadershipResponse:
-        """Give partitions up."""
+        """Resign the leadership of partitions."""
         return await self._ask(Method.RESIGN_LEADERSHIP, request, controller_pb2.ResignLeadershipResponse, timeout_ms)
 
     async def _ask(
@@ -162,10 +162,10 @@ class ControllerCalls:
 
 
 class QuorumCalls:
-    """The requests of peers to one quorum node.
+    """Requests of peers to one quorum node.
 
     Args:
-        client: who asks.
+        client: client that sends them.
         address: `host:port` of the node.
     """
 
@@ -174,7 +174,7 @@ class QuorumCalls:
         self._address = address
 
     async def probe(self, request: pb.ProbeRequest) -> pb.ProbeResponse:
-        """Ask who it is."""
+        """Ask for its identity and state."""
         return await self._client.ask(self._address, Method.PROBE, request, pb.ProbeResponse)
 
     async def vote(self, request: pb.VoteRequest) -> pb.VoteResponse:
@@ -182,11 +182,11 @@ class QuorumCalls:
         return await self._client.ask(self._address, Method.VOTE, request, pb.VoteResponse)
 
     async def begin(self, request: pb.BeginQuorumEpochRequest) -> pb.BeginQuorumEpochResponse:
-        """Say who leads."""
+        """Announce a leader."""
         return await self._client.ask(self._address, Method.BEGIN_QUORUM_EPOCH, request, pb.BeginQuorumEpochResponse)
 
     async def end(self, request: pb.EndQuorumEpochRequest) -> pb.EndQuorumEpochResponse:
-        """Say that nobody leads any more."""
+        """Announce the end of an epoch."""
         return await self._client.ask(self._address, Method.END_QUORUM_EPOCH, request, pb.EndQuorumEpochResponse)
 
     async def fetch(self, request: pb.FetchQuorumRequest) -> pb.FetchQuorumResponse:
@@ -194,5 +194,5 @@ class QuorumCalls:
         return await self._client.ask(self._address, Method.FETCH_QUORUM, request, pb.FetchQuorumResponse)
 
     async def update(self, request: pb.UpdateVoterRequest) -> pb.UpdateVoterResponse:
-        """Tell the address of a voter."""
+        """Report the address of a voter."""
         return await self._client.ask(self._address, Method.UPDATE_VOTER, request, pb.UpdateVoterResponse)

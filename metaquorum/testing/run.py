@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs seeds of the quorum simulation: `python -m metaquorum.testing.run --seeds 200`; hunts mutants with `--mutants`.
+"""Runs seeds of the quorum simulation: `python -m metaquorum.testing.run --seeds 200`. Hunts mutants with `--mutants`.
 
-Prints events per seed, how often each fault and each turn of the protocol occurred, and for a failing seed the last
-steps and the command that repeats it. Exit code 1 when a seed failed, or when the seeds did not go through what
-`coverage` demands. With `--jobs` seeds run in several processes; the output stays in the order of the seeds.
+Prints the events per seed, how often each fault and each step of the protocol occurred, and for a failing seed the last steps and the
+command that repeats it. The exit code is 1 if a seed failed, or if the seeds missed a demand of `coverage`. With `--jobs` several
+processes run seeds; the output stays in the order of the seeds.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def run_seed(seed: int, event_count: int) -> SimulatedQuorum:
     try:
         quorum.run(event_count)
     except Exception as error:
-        # Real code of the shell runs in here: whatever it lets through is a fault too.
+        # Real code of the shell runs in the simulation, so any exception that it lets through is a bug, too.
         failure = error if isinstance(error, AssertionError) else InvariantViolation(f"{type(error).__name__}: {error}")
         failure.add_note(quorum.describe())
         failure.add_note(
@@ -56,7 +56,7 @@ def run_seed(seed: int, event_count: int) -> SimulatedQuorum:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit code."""
+    """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(prog="metaquorum.testing.run", description="Seeded simulation of the quorum")
     parser.add_argument("--seeds", type=int, default=200, help="number of seeds")
     parser.add_argument("--first-seed", type=int, default=0, help="first seed")
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def in_order(work: Callable[[int], T], numbers: Sequence[int], jobs: int) -> Iterator[T]:
-    """The results of the work on each number, in their order, by so many processes; in this one when it is one."""
+    """Yield the results of the work on each number, in order, computed by `jobs` processes; with 1 in this process."""
     if jobs == 1:
         yield from map(work, numbers)
         return
@@ -89,12 +89,12 @@ def in_order(work: Callable[[int], T], numbers: Sequence[int], jobs: int) -> Ite
 
 
 def be_quiet() -> None:
-    """The real files warn of what the simulation does to them, thousands of times."""
+    """Disable logging: the real files would warn of simulated faults thousands of times."""
     logging.disable(logging.CRITICAL)
 
 
 def hunt_mutants(seeds: range, event_count: int, *, jobs: int = 1) -> int:
-    """Make each known mistake in turn; returns 1 when a seed range does not find one of them."""
+    """Apply each known mistake in turn. Return 1 if the seeds do not find one of them."""
     missed = 0
     hunt = partial(_hunt_mutant, seeds=seeds, event_count=event_count)
     for mutant, seed in zip(ALL_MUTANTS, in_order(hunt, range(len(ALL_MUTANTS)), jobs), strict=True):
@@ -134,13 +134,13 @@ def run_seeds(
     Args:
         run_one: runs one seed; sent to other processes.
         seeds: the seeds.
-        coverage: adds them up.
+        coverage: sums up the results.
         event_count: events with faults in each seed.
         jobs: processes that share the seeds.
         with_digests: print the digest of each trace.
 
     Returns:
-        1 when a seed failed, or when they did not go through enough.
+        1 if a seed failed, or if the seeds missed a demand; else 0.
     """
     write = sys.stdout.write
     started = time.monotonic()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Virtual time: a heap of actions, named streams of chance, and a digest of everything that happened.
+"""Virtual time: a heap of actions, named random streams, and a digest of everything that happened.
 
-Owns order and time of the simulation. Two actions of the same millisecond run in the order in which they were
-scheduled, so a run depends on its seed alone.
+Owns order and time of the simulation. Two actions of the same millisecond run in the order in which they were scheduled, so a run
+depends only on its seed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ class Scheduler:
     """Runs actions in virtual time.
 
     Args:
-        seed: names the run; every stream of chance derives from it by name, so that a draw in one place shifts no
-            other.
+        seed: seed of the run. Every random stream derives from it by name, so a draw in one place does not shift another.
     """
 
     def __init__(self, seed: int) -> None:
@@ -30,17 +29,17 @@ class Scheduler:
         self._trace = hashlib.blake2b(digest_size=16)
 
     def rng(self, name: str) -> random.Random:
-        """A stream of chance of its own; seeded by text, which does not depend on PYTHONHASHSEED."""
+        """Return a separate random stream, seeded by a text, so independent of PYTHONHASHSEED."""
         return random.Random(f"{self.seed}/{name}")
 
     def after(self, delay_ms: int, action: Callable[[], None]) -> None:
-        """Run the action in delay_ms (at least 0)."""
+        """Run the action in `delay_ms` milliseconds (at least 0)."""
         assert delay_ms >= 0, f"{delay_ms} ms is in the past"
         self._sequence += 1
         heapq.heappush(self._heap, (self.now_ms + delay_ms, self._sequence, action))
 
     def run_next(self) -> bool:
-        """Run the next action; False when there is none."""
+        """Run the next action. Return False if there is none."""
         if not self._heap:
             return False
         self.now_ms, _, action = heapq.heappop(self._heap)
@@ -48,15 +47,15 @@ class Scheduler:
         return True
 
     def clear(self) -> None:
-        """Forget everything that was to come."""
+        """Drop all scheduled actions."""
         self._heap.clear()
 
     def trace(self, line: str) -> None:
-        """Add a line to the digest and count an event."""
+        """Add a line to the digest, and count an event."""
         self.event_count += 1
         self._trace.update(line.encode())
         self._trace.update(b"\n")
 
     def digest(self) -> str:
-        """Digest of all lines so far, hexadecimal."""
+        """Return the digest of all lines so far, in hexadecimal."""
         return self._trace.hexdigest()

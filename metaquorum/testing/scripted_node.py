@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One real Raft core whose peers and disk are played by a test.
+"""One real Raft core; the test plays its peers and its disk.
 
-Owns a clock that only the test moves, a vote file and a flush that complete at once (or when the test says so), and
-what the core has said so far. Everything is checked for literal values, nothing is random but for the election
-timeout, which is the least.
+Owns a clock that only the test moves, a vote file and a flush that complete at once (or when the test completes them), and the
+effects of the core so far. Tests check everything for literal values. Nothing is random: the election timeout is the smallest
+possible.
 Source: Kafka's RaftClientTestContext.
 """
 
@@ -60,17 +60,17 @@ RequestT = TypeVar("RequestT", bound=Request)
 
 
 def key(number: int) -> ReplicaKey:
-    """Replica key of a node by its number."""
+    """Return the replica key of a node number."""
     return ReplicaKey(node_id=NodeId(number), directory_id=b"directory-%06d" % number)
 
 
 def snapshot_id(end_offset: int, epoch: int) -> SnapshotId:
-    """Id of a snapshot in one line."""
+    """Return a snapshot id."""
     return SnapshotId(end_offset=Offset(end_offset), epoch=QuorumEpoch(epoch))
 
 
 def election_state(epoch: int, *, leader: int | None = None, voted: int | None = None) -> ElectionState:
-    """Election state in one line."""
+    """Return an election state."""
     return ElectionState(
         quorum_epoch=QuorumEpoch(epoch),
         leader_id=None if leader is None else NodeId(leader),
@@ -79,7 +79,7 @@ def election_state(epoch: int, *, leader: int | None = None, voted: int | None =
 
 
 class LeastRng:
-    """Draws the least possible value."""
+    """Returns the smallest possible value of each draw."""
 
     def randrange(self, start: int, stop: int, /) -> int:
         """Return start."""
@@ -88,22 +88,22 @@ class LeastRng:
 
 
 class ScriptedNode:
-    """One core, node 1 unless said otherwise.
+    """One core, node 1 by default.
 
     Args:
         voters: numbers of the voters.
-        number: number of this node; not among the voters: an observer.
+        number: number of this node; if it is not among the voters, it is an observer.
         election: election state on disk.
         epochs: (epoch, start offset) of the log on disk.
-        log_end_offset: end of the log on disk, all of it flushed.
+        log_end_offset: end of the log on disk, which is flushed.
         config: times and limits.
         auto_disk: whether writes of the vote and flushes complete within the step.
         voters_in_log: whether the log has a VotersRecord (at offset 1).
         knows_voters: whether the node was formatted with the voters.
-        addresses: configured addresses by number of the node.
-        start: (offset, epoch of the record before) at which the log on disk begins, when not at 0.
+        addresses: configured addresses by node number.
+        start: (offset, epoch of the record before) at which the log on disk begins, if not at 0.
         snapshots: (end offset, epoch) of the snapshots on disk.
-        committed_offset: what the image on disk says to be committed.
+        committed_offset: end (exclusive) of what the image on disk shows as committed.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class ScriptedNode:
         return self
 
     def step(self, event: Event) -> list[Effect]:
-        """Step the core, and the disk with it; returns the effects in order, completions included."""
+        """Step the core, and the disk with it. Return the effects in order, those of completions included."""
         effects = self.raft.step(event, self.now_ms)
         self.effects.extend(effects)
         produced = list(effects)
@@ -190,7 +190,7 @@ class ScriptedNode:
                 return []
 
     def advance(self, duration_ms: int) -> list[Effect]:
-        """Let time pass, stepping at every deadline on the way."""
+        """Let time pass, with a step at every deadline on the way."""
         target_ms = self.now_ms + duration_ms
         produced: list[Effect] = []
         while (deadline_ms := self.raft.deadline_ms()) is not None and deadline_ms <= target_ms:
@@ -198,17 +198,17 @@ class ScriptedNode:
             self.now_ms = max(self.now_ms, deadline_ms)
             produced.extend(self.step(Tick()))
             if self.raft.deadline_ms() == deadline_ms:
-                # Nothing changed: the deadline would come for ever.
+                # Nothing changed, so the same deadline would come for ever.
                 raise AssertionError(f"deadline {deadline_ms} does not move in {self.state.role}")
         self.now_ms = target_ms
         return produced
 
     def of(self, kind: type[EffectT]) -> list[EffectT]:
-        """All effects of a kind so far."""
+        """Return all effects of a kind so far."""
         return [effect for effect in self.effects if isinstance(effect, kind)]
 
     def sent(self, kind: type[RequestT]) -> list[tuple[Send, RequestT]]:
-        """All requests of a kind so far."""
+        """Return all requests of a kind so far."""
         return [(send, send.request) for send in self.of(Send) if isinstance(send.request, kind)]
 
     def forget(self) -> None:
@@ -216,7 +216,7 @@ class ScriptedNode:
         self.effects.clear()
 
     def receive(self, request: Request) -> Response | None:
-        """A peer asks; returns what it was answered in the same step, or None."""
+        """Receive a peer's request. Return the answer if it came in the same step, else None."""
         self._token += 1
         token = self._token
         for effect in self.step(RequestReceived(token=token, request=request)):
@@ -225,17 +225,17 @@ class ScriptedNode:
         return None
 
     def answer(self, send: Send, response: Response) -> list[Effect]:
-        """A peer answers."""
+        """Receive a peer's answer."""
         return self.step(ResponseReceived(request_id=send.request_id, response=response))
 
     def fail(self, send: Send, failure: Failure = Failure.REFUSED) -> list[Effect]:
-        """A request fails."""
+        """Let a request fail."""
         return self.step(RequestFailed(request_id=send.request_id, failure=failure))
 
-    # Peers.
+    # Messages of peers.
 
     def vote_request(self, candidate: int, epoch: int, *, last_epoch: int = 0, log_end_offset: int = 0) -> VoteRequest:
-        """A binding vote request to this node."""
+        """Return a binding vote request to this node."""
         return VoteRequest(
             cluster_id=CLUSTER_ID,
             quorum_epoch=QuorumEpoch(epoch),
@@ -248,7 +248,7 @@ class ScriptedNode:
     def pre_vote_request(
         self, candidate: int, epoch: int, *, last_epoch: int = 0, log_end_offset: int = 0
     ) -> PreVoteRequest:
-        """A pre-vote request to this node."""
+        """Return a pre-vote request to this node."""
         return PreVoteRequest(
             cluster_id=CLUSTER_ID,
             quorum_epoch=QuorumEpoch(epoch),
@@ -259,7 +259,7 @@ class ScriptedNode:
         )
 
     def begin_request(self, leader: int, epoch: int) -> BeginQuorumEpochRequest:
-        """A leader makes itself known to this node."""
+        """Return a leader's announcement to this node."""
         return BeginQuorumEpochRequest(
             cluster_id=CLUSTER_ID,
             quorum_epoch=QuorumEpoch(epoch),
@@ -269,7 +269,7 @@ class ScriptedNode:
         )
 
     def end_request(self, leader: int, epoch: int, successors: Sequence[int] = ()) -> EndQuorumEpochRequest:
-        """A leader resigns."""
+        """Return a leader's resignation."""
         return EndQuorumEpochRequest(
             cluster_id=CLUSTER_ID,
             quorum_epoch=QuorumEpoch(epoch),
@@ -288,7 +288,7 @@ class ScriptedNode:
         max_wait_ms: int = 400,
         read_round: int = 0,
     ) -> FetchRequest:
-        """A replica fetches from this node."""
+        """Return a replica's fetch from this node."""
         return FetchRequest(
             cluster_id=CLUSTER_ID,
             quorum_epoch=self.state.quorum_epoch if epoch is None else QuorumEpoch(epoch),
@@ -311,7 +311,7 @@ class ScriptedNode:
         diverging: tuple[int, int] | None = None,
         snapshot: tuple[int, int] | None = None,
     ) -> FetchResponse:
-        """A leader of the present epoch answers a fetch."""
+        """Return the fetch answer of a leader of the current epoch."""
         end = None
         if diverging is not None:
             end = EpochEnd(epoch=QuorumEpoch(diverging[0]), end_offset=Offset(diverging[1]))
@@ -325,7 +325,7 @@ class ScriptedNode:
             snapshot=None if snapshot is None else snapshot_id(*snapshot),
         )
 
-    # Whole stories.
+    # Whole sequences.
 
     def elect(self) -> ScriptedNode:
         """Time out, get every pre-vote and every vote, and lead."""
@@ -343,13 +343,13 @@ class ScriptedNode:
         return self
 
     def follow(self, leader: int, epoch: int) -> Send:
-        """Learn of a leader; returns the first fetch from it."""
+        """Learn of a leader; return the first fetch from it."""
         self.receive(self.begin_request(leader, epoch))
         assert self.role == "Follower", f"not following: {self.state.role}"
         return self.sent(FetchRequest)[-1][0]
 
     def propose(self, record_count: int = 1, *, size_bytes: int = 100, epoch: int | None = None) -> list[Effect]:
-        """A user proposes records."""
+        """Propose records as a user."""
         return self.step(
             ProposalReceived(
                 proposal_id=1,
@@ -361,7 +361,7 @@ class ScriptedNode:
 
 
 def batches(*spans: tuple[int, int, int]) -> FetchedBatches:
-    """Fetched batches of (base offset, next offset, epoch) without content."""
+    """Return fetched batches of (base offset, next offset, epoch) without content."""
     return FetchedBatches(
         data=b"",
         spans=tuple(

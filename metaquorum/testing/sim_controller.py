@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The controllers of the simulated quorum: the real core on each node that leads, and brokers and an operator to keep it busy.
+"""The controllers of the simulated quorum: the real core on each leader, with brokers and an operator that keep it busy.
 
-Owns what a shell does for the core (`docs/controller.md` section "Shell"), without callers, and the committed images. Laws, checked
+Owns the work of a shell for the core (`docs/controller.md` section "Shell"), without callers, and the committed images. Laws, checked
 with each committed record on the state before it, whichever leadership wrote it:
 
 * only a broker that may lead is elected;
 * one that may lack records is elected only where that is allowed;
-* a leader that may lead gives way only to the first replica, in sync.
+* a leader that may lead is replaced only by the first replica, in sync.
 
-And once all is healed, with intervals of a second: every partition has a leader, its first replica where that one is in sync.
+And when everything is healed, with intervals of a second: every partition has a leader, its first replica if that one is in sync.
 """
 
 from __future__ import annotations
@@ -65,17 +65,17 @@ PARTITIONS: Final = 4
 REPLICAS: Final = 3
 
 QUICK_SHARE: Final = 0.7
-"""Share of the runs with a controller in which its intervals are a second from the beginning."""
+"""Share of the runs with a controller whose intervals are a second from the start."""
 
 SETTINGS: Final = ControllerSettings()
 
 _QUICK: Final[tuple[tuple[str, str | None], ...]] = ((REBALANCE_INTERVAL, "1"), (UNCLEAN_ELECTION_INTERVAL, "1000"))
 _HEALED: Final = (*_QUICK, (LEADER_REBALANCE, "true"))
-"""Configs of the cluster under which everything comes right in seconds."""
+"""Configs of the cluster with which everything settles within seconds."""
 
 
 class ControlledWorld(Protocol):
-    """What controllers need of the world."""
+    """The part of the world that controllers need."""
 
     scheduler: Scheduler
     options: SimOptions
@@ -83,7 +83,7 @@ class ControlledWorld(Protocol):
     is_healed: bool
 
     def propose_at(self, node: SimNode, quorum_epoch: QuorumEpoch, record_count: int) -> tuple[Offset, str] | None:
-        """Append a batch at a leader; where, and its payload, or None when it is refused."""
+        """Append a batch at a leader. Return its offset and its payload, or None if it is refused."""
         ...
 
 
@@ -101,7 +101,7 @@ class _Leadership:
 
 
 class SimControllers:
-    """All controllers of one run; none does anything in a run without `controller_every_ms`."""
+    """All controllers of one run; none in a run without `controller_every_ms`."""
 
     def __init__(self, world: ControlledWorld) -> None:
         self._world = world
@@ -112,23 +112,23 @@ class SimControllers:
         self._processes = dict.fromkeys(BROKERS, 0)
         self._silent: set[int] = set()
         self._checked_offset = 0
-        # In the others the intervals are the default ones, longer than a run, until an operator or the end shortens them.
+        # In the other runs the intervals are the defaults, longer than a run, until an operator or the end shortens them.
         self._is_quick = self._rng.random() < QUICK_SHARE
 
-    # What nodes tell.
+    # Reports of nodes.
 
     def on_activate(self, node: SimNode, effect: Activate) -> None:
-        """A node leads."""
+        """Note that a node leads."""
         if self._world.options.controller_every_ms is not None:
             self._leaderships[node.key] = _Leadership(node, effect.quorum_epoch, effect.start_offset)
             self.on_commit(node, node.disk.applied_offset)
 
     def on_deactivate(self, node: SimNode) -> None:
-        """A node leads no more, or its process is gone: the core is dropped, the committed image stays."""
+        """Note that a node no longer leads, or that its process is gone: drop the core, keep the committed image."""
         self._leaderships.pop(node.key, None)
 
     def on_commit(self, node: SimNode, commit_offset: Offset) -> None:
-        """A node delivers up to an offset."""
+        """Note that a node delivers up to an offset (exclusive)."""
         leadership = self._leaderships.get(node.key)
         if leadership is None or commit_offset < leadership.start_offset:
             return
@@ -158,7 +158,7 @@ class SimControllers:
             self._checked_offset = max(self._checked_offset, batch.next_offset)
 
     def _check(self, image: MetadataImage, record: PartitionChangeRecord, *, is_first: bool) -> None:
-        """The laws of elections, for a record on the state before it."""
+        """Check the laws of elections for a record, on the state before it."""
         topic = image.topic_by_id(record.topic_id)
         assert topic is not None, "replay refuses it"
         before = topic.partitions[record.partition]
@@ -177,10 +177,10 @@ class SimControllers:
             name = "unclean leader elected"
         self._world.counts[name] += is_first
 
-    # What the shell does.
+    # The work of the shell.
 
     def schedule(self) -> None:
-        """Begin."""
+        """Start the controllers' turns."""
         mean_ms = self._world.options.controller_every_ms
         if mean_ms is None:
             return
@@ -214,7 +214,7 @@ class SimControllers:
                 self._world.counts[f"controller: {type(command).__name__}"] += 1
 
     def _execute(self, leadership: _Leadership, controller: Controller, command: Command) -> bool:
-        """Decide and append, as the shell does; whether that was done."""
+        """Decide and append, as the shell does. Return whether that succeeded."""
         if self._leaderships.get(leadership.node.key) is not leadership:
             return False
         now_ms = leadership.node.local_now_ms()
@@ -232,16 +232,16 @@ class SimControllers:
         if appended is None:
             return False
         base_offset, payload = appended
-        # Through bytes, so that what is replayed is what a log would hold.
+        # Through bytes, so that the replayed records are those that a log would hold.
         self._records[payload] = tuple(record_codec.decode(record_codec.encode(record)) for record in records)
         for offset, record in enumerate(self._records[payload], start=base_offset):
             controller.replay(record, offset)
         return True
 
-    # Who keeps it busy.
+    # Brokers and operator.
 
     def _of_brokers(self, controller: Controller) -> list[Command]:
-        """Registrations and heartbeats of the brokers that are not silent; some fall silent, some are restarted."""
+        """Return registrations and heartbeats of the brokers that are not silent; some become silent, some restart."""
         for broker_id in BROKERS:
             if self._world.is_healed:
                 self._silent.discard(broker_id)
@@ -256,7 +256,7 @@ class SimControllers:
             broker = controller.image.broker(broker_id)
             incarnation = bytes([broker_id, *self._processes[broker_id].to_bytes(15, "big")])
             if broker_id in self._silent:
-                # Its port refuses: known at once, now and then.
+                # Its port refuses, and sometimes the controller notices that at once.
                 if broker is not None and self._rng.random() < 0.3:
                     commands.append(FenceBroker(broker_id=broker_id, broker_epoch=broker.broker_epoch))
             elif broker is None or broker.incarnation_id != incarnation:
@@ -271,7 +271,7 @@ class SimControllers:
         return commands
 
     def _of_leaders(self, controller: Controller) -> list[Command]:
-        """Leaders take back into the in-sync replicas who lives, or leave some of them out."""
+        """Return proposals in which leaders take live replicas back into the ISR, or leave some of them out."""
         if self._rng.random() < (0.5 if self._world.is_healed else 0.75):
             return []
         image = controller.image
@@ -307,7 +307,7 @@ class SimControllers:
         )
 
     def _operate(self, leadership: _Leadership, controller: Controller) -> None:
-        """Create the topics that there are not, and change configs."""
+        """Create missing topics, and change configs."""
         missing = next((topic for topic in TOPICS if controller.image.topic_by_name(topic) is None), None)
         fit = [broker.broker_id for broker in controller.image.brokers() if broker.can_lead]
         if missing is not None:
@@ -323,7 +323,7 @@ class SimControllers:
             self._execute(leadership, controller, self._some_change())
 
     def _topic(self, topic: str, fit: list[int]) -> list[MetadataRecord]:
-        """Records of a topic with several replicas, which no command creates yet."""
+        """Return the records of a topic with several replicas on random brokers."""
         topic_id = topic.encode().rjust(16, b"\0")
         records: list[MetadataRecord] = [TopicRecord(topic=topic, topic_id=topic_id)]
         for number in range(PARTITIONS):
@@ -352,10 +352,10 @@ class SimControllers:
         change = self._rng.choice(changes)
         return _change(ConfigResource.CLUSTER, "", change)
 
-    # The end.
+    # The end of the run.
 
     def has_settled(self, node: SimNode) -> bool:
-        """Whether the leader's committed image is as it must be when nothing is wrong any more."""
+        """Return whether the leader's committed image is in its final state, without any fault."""
         if self._world.options.controller_every_ms is None:
             return True
         image = self._images.get(node.key)
@@ -363,7 +363,7 @@ class SimControllers:
             return False
         partitions = [partition for topic in image.topics() for partition in topic.partitions]
         live = all(_can_lead(image, broker_id) for broker_id in BROKERS)
-        # With all brokers live, some in-sync replica leads; leaders take all others in, then the first one leads again.
+        # With all brokers alive, some in-sync replica leads; leaders take all others back in, then the first one leads again.
         return live and all(each.leader_id == each.replicas[0] and each.isr == each.replicas for each in partitions)
 
 

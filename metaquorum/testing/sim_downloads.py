@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Downloads of snapshots over the simulated network: pieces that are late, lost, repeated, and leaders that change.
+"""Downloads of snapshots over the simulated network: late, lost and repeated pieces, and leaders that change.
 
-Owns the way of one download; the decision who may serve is the core's, asked before each piece.
+Owns the course of one download. The core decides who may serve; it is asked before each piece.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from metaquorum.testing.sim_network import SimNetwork
 from metaquorum.testing.sim_node import CLUSTER_ID, SimNode
 
 MAX_PIECES = 4
-"""Most pieces of one snapshot."""
+"""Largest number of pieces of one snapshot."""
 
 TIMEOUT_MS = 2_000
-"""A download that is not done after so long has failed; lost pieces are noticed by this alone."""
+"""Milliseconds after which an unfinished download fails. Only this timeout notices lost pieces."""
 
 
 class DownloadWorld(Protocol):
-    """What a download needs of the world around it."""
+    """The part of the world that a download needs."""
 
     scheduler: Scheduler
     counts: Counter[str]
@@ -54,7 +54,7 @@ class SimDownloads:
         self._rng: random.Random = world.scheduler.rng("downloads")
 
     def begin(self, node: SimNode, target: SimNode, effect: DownloadSnapshot) -> None:
-        """Fetch a snapshot of `target` for `node`."""
+        """Download a snapshot of `target` to `node`."""
         incarnation, pieces = node.incarnation, self._rng.randint(1, MAX_PIECES)
 
         def tell(event: Event) -> None:

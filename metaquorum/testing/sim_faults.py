@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What strikes the machines of the simulated quorum: crashes, stops, pauses, cuts, moves, and disks that go bad.
+"""Faults of the simulated machines: crashes, shutdowns, pauses, network cuts, moves, and bad disks.
 
-Owns when and whom; what a fault does is the business of the node, the network or the disk that it hits.
-Fault budget: a disk is lost (`wipe`) or damaged only while every voter agrees on who votes and none of them is lost or damaged
-already (`SimOperator.disk_to_lose`); until its key is out of the voters no other voter is removed. A machine whose disk is damaged
-may go on until the damage is found: then it refuses to start, or stops, and comes back with an empty disk as another
-replica. A voter moves to another address only while it could be lost as well, and until the others know where it is nobody
-else is lost or removed.
+Owns when a fault strikes and which machine; the node, network or disk itself knows what the fault does.
+Fault budget: a disk is lost (`wipe`) or damaged only while every voter agrees on the voter set and none of them is lost or damaged
+(`SimOperator.disk_to_lose`). Until its key has left the voters, no other voter is removed. A machine with a damaged disk may continue
+until it finds the damage: then it refuses to start, or stops, and comes back with an empty disk as another replica. A voter moves to
+another address only while it could also be lost, and until the others know the new address, no other voter is lost or removed.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ EPOCH_MS: Final = 1_700_000_000_000
 """Wall clock at the beginning of a run."""
 
 DAMAGES: Final = (*Damage, Damage.BATCH)
-"""Kinds of damage, the likeliest one twice."""
+"""Kinds of damage; the likeliest one occurs twice."""
 
 
 class StruckWorld(Protocol):
-    """What faults need of the world."""
+    """The part of the world that faults need."""
 
     scheduler: Scheduler
     options: SimOptions
@@ -64,11 +63,11 @@ class StruckWorld(Protocol):
         ...
 
     def deliver_forged(self, node: SimNode, request: Request) -> None:
-        """Have a machine take a request that no other one sent."""
+        """Deliver a request to a machine that no other machine sent."""
         ...
 
     def forget_client(self, node: SimNode) -> None:
-        """What a machine has not acknowledged yet it never will."""
+        """Forget what a machine has not acknowledged: it never will."""
         ...
 
 
@@ -76,9 +75,9 @@ class SimFaults:
     """All faults of one run.
 
     Attributes:
-        rng: chance of the faults.
+        rng: random stream of the faults.
         damaged: replicas whose disk lost something that had been flushed.
-        old_addresses: addresses at which nobody is any more.
+        old_addresses: addresses that no machine has any more.
     """
 
     def __init__(self, world: StruckWorld, network: SimNetwork) -> None:
@@ -91,7 +90,7 @@ class SimFaults:
         self._wipe_count = 0
 
     def make_disk(self, key: ReplicaKey) -> SimDisk:
-        """The disk of a new machine."""
+        """Return the disk of a new machine."""
         scheduler, options = self._world.scheduler, self._world.options
         if not options.real_files:
             return SimDisk()
@@ -103,7 +102,7 @@ class SimFaults:
         )
 
     def schedule(self) -> None:
-        """Begin."""
+        """Start all faults of this run."""
         options, operator = self._world.options, self._world.operator
         self._repeat(options.crash_every_ms, self._crash)
         self._repeat(options.shutdown_every_ms, self._shut_down)
@@ -118,7 +117,7 @@ class SimFaults:
             self._world.scheduler.after(self.rng.randint(1_000, 8_000), self._wipe)
 
     def heal(self) -> None:
-        """No disk is in trouble any more; what is damaged stays so."""
+        """End the faults of all disks; damage stays."""
         for node in self._world.nodes:
             if isinstance(node.disk, StoredDisk):
                 node.disk.trouble = Trouble()
@@ -144,7 +143,7 @@ class SimFaults:
             self._world.start(node)
 
     def _pick(self) -> SimNode:
-        """A random machine, the leader half of the time."""
+        """Return a random machine, half of the time a leader."""
         leaders = [node for node in self._world.nodes if node.is_leader]
         return self.rng.choice(leaders if leaders and self.rng.random() < 0.5 else self._world.nodes)
 
@@ -187,7 +186,7 @@ class SimFaults:
         world.counts["pause"] += 1
         pause_ms = self.rng.randint(1, world.options.down_ms_max)
         node.paused_until_ms = world.scheduler.now_ms + pause_ms
-        # The first that it hears when it wakes: a leader that was replaced meanwhile must not answer from memory.
+        # The first event after the pause is a read: a leader that was replaced in between must not answer from memory.
         world.scheduler.after(pause_ms, lambda: world.read_at(node))
 
     def _forge(self) -> None:
@@ -202,12 +201,12 @@ class SimFaults:
     # Disks.
 
     def _wipe(self) -> None:
-        """A voter loses its disk and comes back with a fresh directory id: another replica, so an observer."""
+        """Let a voter lose its disk. It comes back with a new directory id: another replica, so an observer."""
         if self._world.is_healed:
             return
         node = self._world.operator.disk_to_lose(self.damaged)
         if node is None:
-            # The voters are being changed, or there are none to spare.
+            # The voters are changing, or too few to lose one.
             self._world.scheduler.after(100, self._wipe)
             return
         self._world.counts["wipe"] += 1
@@ -216,7 +215,7 @@ class SimFaults:
         self._replace(node)
 
     def _replace(self, node: SimNode) -> None:
-        """Put a machine with an empty disk in the place of one."""
+        """Replace a machine by one with an empty disk."""
         world = self._world
         self._wipe_count += 1
         directory_id = b"wiped-%05d-%04d" % (node.key.node_id, self._wipe_count)
@@ -231,7 +230,7 @@ class SimFaults:
         )
         fresh.address = node.address
         world.nodes[world.nodes.index(node)] = fresh
-        # The lost disk stays in `disks` as it was: what it held counts as held, by a voter that is down for good.
+        # The lost disk stays in `disks`: its content counts as held, by a voter that is down for good.
         world.disks[fresh.key] = fresh.disk
         if world.is_healed and isinstance(fresh.disk, StoredDisk):
             fresh.disk.trouble = Trouble()
@@ -240,7 +239,7 @@ class SimFaults:
         self.restart_later(fresh)
 
     def _damage(self) -> None:
-        """A bit flips on the disk of a voter, and its process ends: as by `kill -9`, so that all that was written stays."""
+        """Flip a bit on the disk of a voter and end its process as by `kill -9`, so that everything written stays."""
         kind = self.rng.choice(DAMAGES)
         node = self._pick() if kind is Damage.VOTE_COPY else self._world.operator.disk_to_lose(self.damaged)
         if node is None or not node.is_up or not isinstance(node.disk, StoredDisk) or node.key in self.damaged:
@@ -257,12 +256,12 @@ class SimFaults:
                 self.damaged.add(node.key)
 
     def on_damaged_disk(self, node: SimNode, error: DamagedDiskError) -> None:
-        """A machine refuses to start or to go on: only damage leads to that, and only an empty disk leads out of it."""
+        """Replace the disk of a machine that refuses to start or continue; only damage may cause that."""
         require(node.key in self.damaged, "no crash leaves a disk that its node refuses", (node.key, error))
         self._replace(node)
 
     def compare_files(self) -> None:
-        """At the end every log is, byte for byte, what was written; damage that nobody has read yet is seen now."""
+        """Check at the end that every log is, byte for byte, what was written. Damage that no node has read is found now."""
         for node in self._world.nodes:
             if isinstance(node.disk, StoredDisk):
                 try:
@@ -275,9 +274,9 @@ class SimFaults:
 
     @property
     def is_moving(self) -> bool:
-        """Whether a voter has moved and somebody who runs does not know it yet: until then it can ask, and not be asked.
+        """True while a voter has moved and a running node does not know it yet: until then the voter can ask, but not be asked.
 
-        A careful operator waits for observers too: one that had missed the moves of all voters would find nobody again.
+        A careful operator waits for observers, too: an observer that missed the moves of all voters would find none of them again.
         """
         moving = self._moving
         voters = None if moving is None else self._world.operator.agreed_voters()
@@ -288,7 +287,7 @@ class SimFaults:
         return self._moving is not None
 
     def _move(self) -> None:
-        """A voter comes back under another address; the others hear of it from itself."""
+        """Restart a voter at another address; it reports the address itself."""
         world = self._world
         node = None if self.is_moving or not self._is_known_by_all() else world.operator.disk_to_lose(self.damaged)
         if node is None or not node.is_up:
@@ -298,17 +297,17 @@ class SimFaults:
         self.old_addresses.add(node.address)
         node.address = f"{node.name}.{len(self.old_addresses)}"
         for other in world.nodes:
-            # Whoever starts from now on is configured with where everybody is.
+            # Every process that starts from now on is configured with all current addresses.
             other.bootstrap_addresses = tuple(one.address for one in world.nodes)
         self.restart_later(node)
 
     def _is_known_by_all(self) -> bool:
-        """Whether everybody who runs has the present voters: one that lags may know nobody but the one that is about to move."""
+        """Return whether all running nodes have the current voters: a node that lags may know only the voter that is about to move."""
         voters = self._world.operator.agreed_voters()
         running = [node.raft.state.voter_set for node in self._world.nodes if node.raft is not None]
         return voters is not None and all(each == voters for each in running)
 
     def knows_addresses(self, voters: VoterSet) -> bool:
-        """Whether a set of voters has the address of each machine that is in it."""
+        """Return whether a voter set has the current address of each of its machines."""
         addresses = {node.key: node.address for node in self._world.nodes}
         return all(addresses.get(voter.key, voter.address) == voter.address for voter in voters.voters)

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A metadata log, its snapshots and a vote file on a simulated disk, as lists.
 
-Owns what is written and what of it is durable. A crash keeps the durable part and a seeded prefix of the rest, as a
-file system does with an append-only file; truncation is durable at once, as the storage engine promises.
-`sim_store.StoredDisk` puts the real files under the same lists: there they say what must be on disk, and recovery says
-what is.
-Fault budget: what was reported as flushed is never lost; a whole disk is lost only by `wipe` of the world.
+Owns what is written, and what of it is durable. A crash keeps the durable part and a random prefix of the rest, like a file system
+does with an append-only file. A truncation is durable at once, as the storage engine promises. `sim_store.StoredDisk` adds the real
+files below the same lists: there the lists say what must be on disk, and recovery shows what is.
+Fault budget: flushed data is never lost; a whole disk is lost only by `wipe` of the world.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from metaquorum.raft.voters import VoterSet
 
 
 class PowerLostError(Exception):
-    """The machine stops in the middle of what it does."""
+    """The machine stops in the middle of an operation."""
 
 
 class DamagedDiskError(Exception):
-    """The node must not start, or go on, with what its disk has."""
+    """The node must not start, or continue, with the content of its disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +35,9 @@ class SimBatch:
     """One batch.
 
     Attributes:
-        history: digest of it and of all before it.
-        voters_after: who votes at its end.
-        data: its bytes on a disk that has any.
+        history: digest of it and of all batches before it.
+        voters_after: voter set in force at its end.
+        data: its bytes, on a disk with real files.
     """
 
     base_offset: Offset
@@ -54,13 +53,13 @@ class SimBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimSnapshot:
-    """A snapshot: its content is the last batch in it and, by that one's `before`, all the others."""
+    """A snapshot. It is the last batch in it, with all earlier ones through `before`."""
 
     last: SimBatch
 
     @property
     def id(self) -> SnapshotId:
-        """Its id."""
+        """Id of the snapshot."""
         return SnapshotId(end_offset=self.last.next_offset, epoch=self.last.epoch)
 
 
@@ -73,16 +72,16 @@ class SimFetchedBatches(FetchedBatches):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """What a start finds.
+    """What a start finds on the disk.
 
     Attributes:
         log: the log for the core.
-        voters: sets of voters by the offset of their records.
+        voters: voter sets by the offset of their records.
         snapshots: ids of the snapshots, ascending.
-        committed_offset: below it (exclusive) all is known to be committed.
+        committed_offset: everything below it (exclusive) is known to be committed.
         lost_count: batches that the crash before lost.
-        cut_bytes: bytes of a torn batch that were cut.
-        is_restarted: an interrupted install was finished.
+        cut_bytes: bytes of a torn batch that were removed.
+        is_restarted: True if an interrupted install was finished.
     """
 
     log: LogView
@@ -114,7 +113,7 @@ class SimDisk:
 
     @property
     def last(self) -> SimBatch | None:
-        """The batch before the end, be it in the log or in the snapshot before it."""
+        """The last batch, in the log or in the snapshot before it; None without one."""
         return self.batches[-1] if self.batches else self.base
 
     @property
@@ -128,14 +127,14 @@ class SimDisk:
         return self.batches[self.durable_count - 1].next_offset if self.durable_count else self.log_start_offset
 
     def history_at(self, end_offset: Offset) -> bytes | None:
-        """Digest of the log below end_offset; None when no batch ends there."""
+        """Return the digest of the log below `end_offset`; None if no batch ends there."""
         if end_offset == 0:
             return b""
         batch = self.batch_before(end_offset)
         return None if batch is None else batch.history
 
     def batch_before(self, end_offset: Offset) -> SimBatch | None:
-        """The batch that ends at an offset, the last one before the log start included; None when none does."""
+        """Return the batch that ends at an offset, including the last one before the log start; None without one."""
         if self.base is not None and self.base.next_offset == end_offset:
             return self.base
         index = self._find(end_offset)
@@ -153,22 +152,22 @@ class SimDisk:
         return low if found else None
 
     def begin_flush(self) -> None:
-        """A flush of all that is written begins; `flushed` ends it."""
+        """Start a flush of everything written; `flushed` ends it."""
 
     def save_vote(self) -> None:
-        """The election state that is being written is on the disk."""
+        """Complete the write of the election state."""
         assert self.electing is not None, "nothing was being written"
         self.election = self.electing
         self.electing = None
 
     def flushed(self, batch: SimBatch) -> None:
-        """Everything up to a batch reached the disk; one that was cut meanwhile proves nothing."""
+        """Note that everything up to a batch is durable; a batch that was truncated since proves nothing."""
         index = self._find(batch.next_offset)
         if index is not None and self.batches[index] is batch:
             self.durable_count = max(self.durable_count, index + 1)
 
     def append_as_leader(self, effect: AppendAsLeader, proposed: str) -> SimBatch:
-        """Write what the core appends: what was proposed, or a control record."""
+        """Write what the core appends: a proposal or a control record."""
         content = effect.content
         voters = content.voters if isinstance(content, VotersChange) else None
         payload = proposed if isinstance(content, Proposal) else type(content).__name__
@@ -183,11 +182,11 @@ class SimDisk:
         )
 
     def encode(self, effect: AppendAsLeader, payload: str) -> bytes:
-        """The bytes of a batch; lists need none."""
+        """Return the bytes of a batch; lists need none."""
         return b""
 
     def append_as_follower(self, effect: AppendAsFollower) -> list[SimBatch]:
-        """Write what was fetched."""
+        """Write fetched batches."""
         assert isinstance(effect.batches, SimFetchedBatches), "simulated logs only"
         return [
             self.append(
@@ -239,7 +238,7 @@ class SimDisk:
         )
 
     def truncate_suffix(self, to_offset: Offset) -> int:
-        """Drop everything from to_offset on, durably; returns how many batches went."""
+        """Remove everything from `to_offset` (inclusive) on, durably. Return the number of removed batches."""
         before = len(self.batches)
         while self.batches and self.batches[-1].next_offset > to_offset:
             self.batches.pop()
@@ -248,7 +247,7 @@ class SimDisk:
         return before - len(self.batches)
 
     def truncate_prefix(self, to: SnapshotId) -> None:
-        """Let the log begin at a snapshot's end, durably."""
+        """Move the log start to a snapshot's end, durably."""
         self.base = self.batch_before(to.end_offset)
         kept = [batch for batch in self.batches if batch.base_offset >= to.end_offset]
         self.durable_count = max(0, self.durable_count - (len(self.batches) - len(kept)))
@@ -261,15 +260,15 @@ class SimDisk:
         self.base = snapshot.last
 
     def remove_old_snapshots(self) -> None:
-        """Remove snapshots that end before the log begins."""
+        """Remove snapshots that end before the log start."""
         self.snapshots = [one for one in self.snapshots if one.id.end_offset >= self.log_start_offset]
 
     def find_snapshot(self, wanted: SnapshotId) -> SimSnapshot | None:
-        """The snapshot with this id, or None."""
+        """Return the snapshot with this id, or None."""
         return next((one for one in self.snapshots if one.id == wanted), None)
 
     def heal(self) -> bool:
-        """What a start does about an interrupted install or trim; whether the log began again."""
+        """Finish an interrupted install or trim, as a start does. Return whether the log was restarted."""
         newest = max(self.snapshots, key=lambda one: one.id.end_offset, default=None)
         restarts = newest is not None and snapshots.must_restart_log(newest.id, self.view())
         if newest is not None and restarts:
@@ -278,7 +277,7 @@ class SimDisk:
         return restarts
 
     def recover(self) -> Recovered:
-        """What a start finds, after it has tidied up."""
+        """Return what a start finds, after its repairs."""
         restarts = self.heal()
         changes = [(batch.base_offset, batch.voters) for batch in self.batches if batch.voters is not None]
         if self.base is not None and self.base.voters_after is not None:
@@ -294,7 +293,7 @@ class SimDisk:
         )
 
     def view(self) -> LogView:
-        """The shadow of the log for the core, after a crash: what is read back is on the disk."""
+        """Return the view of the log for the core after a crash: everything that was read back is on disk."""
         epochs: list[tuple[QuorumEpoch, Offset]] = []
         for batch in self.batches:
             if not epochs or batch.epoch != epochs[-1][0]:
@@ -305,14 +304,14 @@ class SimDisk:
         )
 
     def crash(self, rng: random.Random) -> None:
-        """Lose power: a prefix of what was not durable survives, and the vote under way may or may not."""
+        """Lose power: a random prefix of the unflushed data survives, and a vote under way may or may not."""
         survivors = rng.randint(self.durable_count, len(self.batches))
         self._lost_count = len(self.batches) - survivors
         del self.batches[survivors:]
-        # What is read back after the crash is on the disk.
+        # What is read back after the crash is on disk.
         self.durable_count = survivors
         if rng.random() < 0.5:
-            # The image on the disk is older than what was applied; a snapshot is never lost.
+            # The image on disk is older than what was applied. A snapshot is never lost.
             self.applied_offset = Offset(0)
         if self.electing is not None and rng.random() < 0.5:
             self.election = self.electing

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network that delays, loses, repeats and reorders messages and cuts links one way.
+"""A network that delays, loses, repeats and reorders messages, and cuts links in one direction.
 
-Owns links only; what a message means is the world's business. After `heal` it is quick and loses nothing.
+Owns only the links; it does not know what a message means. After `heal` it is fast and loses nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SimNetwork:
             self._scheduler.after(rng.randint(0, 4 * self._options.delay_ms_max), deliver)
 
     def cut(self, links: list[tuple[str, str]], duration_ms: int) -> None:
-        """Lose everything on these links, each (source, target), for a time."""
+        """Lose everything on these links, each (source, target), for a time in milliseconds."""
         for link in links:
             self._cuts[link] = self._cuts.get(link, 0) + 1
 

@@ -57,7 +57,7 @@ CLUSTER_ID: Final = "simulated"
 
 
 class World(Protocol):
-    """What a node needs of the world around it."""
+    """The part of the world that a node needs."""
 
     scheduler: Scheduler
     checker: Checker
@@ -70,15 +70,15 @@ class World(Protocol):
     read_batches_max: int
 
     def carry_request(self, node: SimNode, send: Send) -> None:
-        """Take a request to the node at its address."""
+        """Carry a request to the node at its address."""
         ...
 
     def carry_response(self, node: SimNode, token: int, response: Response) -> None:
-        """Take a response back to who asked under this token."""
+        """Carry a response back to the node that sent the request with this token."""
         ...
 
     def carry_download(self, node: SimNode, effect: DownloadSnapshot) -> None:
-        """Fetch a snapshot from the node at its address, piece by piece."""
+        """Download a snapshot from the node at its address, piece by piece."""
         ...
 
     def restart_later(self, node: SimNode) -> None:
@@ -86,31 +86,31 @@ class World(Protocol):
         ...
 
     def on_commit(self, node: SimNode, commit_offset: Offset) -> None:
-        """A node delivers up to this offset."""
+        """Note that a node delivers up to this offset (exclusive)."""
         ...
 
     def on_activate(self, node: SimNode, effect: Activate) -> None:
-        """A node leads."""
+        """Note that a node leads."""
         ...
 
     def on_deactivate(self, node: SimNode) -> None:
-        """A node leads no more."""
+        """Note that a node no longer leads."""
         ...
 
     def on_answer(self, node: SimNode, effect: AnswerVoterChange | AnswerTransfer) -> None:
-        """A node answers the operator."""
+        """Pass a node's answer to the operator."""
         ...
 
     def on_stop(self, node: SimNode) -> None:
-        """A process is gone."""
+        """Note that a process is gone."""
         ...
 
     def on_damaged_disk(self, node: SimNode, error: DamagedDiskError) -> None:
-        """A machine refuses to start, or to go on, with what its disk has."""
+        """Note that a machine refuses to start or continue with the content of its disk."""
         ...
 
     def note(self, node: SimNode, event: Event, effects: list[Effect]) -> None:
-        """Remember a step for the trace."""
+        """Store a step for the trace."""
         ...
 
 
@@ -149,21 +149,21 @@ class SimNode:
 
     @property
     def rng(self) -> random.Random:
-        """Chance of this machine's disk."""
+        """Random stream of this machine's disk."""
         return self._rng
 
     @property
     def is_up(self) -> bool:
-        """Whether the process runs."""
+        """True while the process runs."""
         return self.raft is not None
 
     @property
     def is_leader(self) -> bool:
-        """Whether the process runs and believes to lead."""
+        """True if the process runs and believes that it leads."""
         return self.raft is not None and isinstance(self.raft.state.role, Leader)
 
     def start(self) -> None:
-        """Start a process on what the disk has."""
+        """Start a process with the content of the disk."""
         assert self.raft is None, f"{self.name} runs"
         world, disk = self.world, self.disk
         self.incarnation += 1
@@ -193,7 +193,7 @@ class SimNode:
         self.handle(Started())
 
     def stop(self, strike: Callable[[], None] | None = None) -> None:
-        """Kill the process and lose what is not durable, or what else strikes its disk."""
+        """Kill the process. Lose what is not durable, or apply another fault to its disk."""
         self.raft = None
         self.world.on_stop(self)
         if strike is None:
@@ -211,18 +211,18 @@ class SimNode:
             counts["torn write"] += 1
 
     def local_now_ms(self) -> int:
-        """Clock of this node: its own zero and its own rate."""
+        """Return the time of this node's clock, which has its own zero and its own rate."""
         return self._clock_offset_ms + int(self.world.scheduler.now_ms * self._clock_rate)
 
     def propose(self, payload: str, event: Event) -> bool:
-        """Step with a proposal; whether it was appended."""
+        """Step with a proposal. Return whether it was appended."""
         self._proposal_payload = payload
         self._rejected = False
         self.handle(event)
         return not self._rejected
 
     def handle(self, event: Event) -> None:
-        """Step the core, carry its effects out, check the laws."""
+        """Step the core, carry out its effects, check the laws."""
         assert self.raft is not None, f"{self.name} is down"
         was = type(self.raft.state.role)
         effects = self.raft.step(event, self.local_now_ms())
@@ -246,7 +246,7 @@ class SimNode:
             self._schedule_tick()
 
     def _fail(self, error: PowerLostError | StorageError | DamagedDiskError) -> None:
-        """The power went, or the disk refused: what may not be on it must not be spoken of."""
+        """Stop the process after a power loss or a refused write: it must not tell others what may not be on disk."""
         if isinstance(error, DataLossError | DamagedDiskError):
             self.world.counts["damage found in use"] += 1
         elif isinstance(error, StorageError):
@@ -268,7 +268,7 @@ class SimNode:
                 self.world.counts["leader without majority resigned"] += 1
 
     def _execute(self, effect: Effect) -> bool:
-        """Carry one effect out; whether the process is to end."""
+        """Carry out one effect. Return whether the process must end."""
         disk, world = self.disk, self.world
         match effect:
             case PersistElectionState(sequence=sequence, state=state):

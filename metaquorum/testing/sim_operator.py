@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operator of the simulated quorum: adds, removes and replaces voters, and has the leadership handed over.
+"""The operator of the simulated quorum: adds, removes and replaces voters, and transfers the leadership.
 
-Owns what it asked for and the answers to that. Laws: an answer comes once; what is reported as committed is committed;
-what is refused left no trace in the log. It also says when a disk may be lost: only while every voter agrees on who
-votes, for a set that shrinks at that very moment may have no voter to spare.
-Fault budget: while the lost disk's key votes, no other voter is removed, as a careful operator would have it.
+Owns its requests and their answers. Laws: an answer comes once; a change reported as committed is committed; a refused one leaves no
+trace in the log. It also decides when a disk may be lost: only while every voter agrees on the voter set, because a set that is just
+shrinking may not survive a loss.
+Fault budget: while the key of a lost disk is a voter, no other voter is removed, as a careful operator would ensure.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from metaquorum.testing.sim_log import SimBatch
 from metaquorum.testing.sim_node import SimNode
 
 MIN_VOTERS_TO_LOSE_ONE = 3
-"""Fewer voters than this cannot lose a disk and go on."""
+"""A quorum with fewer voters cannot continue after the loss of a disk."""
 
 
 class LostDisks(Protocol):
-    """What the operator is told of disks."""
+    """What the operator knows of disks."""
 
     damaged: set[ReplicaKey]
 
     @property
     def is_moving(self) -> bool:
-        """Whether a voter has moved and not all voters know where it is."""
+        """True while a voter has moved and not all nodes know its address."""
         ...
 
 
 class OperatedWorld(Protocol):
-    """What the operator sees of the world."""
+    """The part of the world that the operator sees."""
 
     scheduler: Scheduler
     checker: Checker
@@ -58,12 +58,12 @@ class OperatedWorld(Protocol):
 
     @property
     def faults(self) -> LostDisks:
-        """What became of disks and addresses."""
+        """State of disks and addresses."""
         ...
 
 
 class SimOperator:
-    """Asks leaders for changes and checks what it is told."""
+    """Asks leaders for changes, and checks the answers."""
 
     def __init__(self, world: OperatedWorld) -> None:
         self._world = world
@@ -73,7 +73,7 @@ class SimOperator:
         self._change_of: dict[int, VoterChange] = {}
 
     def change_voters(self) -> None:
-        """Ask a leader, maybe a deposed one, for a change."""
+        """Ask a leader, perhaps a deposed one, for a change."""
         node = self._some_leader()
         if node is None or node.raft is None or self._world.faults.is_moving:
             return
@@ -86,11 +86,11 @@ class SimOperator:
         end_offset = node.disk.log_end_offset
         node.handle(VoterChangeRequested(token=token, change=change))
         if token not in self._asked and node.disk.log_end_offset != end_offset:
-            # Answered at once: committed by a leader that is the majority, or a second record was due in this step.
+            # The answer came at once: the leader alone is the majority, or a second record was due in this step.
             self._world.counts["voter change answered at once"] += 1
 
     def transfer_leadership(self) -> None:
-        """Ask a leader to hand over to somebody, or to anybody."""
+        """Ask a leader to transfer the leadership to a certain node, or to any."""
         node = self._some_leader()
         if node is None:
             return
@@ -135,17 +135,17 @@ class SimOperator:
                 self._world.counts["leadership transfer refused"] += 1
 
     def on_stop(self, node: SimNode) -> None:
-        """A process is gone, and with it whoever waited for its answers."""
+        """Note that a process is gone: its requests get no answer."""
         for token in [token for token, (asked, _) in self._asked.items() if asked is node]:
             del self._asked[token]
             self._change_of.pop(token, None)
 
     def require_all_answered(self) -> None:
-        """Long after the last request nobody may wait any more."""
+        """Check, long after the last request, that no request waits for an answer."""
         require(not self._asked, "every request is answered", sorted(self._asked))
 
     def disk_to_lose(self, damaged: Collection[ReplicaKey]) -> SimNode | None:
-        """A voter whose disk may be lost now; None while the voters do not agree, are too few, or one is lost already."""
+        """Return a voter whose disk may be lost now; None if the voters disagree, are too few, or one is lost already."""
         voters = None if self._world.faults.is_moving else self.agreed_voters()
         if voters is None or len(voters.voters) < MIN_VOTERS_TO_LOSE_ONE:
             return None
@@ -155,7 +155,7 @@ class SimOperator:
         return self._rng.choice(members)
 
     def agreed_voters(self) -> VoterSet | None:
-        """The voters, when all of them that are left have the same set, durably; None while they have not."""
+        """Return the voter set if all its remaining members have the same one, durably; else None."""
         newest = _voters_at_end(max(self._world.nodes, key=lambda node: node.disk.log_end_offset))
         members = [node for node in self._world.nodes if newest.contains(node.key)]
         agree = all(_voters_at_end(node) == newest == _durable_voters(node) for node in members)
@@ -192,7 +192,7 @@ class SimOperator:
         return RemoveVoter(key=self._rng.choice(voters.voters).key) if voters.voters else None
 
     def _senseless(self, keys: Sequence[ReplicaKey]) -> VoterChange:
-        """A change of a replica that nobody knows."""
+        """Return a change of an unknown replica."""
         unknown = ReplicaKey(node_id=self._rng.choice(keys).node_id, directory_id=b"nobody's disk...")
         return AddVoter(key=unknown) if self._rng.random() < 0.5 else RemoveVoter(key=unknown)
 

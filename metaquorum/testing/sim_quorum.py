@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The simulated world: machines, network, a client.
 
-Owns one run of one seed; `sim_faults` strikes. Phases: faults with the laws checked after every event; then heal,
-converge within a time limit, commit a fresh record, and compare all logs. The client remembers what was acknowledged to
-it: at the end each such record is in the log at its offset, and no record is there twice.
-Fault budget: nothing that was flushed is lost, but for the disks that `sim_faults` wipes or damages, each of which
-counts as a voter lost for good.
+Owns one run of one seed; `sim_faults` has the faults. Phases: faults, with the laws checked after every event; then heal, converge
+within a time limit, commit a new record, and compare all logs. The client remembers its acknowledged records: at the end each one
+must be in the log at its offset, and no record may be there twice.
+Fault budget: no flushed data is lost, except on the disks that `sim_faults` wipes or damages; each of them counts as a voter lost for
+good.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from metaquorum.testing.sim_reader import ReadChecker
 from metaquorum.testing.sim_snapshots import whole_log
 
 CONVERGE_MS_MAX = 60_000
-"""A healed quorum must have committed a fresh record everywhere within this virtual time."""
+"""Virtual milliseconds within which a healed quorum must have committed a new record everywhere."""
 
 READ_SHARE = 0.25
 """Reads for each proposal."""
@@ -54,8 +54,8 @@ class SimulatedQuorum:
     """One run.
 
     Args:
-        seed: names the run.
-        options: what may happen; drawn from the seed when None.
+        seed: seed of the run.
+        options: what may happen; None: drawn from the seed.
     """
 
     def __init__(self, seed: int, options: SimOptions | None = None) -> None:
@@ -65,7 +65,7 @@ class SimulatedQuorum:
         self.checker = Checker()
         self.reads = ReadChecker(self.counts)
         self.config = RaftConfig(kept_snapshots=self.options.kept_snapshots)
-        # Few batches in one fetch answer, so that catching up takes several rounds; many once all is to come right.
+        # Few batches in one fetch answer, so that catching up takes several rounds; many after the healing.
         self.read_batches_max = 8
         self.history: deque[str] = deque(maxlen=HISTORY_STEPS)
         self._network = SimNetwork(self.scheduler, self.options, self.counts)
@@ -105,11 +105,11 @@ class SimulatedQuorum:
         ]
 
     def run(self, event_count: int) -> None:
-        """Run faults for event_count events, then heal and converge.
+        """Run with faults for `event_count` events, then heal and converge.
 
         Raises:
             InvariantViolation: a law was broken, or the healed quorum did not converge.
-            AssertionError: the core found itself in an impossible state.
+            AssertionError: the core was in an impossible state.
         """
         for node in self.nodes:
             self.scheduler.after(self.faults.rng.randint(0, 500), lambda node=node: self.start(node))
@@ -122,10 +122,10 @@ class SimulatedQuorum:
         self._converge()
         self._compare()
 
-    # What nodes ask of the world.
+    # Requests of nodes to the world.
 
     def carry_request(self, node: SimNode, send: Send) -> None:
-        """Take a request to the machine at its address."""
+        """Carry a request to the machine at its address."""
         target = self._at(send.address)
         incarnation = node.incarnation
         if target is None:
@@ -144,14 +144,14 @@ class SimulatedQuorum:
         self._network.send(node.name, target.name, deliver)
 
     def deliver_forged(self, node: SimNode, request: Request) -> None:
-        """Have a machine take a request that no other one sent."""
+        """Deliver a request to a machine that no other machine sent."""
         token = self._next_token
         self._next_token += 1
         self._forged_tokens.add(token)
         self.hand_over(node, RequestReceived(token=token, request=request))
 
     def carry_response(self, node: SimNode, token: int, response: Response) -> None:
-        """Take a response back to the process that asked, if it still runs."""
+        """Carry a response back to the process that sent the request, if it still runs."""
         if token in self._forged_tokens:
             require(response.refusal is Refusal.INVALID_REQUEST, "a forged request is refused", response)
             return
@@ -164,7 +164,7 @@ class SimulatedQuorum:
         self._network.send(node.name, asker.name, deliver)
 
     def carry_download(self, node: SimNode, effect: DownloadSnapshot) -> None:
-        """Fetch a snapshot from the machine at its address."""
+        """Download a snapshot from the machine at its address."""
         target = self._at(effect.address)
         if target is None:
             failed = SnapshotFailed(download_id=effect.download_id, failure=Failure.TIMED_OUT)
@@ -173,13 +173,13 @@ class SimulatedQuorum:
         self._downloads.begin(node, target, effect)
 
     def _at(self, address: str) -> SimNode | None:
-        """The machine at an address; nobody is where one has moved away from."""
+        """Return the machine at an address; None if it has moved away."""
         target = next((node for node in self.nodes if node.address == address), None)
         require(target is not None or address in self.faults.old_addresses, "addresses exist", address)
         return target
 
     def on_commit(self, node: SimNode, commit_offset: Offset) -> None:
-        """Acknowledge what this node proposed and has committed now."""
+        """Acknowledge what this node proposed and has now committed."""
         waiting = self._waiting.get(node.name)
         while waiting and waiting[0][1] <= commit_offset:
             base_offset, next_offset, payload = waiting.popleft()
@@ -191,15 +191,15 @@ class SimulatedQuorum:
         self.controllers.on_commit(node, commit_offset)
 
     def on_activate(self, node: SimNode, effect: Activate) -> None:
-        """A controller begins on a node."""
+        """Start a controller on a node."""
         self.controllers.on_activate(node, effect)
 
     def on_deactivate(self, node: SimNode) -> None:
-        """A controller ends on a node."""
+        """End the controller on a node."""
         self.controllers.on_deactivate(node)
 
     def on_answer(self, node: SimNode, effect: AnswerVoterChange | AnswerTransfer) -> None:
-        """Take an answer to the operator."""
+        """Pass an answer to the operator."""
         if isinstance(effect, AnswerVoterChange):
             self.operator.on_change_answer(node, effect)
         else:
@@ -211,7 +211,7 @@ class SimulatedQuorum:
         self.controllers.on_deactivate(node)
 
     def on_damaged_disk(self, node: SimNode, error: DamagedDiskError) -> None:
-        """Replace a machine whose disk is damaged; nothing else may keep one from starting and going on."""
+        """Replace a machine with a damaged disk; nothing else may keep a machine from starting and continuing."""
         self.faults.on_damaged_disk(node, error)
 
     def restart_later(self, node: SimNode) -> None:
@@ -219,7 +219,7 @@ class SimulatedQuorum:
         self.faults.restart_later(node)
 
     def forget_client(self, node: SimNode) -> None:
-        """What a machine has not acknowledged yet it never will: its disk is lost."""
+        """Forget what a machine has not acknowledged: its disk is lost, so it never will."""
         self._waiting.pop(node.name, None)
 
     def note(self, node: SimNode, event: Event, effects: list[Effect]) -> None:
@@ -236,7 +236,7 @@ class SimulatedQuorum:
         self.history.append(line)
 
     def hand_over(self, node: SimNode, event: Event) -> None:
-        """Step a node with an event, unless its process ends before it gets to it."""
+        """Step a node with an event when it is awake, unless its process ends before."""
         incarnation = node.incarnation
 
         def handle() -> None:
@@ -246,7 +246,7 @@ class SimulatedQuorum:
         node.when_awake(handle)
 
     def _refuse(self, node: SimNode, incarnation: int, request_id: int) -> None:
-        """A machine without the process refuses the connection, when the answer gets through."""
+        """Refuse a connection to a machine without a process; sometimes the refusal is lost."""
         if self.faults.rng.random() < 0.3:
             return
         self.counts["connection refused"] += 1
@@ -268,7 +268,7 @@ class SimulatedQuorum:
         def strike() -> None:
             self._propose()
             self._read()
-            # A client that proposes faster than the disks flush is a fault as well, and ends with the others.
+            # A client that proposes faster than the disks flush is a fault, too, and ends with the others.
             mean_ms = max(self.options.proposal_every_ms, 200 if self.is_healed else 0)
             self.scheduler.after(self._workload.randint(0, 2 * mean_ms), strike)
 
@@ -283,7 +283,7 @@ class SimulatedQuorum:
         return self.propose_at(node, node.raft.state.quorum_epoch, self._workload.randint(1, 3)) is not None
 
     def propose_at(self, node: SimNode, quorum_epoch: QuorumEpoch, record_count: int) -> tuple[Offset, str] | None:
-        """Propose a batch at a leader; return its offset and its payload, or None when it is refused."""
+        """Propose a batch at a leader. Return its offset and its payload, or None if it is refused."""
         self._proposal_count += 1
         payload = f"value-{self._proposal_count}"
         base_offset = node.disk.log_end_offset
@@ -300,7 +300,7 @@ class SimulatedQuorum:
         return base_offset, payload
 
     def _read(self) -> None:
-        """Ask everybody who believes to lead, or else anybody, what is committed."""
+        """Ask every machine that believes it leads, or else a random one, what is committed."""
         if self._workload.random() < READ_SHARE:
             for node in [node for node in self.nodes if node.is_leader] or [self._workload.choice(self.nodes)]:
                 self.read_at(node)
@@ -310,7 +310,7 @@ class SimulatedQuorum:
         if node.is_up and node.paused_until_ms <= self.scheduler.now_ms:
             node.handle(ReadRequested(read_id=self.reads.begin()))
 
-    # The end.
+    # The end of the run.
 
     def _heal(self) -> None:
         self.is_healed = True
@@ -322,7 +322,7 @@ class SimulatedQuorum:
             self.start(node)
 
     def _converge(self) -> None:
-        """Every node is up and in touch: within the limit a fresh record must be committed and known everywhere."""
+        """Let the healed quorum run: within the limit a new record must be committed and known everywhere."""
         deadline_ms = self.scheduler.now_ms + CONVERGE_MS_MAX
         settled_from_ms = self.scheduler.now_ms + 5_000
         while self.scheduler.now_ms < deadline_ms:
@@ -340,10 +340,10 @@ class SimulatedQuorum:
             return False
         end = leaders[0].raft.state.high_watermark
         limit = self.checker.committed_end_offset
-        # A leader has the new address of a voter in its set before the others have, or could lose it again.
+        # A leader has the new address of a voter in its set before the others have; until then it could be lost again.
         if end is None or end != limit or self.faults.is_moving:
             return False
-        # The workload goes on, so followers may be a few records behind the newest; but their logs must still be comparable.
+        # The workload continues, so followers may be a few records behind; but their logs must still be comparable.
         start = leaders[0].disk.log_start_offset
         return all(
             node.raft is not None
@@ -354,7 +354,7 @@ class SimulatedQuorum:
         ) and self.controllers.has_settled(leaders[0])
 
     def _compare(self) -> None:
-        """Below its high watermark every log is the same, and every acknowledged record is in it."""
+        """Check that all logs are equal below their high watermarks, and contain every acknowledged record."""
         leader = next(node for node in self.nodes if node.is_leader)
         for node in self.nodes:
             assert node.raft is not None, "converged nodes are up"
@@ -380,7 +380,7 @@ class SimulatedQuorum:
         require(all(count == 1 for count in values.values()), "no record is there twice", values.most_common(3))
 
     def describe(self) -> str:
-        """One line for each node, and the last steps: what a failure report needs."""
+        """Return one line for each node, and the last steps, for a failure report."""
         lines = [f"seed {self.scheduler.seed} at {self.scheduler.now_ms} ms, {self.options}"]
         for node in self.nodes:
             state = None if node.raft is None else node.raft.state

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A client of the simulated quorum that reads, and checks that its reads are linearizable.
 
-Owns the reads that wait and what every earlier answer has promised. The log only grows, so a read is a number: how much of it
-is committed. Laws, which together are linearizability of such a register:
+Owns the waiting reads, and the promises of all earlier answers. The log only grows, so the result of a read is a number: how much of
+the log is committed. Laws, which together are linearizability of such a register:
 
-* a read shows at least what was acknowledged to anybody before it was sent;
-* a read shows at least what a read that was answered before it was sent has shown.
+* a read shows at least what was acknowledged to any client before it was sent;
+* a read shows at least what an earlier read has shown whose answer came before it was sent.
 
-That it shows nothing that is not committed is checked by `Checker` (high watermarks never fall, committed records stay).
+`Checker` checks that a read shows nothing uncommitted (high watermarks never fall, committed records stay).
 Source: Herlihy and Wing, "Linearizability" (1990), for a register whose values are ordered.
 """
 
@@ -20,7 +20,7 @@ from metaquorum.testing.invariants import require
 
 
 class ReadChecker:
-    """What was promised, and the reads under way."""
+    """The promises so far, and the reads under way."""
 
     def __init__(self, counts: Counter[str]) -> None:
         self._counts = counts
@@ -29,23 +29,23 @@ class ReadChecker:
         self._floors: dict[int, Offset] = {}
 
     def promise(self, offset: Offset) -> None:
-        """Somebody was told that everything below this offset (exclusive) is committed."""
+        """Note that a client learned that everything below this offset (exclusive) is committed."""
         self._promised_offset = max(self._promised_offset, offset)
 
     def begin(self) -> int:
-        """Send a read; returns its id."""
+        """Note that a read is sent; return its id."""
         read_id = self._next_id
         self._next_id += 1
         self._floors[read_id] = self._promised_offset
         return read_id
 
     def end(self, read_id: int, read_offset: Offset, committed_end_offset: Offset) -> None:
-        """A read is answered.
+        """Check the answer of a read.
 
         Args:
             read_id: its id.
             read_offset: end of what it shows (exclusive).
-            committed_end_offset: end of what is committed by now, as the world knows it.
+            committed_end_offset: end of what is committed now (exclusive), as the world knows it.
         """
         floor = self._floors.pop(read_id, None)
         require(floor is not None, "a read is answered once", read_id)
@@ -56,6 +56,6 @@ class ReadChecker:
         self._counts["linearizable read"] += 1
 
     def reject(self, read_id: int) -> None:
-        """A read was refused: it has shown nothing."""
+        """Note that a read was refused, so it has shown nothing."""
         require(self._floors.pop(read_id, None) is not None, "a read is answered once", read_id)
         self._counts["read refused"] += 1

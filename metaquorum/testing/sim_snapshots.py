@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots of one simulated machine: made every few records, kept, trimmed by, installed, with the power lost in between.
+"""Snapshots of one simulated machine: made every few records, kept, used to trim, installed; with power losses in between.
 
-Owns what the shell of a node does with snapshots, on the simulated disk. Decides nothing that the core decides.
-Fault budget: a snapshot that was reported as made is never lost; what is half made or half downloaded is, in a crash.
+Owns the snapshot work of a node's shell, on the simulated disk. Leaves every decision of the core to the core.
+Fault budget: a snapshot that was reported as made is never lost; one that is incomplete is lost in a crash.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def whole_log(disk: SimDisk) -> Iterator[SimBatch]:
-    """All batches of a log, newest first, those in the snapshot before it included."""
+    """Yield all batches of a log, newest first, including those in the snapshot before it."""
     batch = disk.last
     while batch is not None:
         yield batch
@@ -28,7 +28,7 @@ def whole_log(disk: SimDisk) -> Iterator[SimBatch]:
 
 
 class SimSnapshots:
-    """Snapshot work of one process; a new process begins with none under way."""
+    """Snapshot work of one process; a new process starts with none under way."""
 
     def __init__(self, node: SimNode) -> None:
         self._node = node
@@ -57,14 +57,14 @@ class SimSnapshots:
         node.handle(SnapshotCreated(snapshot=snapshot.id))
 
     def downloaded(self, download_id: int, snapshot: SimSnapshot) -> None:
-        """A download is whole and on the disk, under a name that the next start removes."""
+        """Note that a download is complete and on disk, under a name that the next start removes."""
         self._downloaded[download_id] = snapshot
 
     def execute(self, effect: DownloadSnapshot | DiscardSnapshot | InstallSnapshot | TrimLog) -> None:
-        """Carry an effect out.
+        """Carry out an effect.
 
         Raises:
-            PowerLostError: half-way.
+            PowerLostError: the power was lost half-way.
         """
         disk, world = self._node.disk, self._node.world
         match effect:

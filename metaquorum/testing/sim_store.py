@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The disk of a simulated machine with the real log and vote file on it: `LogStore`, `ElectionStore`, storage's recovery.
 
-Owns the files (`storage.testing.sim_disk`: torn sectors, lost names, refused calls), when the power goes in the middle
-of a call, and what damage strikes. The lists of `SimDisk` stay beside them and say what must be there.
-Laws, checked at every start: the vote file holds the old or the new state; nothing that was flushed is gone; what is
-left of the rest is a prefix, byte for byte as it was written; the shadow for the core is that of the lists. And whenever
-batches are read: byte for byte what was written.
-Fault budget: only `damage` destroys what was flushed; its machine counts as lost from then on.
+Owns the files (`storage.testing.sim_disk`: torn sectors, lost names, refused calls), power losses in the middle of a call, and the
+place of damage. The lists of `SimDisk` stay beside the files and say what must be there. Laws, checked at every start: the vote file
+holds the old or the new state; no flushed data is lost; what remains of the rest is a prefix, byte for byte as written; the core's
+view equals that of the lists. And whenever batches are read: they are byte for byte what was written.
+Fault budget: only `damage` destroys flushed data; its machine counts as lost from then on.
 """
 
 from __future__ import annotations
@@ -58,17 +57,17 @@ DIRECTORY: Final = "/metadata"
 LOG_DIRECTORY: Final = f"{DIRECTORY}/log"
 
 SEGMENT_BYTES: Final = 4 * 1024
-"""Segment size: a few dozen batches, so that logs roll, and that opening one does not take long."""
+"""Bytes of a segment: a few dozen batches, so that logs roll, and that a log opens fast."""
 
 
 class StoredDisk(SimDisk):
-    """Disk of one node; see the module.
+    """Disk of one node, with real files.
 
     Args:
-        key: whose disk it is.
-        rng: its chance.
-        trouble: how often it is in trouble.
-        clock: milliseconds since 1970.
+        key: replica whose disk it is.
+        rng: its random stream.
+        trouble: how often it fails.
+        clock: returns milliseconds since 1970.
     """
 
     def __init__(self, key: ReplicaKey, rng: random.Random, *, trouble: Trouble, clock: Callable[[], int]) -> None:
@@ -88,7 +87,7 @@ class StoredDisk(SimDisk):
         self._has_power = True
         self._is_damage_fresh = False
 
-    # What a running process does.
+    # Work of a running process.
 
     @property
     def _log(self) -> LogStore:
@@ -96,7 +95,7 @@ class StoredDisk(SimDisk):
         return self._store
 
     def encode(self, effect: AppendAsLeader, payload: str) -> bytes:
-        """The bytes of a batch, as the leader stamps them."""
+        """Return the bytes of a batch, as the leader stamps them."""
         content, count = effect.content, effect.next_offset - effect.base_offset
         is_proposal = isinstance(content, Proposal)
         values = [payload.encode()] * count if is_proposal else [encode_control_record(content)]
@@ -123,11 +122,11 @@ class StoredDisk(SimDisk):
         return batches
 
     def read(self, offset: Offset, limit: int) -> SimFetchedBatches:
-        """See `SimDisk`; what is read is what was written, or damage is found.
+        """See `SimDisk`. Also check that the bytes read are those written, or that damage is found.
 
         Raises:
-            storage.errors.DataLossError: the batch is damaged; the next start sees that too.
-            DamagedDiskError: the batch is damaged, and no start would see it.
+            storage.errors.DataLossError: the batch is damaged; the next start notices it, too.
+            DamagedDiskError: the batch is damaged, and no start would notice it.
         """
         wanted = super().read(offset, limit).batches
         try:
@@ -139,7 +138,7 @@ class StoredDisk(SimDisk):
         return SimFetchedBatches(data=data, spans=decoded.spans, voters=decoded.voters, batches=wanted[:count])
 
     def _require_bytes(self, data: bytes, written: Sequence[SimBatch]) -> int:
-        """Check that bytes are those of the first of the batches that were written; returns of how many."""
+        """Check that bytes are those of the first of the written batches. Return how many batches they are."""
         position = count = 0
         while position < len(data) and count < len(written):
             batch = written[count]
@@ -154,7 +153,7 @@ class StoredDisk(SimDisk):
         return count
 
     def truncate_suffix(self, to_offset: Offset) -> int:
-        """See `SimDisk`; a power loss on the way leaves any part of what is to go."""
+        """See `SimDisk`. A power loss on the way leaves any part of what must be removed."""
         kept = sum(batch.next_offset <= to_offset for batch in self.batches)
         self.durable_count = min(self.durable_count, kept)
         self._try(lambda: self._log.truncate_suffix(to_offset), CUT_CALLS)
@@ -166,14 +165,14 @@ class StoredDisk(SimDisk):
         super().truncate_prefix(to)
 
     def truncate_fully(self, snapshot: SimSnapshot) -> None:
-        """See `SimDisk`; a power loss on the way leaves the old log, or a part of it, or the new one."""
+        """See `SimDisk`. A power loss on the way leaves the old log, a part of it, or the new one."""
         self._settle()
         self.durable_count = 0
         self._try(lambda: self._log.truncate_fully(snapshot.id), CUT_CALLS)
         super().truncate_fully(snapshot)
 
     def begin_flush(self) -> None:
-        """See `SimDisk`; one at a time, as the shell has it."""
+        """See `SimDisk`. One flush is under way at a time, as in the shell."""
         if self._work is None:
             self._work = self._log.begin_flush()
 
@@ -191,7 +190,7 @@ class StoredDisk(SimDisk):
         self._settle()
         is_there = self.batch_before(batch.next_offset) is batch
         if is_there and self._log.flushed_offset < batch.next_offset:
-            # A truncation made the core forget the flush under way and ask for this one, which had to wait for it.
+            # A truncation made the core forget the flush under way and request this one, which had to wait for the first.
             self._work = self._log.begin_flush()
             self._settle()
 
@@ -209,13 +208,13 @@ class StoredDisk(SimDisk):
         self._try(lambda: self._elections.save(electing), VOTE_CALLS, OFTEN_SHARE)
         super().save_vote()
 
-    # Trouble.
+    # Faults.
 
     def _try(self, action: Callable[[], object], calls: Sequence[str], share: float = 1.0) -> None:
-        """Do something on the disk, perhaps with trouble.
+        """Do something on the disk, perhaps with a fault.
 
         Raises:
-            PowerLostError: the power went in the middle of it.
+            PowerLostError: the power was lost in the middle of it.
             storage.errors.StorageError: a call was refused.
         """
         trouble, chance = self.trouble, self._rng.random()
@@ -234,7 +233,7 @@ class StoredDisk(SimDisk):
         """Do something, and lose the power after a few calls of the disk.
 
         Raises:
-            PowerLostError: before it was over.
+            PowerLostError: the power was lost before the end.
         """
         calls_left = self._rng.randrange(CALLS_BEFORE_POWER_LOSS)
 
@@ -252,7 +251,7 @@ class StoredDisk(SimDisk):
             self.files.on_call = None
 
     def crash(self, rng: random.Random) -> None:
-        """Lose the process, and mostly the power; what survives is known at the next start."""
+        """Lose the process, and mostly the power. The next start finds what survived."""
         if self._has_power:
             self._interrupt(rng)
         self._end_process(rng.choice(CRASHES))
@@ -260,7 +259,7 @@ class StoredDisk(SimDisk):
             self._age_image(rng)
 
     def _interrupt(self, rng: random.Random) -> None:
-        """What runs in the disk thread at this moment is done in part."""
+        """Do a part of the work that runs in the disk thread at this moment."""
         work, electing = self._work, self.electing
         with suppress(PowerLostError, StorageError):
             if electing is not None and rng.random() < 0.5:
@@ -275,16 +274,16 @@ class StoredDisk(SimDisk):
         self._store = self._work = None
 
     def _age_image(self, rng: random.Random) -> None:
-        """The image on the disk is older than what was applied, but not older than the newest snapshot."""
+        """Make the image on disk older than what was applied, but not older than the newest snapshot."""
         oldest = max((one.id.end_offset for one in self.snapshots), default=LOG_BEGIN)
         ends = [b.next_offset for b in self.batches if oldest <= b.next_offset <= self.applied_offset]
         self.applied_offset = rng.choice([oldest, *ends[-1:], rng.choice(ends or [oldest])])
 
     def damage(self, kind: Damage, rng: random.Random) -> bool:
-        """End the process and flip a bit of what is on the disk; returns whether there was anything to hit.
+        """End the process and flip a bit on the disk. Return whether there was anything to hit.
 
-        The power stays: at once with a power failure, damage at the very end of a log looks like a torn write, which
-        nothing can tell (`docs/quorum.md`, "Files").
+        The power stays: together with a power failure, damage at the very end of a log looks like a torn write, and nothing could
+        tell them apart (`docs/quorum.md`, "Simulation").
         """
         written = self.batches[: self.durable_count]
         self._end_process(Crash.KEEP_ALL)
@@ -323,7 +322,7 @@ class StoredDisk(SimDisk):
     # Start.
 
     def recover(self) -> Recovered:
-        """See `SimDisk`; the power may go on the way, again and again.
+        """See `SimDisk`. The power may be lost on the way, several times.
 
         Raises:
             DamagedDiskError: vote file or log are damaged.
@@ -340,7 +339,7 @@ class StoredDisk(SimDisk):
         try:
             return self._compare()
         except (DamagedLogError, DataLossError) as error:
-            # A flip in the last batch, below the recovery point: nobody reads it at the start, but the comparison does.
+            # A flip in the last batch, below the recovery point: no start reads it, but the comparison does.
             raise DamagedDiskError(f"{type(error).__name__}: {error}") from error
 
     def recover_after(self, how: Crash) -> Recovered:
@@ -362,7 +361,7 @@ class StoredDisk(SimDisk):
             loaded.append(self._elections.load())
             self._store = LogStore.open(self.files, LOG_DIRECTORY, base, options=self._options)
 
-        # Before a fresh damage was looked at, a power failure would make a torn tail of it.
+        # Until new damage has been found, a power failure would turn it into a torn tail.
         loses_power = not self._is_damage_fresh and self._rng.random() < self.trouble.power_loss
         if loses_power:
             self._cut_short(open_both)
@@ -375,7 +374,7 @@ class StoredDisk(SimDisk):
         self.election, self.electing = found, None
 
     def _compare(self) -> Recovered:
-        """Bring the lists to what was found, as far as the laws allow it."""
+        """Update the lists to what was found, as far as the laws allow it."""
         log = self._log
         start, end, is_restarted = Offset(log.log_start_offset), Offset(log.end_offset), False
         if start > self.log_start_offset:
@@ -409,7 +408,7 @@ class StoredDisk(SimDisk):
         )
 
     def _move_start(self, start: Offset, end: Offset) -> bool:
-        """A trim or an install was nearly over, or is over now; returns whether it was an install."""
+        """Finish a trim or an install that was nearly complete. Return whether it was an install."""
         snapshot = next((one for one in self.snapshots if one.id.end_offset == start), None)
         require(snapshot is not None, "a log begins at a snapshot [SnapshotAtLogStart]", (self._key, start))
         assert snapshot is not None, "required above"
@@ -421,7 +420,7 @@ class StoredDisk(SimDisk):
         return True
 
     def _require_tail(self, from_offset: Offset) -> None:
-        """What was not flushed and is there all the same is what was written; so is the last batch."""
+        """Check that surviving unflushed batches are those written, and the last batch, too."""
         tail = [batch for batch in self.batches if batch.next_offset > from_offset] or self.batches[-1:]
         self._require_batches(tail)
 
@@ -431,7 +430,7 @@ class StoredDisk(SimDisk):
             written = written[self._require_bytes(data, written) :]
 
     def require_all(self) -> None:
-        """The whole log is byte for byte what was written.
+        """Check that the whole log is byte for byte what was written.
 
         Raises:
             storage.errors.DataLossError: damage was found.

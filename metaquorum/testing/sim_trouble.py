@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may happen to a disk with real files on it: power failures within calls, refused calls, flipped bits.
+"""Faults of a disk with real files: power losses within calls, refused calls, flipped bits.
 
-Owns names and numbers; `sim_store` strikes, `sim_faults` says when bits flip.
+Owns names and numbers. `sim_store` applies them; `sim_faults` decides when bits flip.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Final
 from storage.testing.sim_tree import Crash
 
 CALLS_BEFORE_POWER_LOSS: Final = 14
-"""The power goes within so many calls of the disk, or the operation is over before."""
+"""The power is lost within this many calls of the disk, unless the operation ends before."""
 
 OFTEN_SHARE: Final = 0.01
-"""Appends, flushes and votes are that much likelier to pass than cuts and installs, of which there are few."""
+"""Factor for the faults of appends, flushes and votes, which are much more frequent than truncations and installs."""
 
 APPEND_CALLS: Final = ("append", "append", "create_file")
 """Calls of the disk that may be refused in an append."""
@@ -28,14 +28,14 @@ VOTE_CALLS: Final = ("create_file", "append", "sync", "rename", "sync_directory"
 """Calls that may be refused in a write of the vote."""
 
 CUT_CALLS: Final = ("write", "sync", "truncate", "remove", "rename", "sync_directory")
-"""Calls that may be refused when a log is cut."""
+"""Calls that may be refused when a log is truncated or trimmed."""
 
 
 CRASHES: Final = (*Crash, Crash.TEAR, Crash.PREFIX)
-"""Ways to lose a process, the more instructive ones twice."""
+"""Ways to lose a process; the more instructive ones occur twice."""
 
 EPOCH_BYTES: Final = range(12, 16)
-"""Where a batch has its leader epoch, which no checksum covers."""
+"""Bytes of a batch with its leader epoch, which no checksum covers."""
 
 
 class Damage(Enum):
@@ -50,11 +50,11 @@ class Damage(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """How often a disk is in trouble, as chances from 0 to 1.
+    """How often a disk fails, as chances from 0 to 1.
 
     Attributes:
-        power_loss: the power goes during a truncation, a trim, an install or a start (`OFTEN_SHARE` of it: any other call).
-        refusal: an append, a flush, a cut or a write of the vote is refused.
+        power_loss: the power is lost during a truncation, a trim, an install or a start (`OFTEN_SHARE` of it: during any other call).
+        refusal: a truncation, a trim or an install is refused (`OFTEN_SHARE` of it: any other call).
     """
 
     power_loss: float = 0.0

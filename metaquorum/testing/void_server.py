@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server that greets as a sound one does and says nothing after that: what is left of a connection whose machine was lost."""
+"""A server that sends a valid HELLO and then nothing, like a connection whose machine was lost."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from metaquorum.net.hello import Identity
 
 
 class Swallowing(asyncio.Protocol):
-    """Its end of a connection: says what it is told to, and takes whatever comes.
+    """The server's end of a connection: sends some bytes at first, then only receives.
 
     Args:
-        says: bytes that are sent at the beginning.
-        taken: where it is kept what comes.
+        says: bytes that it sends first.
+        taken: buffer for the received bytes.
     """
 
     def __init__(self, says: bytes, taken: bytearray) -> None:
@@ -25,31 +25,31 @@ class Swallowing(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Say it."""
+        """Send the first bytes."""
         self.transport = cast("asyncio.Transport", transport)
         self.transport.write(self._says)
 
     def data_received(self, data: bytes) -> None:
-        """Keep it."""
+        """Store received bytes."""
         self._taken += data
 
 
 def greeting(identity: Identity) -> bytes:
-    """Return what a sound server says first."""
+    """Return the first bytes of a normal server."""
     hello = identity.encode()
     return GREETING + header(Kind.HELLO, 0, len(hello)) + hello
 
 
 class VoidServer:
-    """Listens on a port of its own, and swallows what comes over its connections.
+    """Listens on a port of its own, and never answers what it receives.
 
     Args:
-        cluster_id: cluster that it says it is of.
-        says: what it says first instead of a greeting.
+        cluster_id: cluster that its HELLO names.
+        says: first bytes to send instead of the preface and a HELLO.
 
     Attributes:
-        connection_count: connections that were made.
-        taken: what came over all of them.
+        connection_count: number of accepted connections.
+        taken: received bytes of all of them.
     """
 
     def __init__(self, cluster_id: str, *, says: bytes | None = None) -> None:
@@ -72,7 +72,7 @@ class VoidServer:
         self.close()
 
     def close(self) -> None:
-        """Be gone: the port refuses, the connections break. Idempotent."""
+        """Close the port, and abort the connections. Idempotent."""
         if self._server is not None:
             self._server.close()
         for end in self._ends:

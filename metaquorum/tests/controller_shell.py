@@ -32,7 +32,7 @@ SETTINGS = ControllerSettings(session_timeout_ms=60_000)
 
 
 class ManualLog:
-    """A quorum's log that commits when the test says so: the timing is the subject, so it must be in hand."""
+    """A quorum's log that commits when the test calls it, because the tests are about timing."""
 
     def __init__(self) -> None:
         self.node_id = 1
@@ -45,16 +45,16 @@ class ManualLog:
         self.hurry_count = 0
 
     def leader(self) -> QuorumLeader:
-        """Who leads."""
+        """The current leader."""
         return self.known
 
     @property
     def log_end_offset(self) -> int:
-        """End of what is appended."""
+        """End of the appended records."""
         return self.end_offset
 
     def append(self, records: Sequence[bytes], *, quorum_epoch: int) -> int:
-        """Append, or fail as told."""
+        """Append, or fail if the test has asked for it."""
         if self.failure is not None:
             raise self.failure
         base_offset = self.end_offset
@@ -78,7 +78,7 @@ class ManualLog:
         self.hurry_count += 1
 
     async def read_offset(self) -> int:
-        """Answer when the test says so."""
+        """Answer when the test allows it."""
         self.reads.append(asyncio.get_running_loop().create_future())
         return await self.reads[-1]
 
@@ -99,7 +99,7 @@ class Shell:
         self.log.end_offset = self.loader.applied_offset
 
     async def activate(self) -> None:
-        """Become the controller and commit what it does by itself."""
+        """Become the controller and commit its first own records."""
         self.loader.on_activate(EPOCH)
         await self.settle()
 
@@ -110,7 +110,7 @@ class Shell:
             self.loader.on_commit(batch)
 
     async def settle(self) -> None:
-        """Commit until the host has nothing more to do."""
+        """Commit until the host has no more work."""
         for _ in range(50):
             await asyncio.sleep(0)
             self.commit()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A controller core with a log in memory: what a shell does, without a quorum, for tests of the core."""
+"""A controller core with a log in memory, without a quorum: it does what the shell does, for tests of the core."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def incarnation(number: int) -> bytes:
 
 
 def register(broker_id: int, /, *, process: int | None = None, **changes: object) -> RegisterBroker:
-    """Return a registration of a broker by a process; the process is named like the broker unless told otherwise."""
+    """Return a registration of a broker by a process; the process has the broker's number by default."""
     command = RegisterBroker(
         broker_id=broker_id,
         incarnation_id=incarnation(broker_id if process is None else process),
@@ -79,14 +79,14 @@ class World:
         self.controller = self.take_over()
 
     def take_over(self) -> Controller:
-        """Start a new leadership: whatever was appended and not committed is gone."""
+        """Start a new leadership: records that were appended and not committed are lost."""
         self.log = [entry for entry in self.log if entry[0] < self.image.metadata_offset]
         self.log_end_offset = self.image.metadata_offset
         self.controller = Controller(self.image, settings=self.settings, now_ms=self.now_ms)
         return self.controller
 
     def limit(self, **limits: int) -> None:
-        """Start a new leadership with other limits; everything is committed."""
+        """Start a new leadership with other limits; commit every record first."""
         self.commit()
         self.settings = replace(self.settings, **limits)
         self.take_over()
@@ -96,12 +96,12 @@ class World:
         return self.controller.decide(command, self.now_ms)
 
     def append(self, command: Command) -> Decision:
-        """Decide and append, as the shell does; nothing is committed."""
+        """Decide and append, as the shell does; commit nothing."""
         decision = self.decide(command)
         if decision.heard is not None:
             self.controller.hear(decision.heard, self.now_ms)
         for record in decision.records:
-            # Through bytes, so that the codec takes part in every test.
+            # Through bytes, so that every test also uses the codec.
             record = record_codec.decode(record_codec.encode(record))
             self.controller.replay(record, self.log_end_offset)
             self.log.append((self.log_end_offset, record))
@@ -117,7 +117,7 @@ class World:
         self.controller.committed(self.log_end_offset)
 
     def run(self, command: Command) -> Decision:
-        """Append and commit a command and everything that follows from it; return its decision."""
+        """Append and commit a command and its follow-up commands; return its decision."""
         first = decision = self.append(command)
         self.commit()
         while decision.then is not None:
@@ -134,7 +134,7 @@ class World:
         return decision.response
 
     def pass_over(self, count: int = 1) -> None:
-        """Append and commit records that change nothing, so that offsets move on."""
+        """Append and commit records that change nothing, to raise the offsets."""
         for _ in range(count):
             self.controller.replay(NoOpRecord(), self.log_end_offset)
             self.log.append((self.log_end_offset, NoOpRecord()))
@@ -153,7 +153,7 @@ class World:
     def write_topic(
         self, topic: str, replicas: tuple[int, ...], *, partition_count: int = 1, configs: dict[str, str] | None = None
     ) -> None:
-        """Make a topic whose partitions all have these replicas, in sync and led by the first."""
+        """Write a topic whose partitions all have these replicas, in sync and led by the first."""
         self.write(
             TopicRecord(topic=topic, topic_id=topic_id(topic)),
             *(
@@ -187,7 +187,7 @@ class World:
         return broker.broker_epoch
 
     def beat(self, broker_id: int, *, metadata_offset: int | None = None, **wishes: bool) -> Decision:
-        """Run a heartbeat of a broker that is caught up unless told otherwise."""
+        """Run a heartbeat of a broker, which is caught up by default."""
         offset = self.log_end_offset if metadata_offset is None else metadata_offset
         return self.run(
             Heartbeat(broker_id=broker_id, broker_epoch=self.epoch(broker_id), metadata_offset=offset, **wishes)
@@ -209,5 +209,5 @@ class World:
 
 
 def view(image: MetadataImage) -> list[tuple[bytes, image_rows.Row]]:
-    """Return everything that an image holds, comparable."""
+    """Return the whole contents of an image in a comparable form."""
     return list(image_rows.all_rows(image))

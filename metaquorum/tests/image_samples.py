@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images with some of everything, and stores that are written as a log commits them."""
+"""Images with some of every kind of row, and stores written as a log commits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def sample_world() -> World:
 
 
 def as_format_2(store: ImageStore, image: MetadataImage) -> None:
-    """Rewrite a store as format 2 had it: a row for each partition, none for blocks."""
+    """Rewrite a store in format 2: a row for each partition, and no blocks."""
     for topic in image.topics():
         for key in image_rows.block_keys(topic):
             store._database.delete(key)

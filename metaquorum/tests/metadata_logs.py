@@ -12,7 +12,7 @@ LOG = "/data/log"
 
 
 def append(store: LogStore, count: int, *, epoch: int = 1) -> None:
-    """Append batches of one record, flushed."""
+    """Append batches of one record each, and flush."""
     for _ in range(count):
         offset = store.end_offset
         effect = AppendAsLeader(

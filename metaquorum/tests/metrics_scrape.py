@@ -22,8 +22,8 @@ class ScrapeRefusedError(Exception):
 
 
 def scrape_text(address: str, path: str = "/metrics") -> str:
-    """Return what a server answers; raises ScrapeRefusedError for anything but 200."""
-    # No proxy of the environment between two processes of one machine.
+    """Return the body of a server's answer; raises ScrapeRefusedError for any status but 200."""
+    # A proxy of the environment must not get between two processes of one machine.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(f"http://{address}{path}", timeout=SCRAPE_S) as answer:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the pages of normative statements in `docs/`, and finds what is wrong with them."""
+"""Reads the pages of normative statements in `docs/`, and finds their mistakes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOT_MET, DOES_NOT_APPLY = "NOT MET: ", "does not apply: "
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One statement: identifier, words, source, and what shows it or why nothing does."""
+    """One statement: identifier, words, source, and its test or why it has none."""
 
     identifier: str
     statement: str
@@ -37,8 +37,8 @@ class NormsPage:
 
     Attributes:
         name: file name in `docs/`.
-        identifier: what identifiers on it look like.
-        tests: where tests of statements alone are, `test_norms_*.py`, from the root of the repository.
+        identifier: pattern of the identifiers on it.
+        tests: folder of the tests of statements alone, `test_norms_*.py`, from the root of the repository.
     """
 
     name: str
@@ -54,7 +54,7 @@ class NormsPage:
         return parse(self.text())
 
     def problems(self, rows: list[Row]) -> list[str]:
-        """Return what is wrong with statements, one line each."""
+        """Return what is wrong with the statements, one line each."""
         found = [
             f"{name}: {count} times" for name, count in Counter(row.identifier for row in rows).items() if count > 1
         ]
@@ -81,7 +81,7 @@ class NormsPage:
         return f"{len(rows)} statements: {shown} shown by tests, {without} that do not apply, {not_met} not met."
 
     def unnamed(self) -> dict[str, set[str]]:
-        """Return the tests of statements that no statement names, by file; tests of pages are no such tests."""
+        """Return the tests for statements that no statement names, by file; tests of the pages themselves do not count."""
         named = {test for row in self.rows() for test in row.tests}
         missing: dict[str, set[str]] = {}
         for file in sorted((ROOT / self.tests).rglob("test_norms_*.py")):

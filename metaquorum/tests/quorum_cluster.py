@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that nothing listens on."""
+    """Return ports that no process listens on."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for one in sockets:
@@ -47,7 +47,7 @@ def free_ports(count: int) -> list[int]:
 
 
 async def until(condition: Callable[[], T | None], *, what: str) -> T:
-    """Wait until a condition gives something true, and return that."""
+    """Wait until a condition returns a true value, and return it."""
     deadline = time.monotonic() + DEADLINE_S
     while True:
         value = condition()
@@ -114,7 +114,7 @@ class QuorumCluster:
             format_with_voters(self.path(node_id), node_id=node_id, cluster_id=CLUSTER, voters=self._initial)
 
     def format_again(self, node_id: int) -> None:
-        """Give a stopped voter an empty directory with its old identity, as if it had never come beyond its format."""
+        """Give a stopped voter an empty directory with its old identity, as if it had only been formatted."""
         shutil.rmtree(self.path(node_id))
         format_with_voters(self.path(node_id), node_id=node_id, cluster_id=CLUSTER, voters=self._initial)
 
@@ -183,11 +183,11 @@ class QuorumCluster:
         return offset
 
     def controllers(self, node_id: int) -> ControllerCalls:
-        """Return what a broker asks of a voter."""
+        """Return the calls of a broker to a voter."""
         return ControllerCalls(self.client, self.voters[node_id])
 
     def quorum(self, node_id: int) -> QuorumCalls:
-        """Return what a peer asks of a voter."""
+        """Return the calls of a peer to a voter."""
         return QuorumCalls(self.client, self.voters[node_id])
 
     async def close(self) -> None:
@@ -217,7 +217,7 @@ async def quorum_cluster(
 
 
 async def refused(call: Awaitable[object], code: ErrorCode) -> RemoteStatus | RefusalError:
-    """Await a call that must fail with a code; return what it said."""
+    """Await a call that must fail with a code; return the refusal's message."""
     said: RemoteStatus | RefusalError
     try:
         answer = await call
@@ -246,7 +246,7 @@ def registration(broker_id: int, *, process: int | None = None, port: int = 9) -
 
 
 class BrokerStub:
-    """What a broker process does towards the controller: registers, and beats when told to.
+    """The broker's side of the controller protocol: registers, and sends a heartbeat when the test calls it.
 
     The real broker lives in another package; this is its protocol over real connections, under the test's control.
     """
@@ -270,7 +270,7 @@ class BrokerStub:
     ) -> controller_pb2.HeartbeatResponse:
         """Send one heartbeat over a connection of its own, and return its answer.
 
-        With no metadata offset the broker has applied what the voter has.
+        Without `metadata_offset` the broker reports the offset that the voter has applied.
         """
         if metadata_offset is None:
             metadata_offset = self._cluster.servers[node_id].image.metadata_offset
@@ -288,7 +288,7 @@ class BrokerStub:
         return await ControllerCalls(self._client, self._cluster.voters[node_id]).heartbeat(request)
 
     async def break_connection(self) -> None:
-        """Let its connection end as when the process dies."""
+        """End its connection, as the death of its process does."""
         assert self._client is not None
         client, self._client = self._client, None
         await client.close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clusters whose logs are trimmed, and what their nodes have in common."""
+"""Clusters with trimmed logs, and the common state of their nodes."""
 
 from __future__ import annotations
 

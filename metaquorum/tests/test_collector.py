@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The collector is off for a block, as it was afterwards; what is frozen is counted as such."""
+"""The collector is off within a block and has its earlier state afterwards; frozen objects are counted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from metaquorum.collector import collector_off, freeze_started
 
 
 def test_collector_is_off_in_the_block_and_on_afterwards() -> None:
-    """Also after a failure, and one block in another changes nothing."""
+    """This holds also after a failure, and a nested block changes nothing."""
     assert gc.isenabled()
 
     def fail() -> None:
@@ -28,7 +28,7 @@ def test_collector_is_off_in_the_block_and_on_afterwards() -> None:
 
 
 def test_collector_that_was_off_stays_off() -> None:
-    """Whoever runs without a collector keeps doing so."""
+    """A process that runs without the collector stays so."""
     gc.disable()
     try:
         with collector_off():
@@ -39,7 +39,7 @@ def test_collector_that_was_off_stays_off() -> None:
 
 
 def test_started_objects_are_left_out_of_collections() -> None:
-    """Frozen objects are not looked at again."""
+    """The collector does not visit frozen objects."""
     before = gc.get_freeze_count()
     kept = [[number] for number in range(1_000)]
     try:

@@ -18,19 +18,19 @@ PAGE: Final = NormsPage(
 
 
 def test_every_statement_is_named_once_and_shown_by_tests_that_exist() -> None:
-    """Identifiers are unique; a statement names tests that are there, or says in one line why there is none."""
+    """Identifiers are unique; each statement names existing tests, or says in one line why it has none."""
     rows = PAGE.rows()
     assert len(rows) > 200
     assert PAGE.problems(rows) == []
 
 
 def test_counts_at_the_head_of_the_page_are_those_of_its_rows() -> None:
-    """Nobody has to count, and nobody is told a number of yesterday."""
+    """The counts are never out of date."""
     assert PAGE.counts() in PAGE.text()
 
 
 def test_every_test_of_a_statement_is_on_the_page() -> None:
-    """A test that was written for a statement is found from the page."""
+    """Each test that was written for a statement is named on the page."""
     missing = {name for names in PAGE.unnamed().values() for name in names}
     assert missing <= {"test_every_kind_of_request_is_here"}, PAGE.unnamed()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Periodic work of a controller: what sets it off, and its slices."""
+"""Helpers for tests of a controller's periodic work: its configs, its deadlines and its slices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def of_cluster(name: str, value: str | None) -> AlterConfigs:
 
 
 def lead(world: World, topic: str, leader_id: int | None, *, partition_count: int = 1) -> None:
-    """Make a broker the leader of the first partitions of a topic, or nobody."""
+    """Make a broker the leader of the first partitions of a topic, or take their leader away."""
     world.write(
         *(
             PartitionChangeRecord(topic_id=topic_id(topic), partition=each, leader=LeaderChange(leader_id=leader_id))

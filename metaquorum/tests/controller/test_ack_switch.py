@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A topic comes under `flush.policy=ack` while brokers hold records that they never flushed: who may lead after a loss of power."""
+"""A topic changes to `flush.policy=ack` while brokers hold records that they never flushed: who may lead after a power loss."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def stop_all(world: World) -> None:
 
 
 def come_back(world: World, broker_id: int, *, process: int) -> None:
-    """Register the next process of a broker that lost power, and let it be active."""
+    """Register the next process of a broker that lost power, and unfence it."""
     world.run(register(broker_id, process=process))
     world.beat(broker_id)
 
@@ -54,7 +54,7 @@ def in_sync(world: World, topic: str = "t") -> tuple[tuple[int, ...], int | None
 
 
 def test_broker_that_registered_before_the_switch_is_not_trusted(world: World) -> None:
-    """It may have lost what counted as stored under `none`: the others are waited for."""
+    """It may have lost records that counted as stored under `none`, so the controller waits for the other replicas."""
     world.write_topic("t", BROKERS, configs={"flush.policy": "none"})
     set_policy(world, TOPIC, "t", "ack")
     stop_all(world)
@@ -63,7 +63,7 @@ def test_broker_that_registered_before_the_switch_is_not_trusted(world: World) -
 
 
 def test_broker_that_registered_after_the_switch_is_trusted(world: World) -> None:
-    """A start flushes every log that it opens, and from then on nothing counts unflushed."""
+    """A broker flushes every log that it opens at its start, and from then on no record counts before it is flushed."""
     world.write_topic("t", BROKERS, configs={"flush.policy": "none"})
     set_policy(world, TOPIC, "t", "ack")
     stop_all(world)
@@ -78,7 +78,7 @@ def test_broker_that_registered_after_the_switch_is_trusted(world: World) -> Non
 
 
 def test_topic_that_was_made_with_ack_has_no_switch(world: World) -> None:
-    """Brokers are older than most topics: that is no reason to distrust them."""
+    """Most topics are newer than the brokers: that is no reason to distrust a broker."""
     world.write_topic("t", BROKERS, configs={"flush.policy": "ack"})
     world.write_topic("default", BROKERS)
     set_policy(world, TOPIC, "t", "ack")
@@ -93,7 +93,7 @@ def test_topic_that_was_made_with_ack_has_no_switch(world: World) -> None:
 def test_switch_of_what_a_topic_inherits_counts(
     world: World, resource: ConfigResource, name: str, policy: str | None
 ) -> None:
-    """Also where another policy is removed, and the default is `ack`."""
+    """This also holds when another policy is removed and the default is `ack`."""
     set_policy(world, resource, name, "none")
     world.write_topic("t", BROKERS)
     world.write_topic("own", BROKERS, configs={"flush.policy": "ack"})
@@ -114,7 +114,7 @@ def test_end_of_a_topics_own_policy_may_uncover_ack(world: World) -> None:
 
 
 def test_of_several_unclean_stops_the_first_counts(world: World) -> None:
-    """The broker came back after the switch, lost power before the sweep was over, and came back: the first loss is still there."""
+    """The broker returned after the switch, lost power before the sweep ended, and returned again: the first loss still counts."""
     world.write_topic("t", BROKERS, configs={"flush.policy": "none"})
     before = world.epoch(1)
     set_policy(world, TOPIC, "t", "ack")
@@ -142,7 +142,7 @@ def test_clean_stop_after_the_switch_keeps_its_place(world: World) -> None:
 
 
 def test_switches_are_rows_of_the_image_and_go_with_their_topic(world: World) -> None:
-    """Through bytes and back; a config off a row is a state, and no switch."""
+    """The switch survives encoding; a config that comes from a row is a state and not a switch."""
     world.write_topic("t", BROKERS, configs={"flush.policy": "none"})
     for resource, name in ((TOPIC, "t"), (BROKER, "2"), (CLUSTER, "")):
         set_policy(world, resource, name, "none")
@@ -163,7 +163,7 @@ def test_switches_are_rows_of_the_image_and_go_with_their_topic(world: World) ->
 
 
 def test_registration_without_the_epoch_that_it_replaced_is_as_old_as_can_be(world: World) -> None:
-    """A record of a version before has none: where there was a switch, the broker is not trusted."""
+    """A record of an earlier version has no such epoch: after a switch, the broker is not trusted."""
     world.write_topic("t", BROKERS, configs={"flush.policy": "none"})
     set_policy(world, TOPIC, "t", "ack")
     stop_all(world)

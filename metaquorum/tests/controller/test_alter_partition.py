@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AlterPartition as a decision: what it changes, and every fence in front of it."""
+"""AlterPartition as a decision: what it changes, and every fence that refuses it."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def alter(world: World, *proposals: IsrProposal, broker_id: int = 0) -> AlterPar
 
 
 def results(world: World, *proposals: IsrProposal, broker_id: int = 0) -> list[PartitionImage | Refusal]:
-    """Run a command and return what it answers for each proposal."""
+    """Run a command and return the result of each proposal."""
     response = world.run(alter(world, *proposals, broker_id=broker_id)).response
     assert isinstance(response, PartitionsAltered), response
     return list(response.results)
 
 
 def test_shrink_and_growth_follow_the_leader(world: World) -> None:
-    """The answer is the partition as it will be; below min ISR who leaves is eligible, at min ISR nobody is."""
+    """The answer is the new partition. A replica that leaves becomes eligible below min ISR, and does not at min ISR."""
     assert results(world, propose(0, 2)) == [PartitionImage(0, (0, 1, 2), (0, 2), 0, 0, 1)]
     assert world.partition("t") == PartitionImage(0, (0, 1, 2), (0, 2), 0, 0, 1)
     assert results(world, propose(0, partition_epoch=1)) == [PartitionImage(0, (0, 1, 2), (0,), 0, 0, 2, (2,))]
@@ -63,14 +63,14 @@ def test_shrink_and_growth_follow_the_leader(world: World) -> None:
 
 
 def test_leader_epoch_stays_and_record_names_only_what_changes(world: World) -> None:
-    """Producers go on; the record has the in-sync replicas and nothing else."""
+    """Producers are not disturbed; the record names the in-sync replicas and nothing else."""
     decision = world.decide(alter(world, propose(2, 0)))
     assert decision.records == (PartitionChangeRecord(topic_id=T, partition=0, isr=(0, 2)),)
     assert decision.then is None
 
 
 def test_same_replicas_again_change_nothing(world: World) -> None:
-    """A repeated proposal is answered with the state as it is, whatever its order."""
+    """The answer to a repeated proposal is the current state, whatever the order of its replicas."""
     assert world.decide(alter(world, propose(2, 1, 0))).records == ()
     assert results(world, propose(2, 1, 0)) == [world.partition("t")]
 
@@ -101,7 +101,7 @@ def test_bad_proposal_is_refused_alone(world: World, proposal: IsrProposal, code
 
 
 def test_proposal_for_an_older_state_is_fenced(world: World) -> None:
-    """An older partition epoch or leader epoch is refused, so that a late answer changes nothing."""
+    """The controller refuses an older partition epoch or leader epoch, so that a late proposal changes nothing."""
     results(world, propose(0, 1))
     (late,) = results(world, propose(0))
     assert isinstance(late, Refusal)
@@ -125,14 +125,14 @@ def test_only_the_leader_may_propose(world: World) -> None:
 
 
 def test_request_of_an_older_process_is_fenced_as_a_whole(world: World) -> None:
-    """The broker epoch must be the one of the registration; an unknown broker is told to register."""
+    """The broker epoch must be the one of the registration; the controller asks an unknown broker to register."""
     command = alter(world, propose(0, 1))
     assert world.refusal(replace(command, broker_epoch=command.broker_epoch - 1)).code is ErrorCode.STALE_BROKER_EPOCH
     assert world.refusal(replace(command, broker_id=9)).code is ErrorCode.BROKER_FENCED
 
 
 def test_replicas_that_may_not_lead_are_not_taken_in(world: World) -> None:
-    """Fenced, leaving, or unknown: none of them may be in sync, for it could be elected."""
+    """The controller does not accept a fenced, leaving or unknown broker as in sync, because it could be elected."""
     results(world, propose(0))
     again = propose(0, 1, partition_epoch=1)
     world.run(FenceBroker(broker_id=1, broker_epoch=world.epoch(1)))
@@ -153,7 +153,7 @@ def test_replicas_that_may_not_lead_are_not_taken_in(world: World) -> None:
 
 
 def test_replica_that_was_restarted_meanwhile_is_not_taken_in(world: World) -> None:
-    """The leader names the process that it saw catch up; another process of that broker may have lost what that one had."""
+    """The leader names the process that caught up; the broker's next process may have lost what that process had."""
     results(world, propose(0))
     seen = world.epoch(1)
     world.run(FenceBroker(broker_id=1, broker_epoch=seen))
@@ -175,7 +175,7 @@ def test_request_is_bounded_and_names_a_partition_once(world: World) -> None:
 
 
 def test_registered_incarnation_is_what_counts(world: World) -> None:
-    """A broker that registered again and is fenced may propose for nothing: it leads nothing."""
+    """A broker that registered again and is still fenced leads nothing, so its proposals are refused."""
     world.run(FenceBroker(broker_id=0, broker_epoch=world.epoch(0)))
     world.run(register(0, process=100))
     (refused,) = results(world, propose(0, 1))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The last in-sync replica comes back without its log directory: it leads nothing until the directory or an operator is there."""
+"""The last in-sync replica returns without its log directory: it leads nothing until the directory returns or an operator decides."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def stop(world: World, broker_id: int) -> None:
 
 
 def start(world: World, broker_id: int, *directories: bytes, process: int) -> None:
-    """Start the next process of a broker, which has these log directories, and let it in if it may."""
+    """Start the next process of a broker with these log directories, and unfence it if the controller allows that."""
     ids = directories or world.image.brokers[broker_id].log_directory_ids
     world.run(register(broker_id, process=process, clean_stop_epoch=world.epoch(broker_id), log_directory_ids=ids))
     world.beat(broker_id)
@@ -46,7 +46,7 @@ def start(world: World, broker_id: int, *directories: bytes, process: int) -> No
 def found(
     world: World, directory_id: bytes, *, broker_id: int = A, topic: str = "t", number: int = 0
 ) -> PartitionImage | Refusal:
-    """Say that a broker has found the log of its replica in a directory; return what came of it."""
+    """Report that a broker found the log of its replica in a directory; return the result."""
     seen = world.partition(topic, number)
     proposal = IsrProposal(
         topic_id=topic_id(topic),
@@ -63,14 +63,14 @@ def found(
 
 
 def elect_uncleanly(world: World) -> None:
-    """Elect as an operator does who accepts what is lost."""
+    """Elect a leader uncleanly, as an operator who accepts the loss of records."""
     target = ElectionTarget(topic="t", partitions=(0,))
     world.run(ElectLeaders(kind=ElectionKind.UNCLEAN, targets=(target,), validate_only=False))
 
 
 @pytest.fixture
 def world() -> World:
-    """Three brokers; those of topic "t" stopped one after the other, broker A the last."""
+    """Three brokers with topic "t" that stopped one after the other, broker A last."""
     world = World()
     for broker_id in (A, B, C):
         world.start_broker(broker_id)
@@ -83,7 +83,7 @@ def world() -> World:
 
 @pytest.mark.parametrize("order", list(permutations((A, B, C))))
 def test_wiped_last_replica_leads_nothing_in_any_order_of_starts(world: World, order: tuple[int, ...]) -> None:
-    """It had all that was acknowledged, and has nothing: the partition stays without a leader."""
+    """The broker had all acknowledged records and has lost them: the partition stays without a leader."""
     for broker_id in order:
         start(world, broker_id, *([Y] if broker_id == A else []), process=100 + broker_id)
     after = world.partition("t")
@@ -93,7 +93,7 @@ def test_wiped_last_replica_leads_nothing_in_any_order_of_starts(world: World, o
 
 @pytest.mark.parametrize("replicas", [(A,), (A, B)])
 def test_wiped_last_replica_leads_nothing_with_fewer_replicas(replicas: tuple[int, ...]) -> None:
-    """With one replica nobody else has anything; the topic is not given up in silence all the same."""
+    """The controller does not give the topic up silently, even where the broker has the only replica."""
     world = World()
     for broker_id in (A, B):
         world.start_broker(broker_id)
@@ -109,14 +109,14 @@ def test_wiped_last_replica_leads_nothing_with_fewer_replicas(replicas: tuple[in
 
 
 def test_new_partitions_of_a_wiped_broker_are_led_by_it(world: World) -> None:
-    """What is awaited is what was on the directory that is gone, and nothing else."""
+    """The broker waits only for partitions that were on the lost directory."""
     start(world, A, Y, process=100)
     world.run(create_topic("later"))
     assert world.leaders("later") == [A]
 
 
 def test_directory_that_returns_brings_the_leader_back(world: World) -> None:
-    """The broker says where it found the log; another directory than the awaited one is refused."""
+    """The broker reports where it found the log; the controller refuses any directory but the awaited one."""
     start(world, A, Y, process=100)
     assert awaited_directories(world.partition("t").awaited, A) == (X,)
     refused = found(world, Y)
@@ -135,7 +135,7 @@ def test_directory_that_returns_brings_the_leader_back(world: World) -> None:
 
 
 def test_healthy_directory_of_several_brings_its_partitions_back() -> None:
-    """Which directory a replica was in is not known here: the broker finds what it still has."""
+    """The controller does not know which directory a replica was in: the broker reports the replicas that it still has."""
     world = World()
     world.run(register(A, log_directory_ids=(X, Z)))
     world.beat(A)
@@ -149,7 +149,7 @@ def test_healthy_directory_of_several_brings_its_partitions_back() -> None:
 
 
 def test_second_loss_does_not_change_what_the_first_one_awaits(world: World) -> None:
-    """X is lost, then Y, then X is back: it has an older copy of what was last in sync on Y, and the only one of the rest."""
+    """X is lost, then Y, then X returns: X has an old copy of what was last in sync on Y, and the only copy of the rest."""
     start(world, A, Y, process=100)
     start(world, B, process=110)
     world.write_topic("u", (A, B))
@@ -165,7 +165,7 @@ def test_second_loss_does_not_change_what_the_first_one_awaits(world: World) -> 
 
 
 def test_loss_before_the_first_one_is_settled_awaits_what_was_before_both(world: World) -> None:
-    """The sweep had not come to the partition when the broker came back without the second directory too."""
+    """The sweep had not reached the partition when the broker returned without the second directory as well."""
     wiped = register(A, process=100, log_directory_ids=(Y,))
     world.append(wiped)
     world.commit()
@@ -176,7 +176,7 @@ def test_loss_before_the_first_one_is_settled_awaits_what_was_before_both(world:
 
 
 def test_unclean_election_by_config_ends_it(world: World) -> None:
-    """Whoever allows it gets a leader: one that has some of the records before one that has none."""
+    """A replica that has some of the records is elected before one that has none."""
     start(world, A, Y, process=100)
     world.run(create_topic("unclean", configs={"unclean.leader.election.enable": "true"}, replication_factor=1))
     elect_uncleanly(world)
@@ -185,7 +185,7 @@ def test_unclean_election_by_config_ends_it(world: World) -> None:
 
 
 def test_other_elections_pass_an_awaited_replica_over(world: World) -> None:
-    """Preferred ones, and the end of a reassignment."""
+    """Neither a preferred election nor the end of a reassignment elects it."""
     start(world, A, Y, process=100)
     start(world, B, process=101)
     target = ElectionTarget(topic="t", partitions=(0,))
@@ -199,7 +199,7 @@ def test_other_elections_pass_an_awaited_replica_over(world: World) -> None:
 
 
 def test_withdrawal_of_an_awaited_replica_is_refused(world: World) -> None:
-    """Its log does not open either: there is still no other replica that has everything."""
+    """Its log fails to open as well: still no other replica has every record."""
     start(world, A, Y, process=100)
     start(world, B, process=101)
     seen = world.partition("t")
@@ -218,7 +218,7 @@ def test_withdrawal_of_an_awaited_replica_is_refused(world: World) -> None:
 
 
 def test_another_replica_that_has_everything_takes_over_and_nothing_is_awaited(world: World) -> None:
-    """One that is eligible, or in sync and only away, is as good: the wiped one leaves."""
+    """An eligible replica, or an in-sync one that was only away, has every record: the wiped one leaves."""
     world.write_topic("u", (A, B), configs={"min.insync.replicas": "2"})
     world.run(FenceBroker(broker_id=A, broker_epoch=world.epoch(A)))
     start(world, A, Y, process=100)
@@ -241,7 +241,7 @@ def test_what_is_awaited_survives_rows_and_a_new_controller(world: World) -> Non
 
 
 def test_packed_form_takes_ids_and_brokers_of_any_size() -> None:
-    """Any 16 bytes, also those that are negative as integers; what is cut short is no packed form."""
+    """Any 16 bytes, also those that are negative as integers; a truncated form is refused."""
     replicas = (AwaitedReplica(2**31 - 1, (b"\xff" * 16, bytes(16))), AwaitedReplica(0, (bytes(range(240, 256)),)))
     assert unpack(pack(replicas)) == replicas
     for end in range(1, len(pack(replicas))):

@@ -17,7 +17,7 @@ from metaquorum.tests.controller_world import SETTINGS, World, register
 
 @pytest.fixture
 def world() -> World:
-    """Broker 1 is active, broker 2 too; nobody has a replica."""
+    """Brokers 1 and 2 are active and host no replicas."""
     made = World()
     for broker_id in (1, 2):
         made.start_broker(broker_id)
@@ -38,13 +38,13 @@ def world() -> World:
 def test_state_follows_from_registration_and_session(
     world: World, fenced: bool, leaving: bool, session_lasts: bool, expected: BrokerState
 ) -> None:
-    """The image decides who may lead; the session only tells a broker that starts from one that is gone."""
+    """The image decides whether a broker may lead; the session only tells a starting broker from a dead one."""
     broker = replace(world.image.brokers[1], fenced=fenced, in_controlled_shutdown=leaving)
     assert state_of(broker, session_lasts=session_lasts) is expected
 
 
 def test_session_is_described_with_age_and_offset(world: World) -> None:
-    """The age grows from the last heartbeat on, and tells when the session is over; another registration has none."""
+    """The age counts from the last heartbeat and shows when the session ends; the next registration has no session yet."""
     world.beat(1, metadata_offset=77)
     world.now_ms += 400
     session = world.controller.session_of(world.image.brokers[1], world.now_ms)
@@ -57,7 +57,7 @@ def test_session_is_described_with_age_and_offset(world: World) -> None:
 
 
 def test_broker_that_is_gone_and_hosts_nothing_is_removed(world: World) -> None:
-    """Its id is unknown from there on, and free for another process; a check changes nothing."""
+    """The id becomes unknown and free for another process; a dry run changes nothing."""
     world.run(FenceBroker(broker_id=1, broker_epoch=world.epoch(1)))
     world.now_ms += SETTINGS.session_timeout_ms
     checked = world.decide(RemoveBroker(broker_id=1, validate_only=True))
@@ -72,7 +72,7 @@ def test_broker_that_is_gone_and_hosts_nothing_is_removed(world: World) -> None:
 
 
 def test_broker_that_lives_is_not_removed(world: World) -> None:
-    """Unfenced, or fenced and heard of within its session: the refusal says where it is, or for how long to wait."""
+    """The broker is unfenced, or fenced with a live session: the refusal says where it runs or how long to wait."""
     refusal = world.refusal(RemoveBroker(broker_id=1))
     assert refusal.code is ErrorCode.INVALID_REQUEST
     assert "broker-1:9640; stop it" in refusal.message
@@ -82,7 +82,7 @@ def test_broker_that_lives_is_not_removed(world: World) -> None:
 
 
 def test_broker_that_hosts_replicas_is_not_removed(world: World) -> None:
-    """The refusal tells how many they are and names some, however dead the broker is."""
+    """The refusal counts the replicas and names some of them, even if the broker is dead."""
     world.write_topic("mine", (1, 2), partition_count=7)
     world.write_topic("other", (2,))
     world.now_ms += SETTINGS.session_timeout_ms

@@ -38,7 +38,7 @@ def test_register_new_broker_starts_fenced_with_the_offset_of_its_record_as_epoc
 
 
 def test_register_same_incarnation_again_keeps_epoch_and_writes_nothing() -> None:
-    """Kafka behaviour 25: re-registering the same incarnation keeps the epoch; nothing changed, nothing is written."""
+    """Kafka behaviour 25: the same incarnation keeps its epoch when it registers again, and the controller writes nothing."""
     world = World()
     epoch = world.start_broker(1)
     decision = world.run(register(1))
@@ -48,7 +48,7 @@ def test_register_same_incarnation_again_keeps_epoch_and_writes_nothing() -> Non
 
 
 def test_register_same_incarnation_at_another_address_keeps_epoch_and_state() -> None:
-    """A process that moved keeps its epoch and is not fenced for it."""
+    """A process with another address keeps its epoch and is not fenced."""
     world = World()
     epoch = world.start_broker(1)
     world.run(register(1, host="elsewhere", port=1234, rack=None))
@@ -93,7 +93,7 @@ def test_register_second_process_while_first_is_fenced_takes_over() -> None:
 
 
 def test_register_second_process_while_first_shuts_down_takes_over() -> None:
-    """A broker that said that it leaves does not hold its id."""
+    """A broker that has announced its shutdown does not hold its id."""
     world = World()
     world.start_broker(1)
     world.run(create_topic("t"))
@@ -176,7 +176,7 @@ def test_heartbeat_of_unfenced_broker_writes_nothing() -> None:
 
 
 def test_heartbeat_that_wants_fence_fences_and_keeps_fenced() -> None:
-    """A broker may ask to be out of service: its partitions lose their leader until it no longer asks."""
+    """A broker may ask to be fenced: its partitions lose their leader until it no longer asks."""
     world = World()
     world.start_broker(1)
     world.run(create_topic("t"))
@@ -190,13 +190,13 @@ def test_heartbeat_that_wants_fence_fences_and_keeps_fenced() -> None:
 
 
 def test_heartbeat_of_unknown_broker_is_refused() -> None:
-    """A broker that is not registered is told to register."""
+    """The controller asks a broker that is not registered to register."""
     refusal = World().refusal(Heartbeat(broker_id=1, broker_epoch=5, metadata_offset=0))
     assert refusal.code is ErrorCode.BROKER_FENCED
 
 
 def test_shutdown_of_fenced_broker_is_granted_at_once() -> None:
-    """Kafka behaviour 26: who is fenced leads nothing and may go."""
+    """Kafka behaviour 26: a fenced broker leads nothing and may stop."""
     world = World()
     world.run(register(1))
     decision = world.beat(1, want_shutdown=True)
@@ -205,7 +205,7 @@ def test_shutdown_of_fenced_broker_is_granted_at_once() -> None:
 
 
 def test_shutdown_of_broker_without_leaderships_is_granted_at_once_and_fences() -> None:
-    """Kafka behaviour 26: unfenced and leading nothing: fenced and gone."""
+    """Kafka behaviour 26: a broker that is unfenced and leads nothing is fenced and may stop."""
     world = World()
     world.start_broker(1)
     decision = world.beat(1, want_shutdown=True)
@@ -214,7 +214,7 @@ def test_shutdown_of_broker_without_leaderships_is_granted_at_once_and_fences() 
 
 
 def test_shutdown_is_granted_when_leaderships_are_gone_and_all_live_brokers_know() -> None:
-    """Kafka behaviour 26: released when it leads nothing and every live broker has passed the offset of that."""
+    """Kafka behaviour 26: the broker may stop once it leads nothing and every live broker has applied that offset."""
     world = World()
     world.start_broker(1)
     world.start_broker(2)
@@ -242,7 +242,7 @@ def test_shutdown_is_granted_when_leaderships_are_gone_and_all_live_brokers_know
 
 
 def test_shutdown_after_take_over_waits_until_brokers_know_the_new_leadership() -> None:
-    """A new controller does not know when leaderships went, so it asks for its own start to be known."""
+    """A new controller does not know when the leaderships moved, so the broker waits until all know the controller's own start."""
     world = World()
     world.start_broker(1)
     world.start_broker(2)
@@ -278,7 +278,7 @@ def test_expire_sessions_fences_exactly_those_whose_time_is_over() -> None:
 
 
 def test_sessions_without_unfenced_brokers_have_no_deadline() -> None:
-    """Without an unfenced broker nothing can expire: what is due next is the periodic work."""
+    """Without an unfenced broker no session can expire: the next deadline is that of the periodic work."""
     world = World()
     periodic_ms = world.controller.deadline_ms()
     assert periodic_ms == world.now_ms + 300_000
@@ -311,7 +311,7 @@ def test_take_over_gives_every_broker_a_whole_session() -> None:
 
 
 def test_grace_after_a_hold_up_starts_sessions_anew_and_keeps_offsets() -> None:
-    """A controller that was held up must not blame the brokers."""
+    """A controller that was blocked must not fence the brokers for that."""
     world = World()
     world.start_broker(1)
     world.now_ms += 10 * SETTINGS.session_timeout_ms
@@ -320,7 +320,7 @@ def test_grace_after_a_hold_up_starts_sessions_anew_and_keeps_offsets() -> None:
 
 
 def test_fence_broker_whose_process_is_gone() -> None:
-    """The shell's proof that a process is gone fences at once; for an old epoch or a fenced broker it means nothing."""
+    """The shell proves that a process is gone and the controller fences it at once; an old epoch or a fenced broker changes nothing."""
     world = World()
     epoch = world.start_broker(1)
     world.run(create_topic("t"))
@@ -366,7 +366,7 @@ def test_producer_ids_end_with_the_64_bit_range() -> None:
 
 
 def test_removed_broker_is_gone_from_overlay_and_image() -> None:
-    """A broker that left for good is unknown, first to decisions, then to readers."""
+    """A removed broker is unknown, first to decisions, then to readers."""
     world = World()
     epoch = world.start_broker(1)
     record = RemoveBrokerRecord(broker_id=1, broker_epoch=epoch)
@@ -391,7 +391,7 @@ def test_record_about_another_registration_stops_the_process() -> None:
 
 
 def test_broker_record_without_epoch_takes_the_offset_of_its_place_in_the_log() -> None:
-    """The epoch is decided by the log, so that it is known only when the record is appended."""
+    """The log position decides the epoch, so it is known only when the record is appended."""
     world = World()
     record = register(4)
     written = world.append(record).records[0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clean and unclean restarts in the controller (KIP-966): who leaves the in-sync replicas before it may lead again."""
+"""Clean and unclean restarts in the controller (KIP-966): which brokers leave the in-sync replicas before they may lead again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from metaquorum.tests.controller_world import World, create_topic, incarnation, 
 
 
 def add(world: World, *records: MetadataRecord) -> None:
-    """Append and commit records that no command makes yet."""
+    """Append and commit records that the test writes itself."""
     for record in records:
         world.controller.replay(record, world.log_end_offset)
         world.log.append((world.log_end_offset, record))
@@ -64,7 +64,7 @@ def state(world: World, topic: str) -> tuple[tuple[int, ...], int | None]:
 
 @pytest.fixture
 def world() -> World:
-    """Three brokers that all went away at once, with a topic of each flush policy that all have in sync."""
+    """Three brokers that all stopped at once, with one topic of each flush policy, in sync on all of them."""
     world = World()
     for broker_id in (1, 2, 3):
         world.start_broker(broker_id)
@@ -85,7 +85,7 @@ def come_back(world: World, broker_id: int, *, clean: bool, process: int = 100) 
 
 
 def test_clean_restart_keeps_its_place_in_the_in_sync_replicas(world: World) -> None:
-    """The epoch of the clean stop is that of the registration that is replaced: it has all it was known to have."""
+    """The epoch of the clean stop is that of the replaced registration: the replica has all its records."""
     come_back(world, 1, clean=True)
     assert not world.image.brokers[1].unclean
     world.beat(1)
@@ -93,7 +93,7 @@ def test_clean_restart_keeps_its_place_in_the_in_sync_replicas(world: World) -> 
 
 
 def test_unclean_restart_leaves_the_in_sync_replicas_where_it_may_lack_records(world: World) -> None:
-    """Under `ack` what was acknowledged was flushed; under the other policies the others are waited for."""
+    """Under `ack` all acknowledged records were flushed; under the other policies the controller waits for the other replicas."""
     come_back(world, 1, clean=False)
     assert not world.image.brokers[1].unclean, "the sweep is over"
     assert [state(world, policy) for policy in ("interval", "none")] == [((2, 3), None)] * 2
@@ -106,7 +106,7 @@ def test_unclean_restart_leaves_the_in_sync_replicas_where_it_may_lack_records(w
 
 
 def test_last_in_sync_replica_stays_however_it_stopped(world: World) -> None:
-    """Brokers leave in the order in which they come back; the last one is all that is left, and leads."""
+    """Brokers leave the in-sync replicas in the order of their return; the last one cannot leave, and leads."""
     for broker_id in (2, 1, 3):
         come_back(world, broker_id, clean=False)
     assert state(world, "none") == ((3,), None)
@@ -120,7 +120,7 @@ NEW_DIRECTORY = incarnation(7)
 
 
 def come_back_wiped(world: World, broker_id: int, *, clean: bool = False) -> Decision:
-    """Register the next process of a broker whose directory is another one than before."""
+    """Register the next process of a broker with another log directory than before."""
     epoch = world.epoch(broker_id) if clean else None
     directories = (NEW_DIRECTORY,)
     command = register(broker_id, process=300 + broker_id, clean_stop_epoch=epoch, log_directory_ids=directories)
@@ -129,7 +129,7 @@ def come_back_wiped(world: World, broker_id: int, *, clean: bool = False) -> Dec
 
 @pytest.mark.parametrize("clean", [False, True])
 def test_broker_whose_directory_was_wiped_is_trusted_under_no_policy(world: World, clean: bool) -> None:
-    """What was flushed is gone with the directory: under `ack` too it leaves, and the others are waited for."""
+    """The flushed records are lost with the directory: the broker leaves even under `ack`, and the controller waits for the others."""
     come_back_wiped(world, 1, clean=clean)
     assert not world.image.brokers[1].unclean, "the sweep is over"
     world.beat(1)
@@ -140,7 +140,7 @@ def test_broker_whose_directory_was_wiped_is_trusted_under_no_policy(world: Worl
 
 
 def test_wiped_broker_is_the_last_to_be_taken_for_the_one_that_has_the_most(world: World) -> None:
-    """Where all may lack records, one that was only killed stays, also when the wiped one comes back after it."""
+    """If every replica may lack records, a broker that was only killed stays, even if the wiped one returns after it."""
     for broker_id in (2, 3):
         come_back(world, broker_id, clean=False)
     assert state(world, "none") == ((1,), None)
@@ -154,7 +154,7 @@ def test_wiped_broker_is_the_last_to_be_taken_for_the_one_that_has_the_most(worl
 
 
 def test_another_directory_beside_the_old_ones_is_nothing_lost(world: World) -> None:
-    """A broker may get more disks, and name them in another order; one that misses any lacks what was there."""
+    """A broker may add log directories and list them in another order; a missing one means that its logs are lost."""
     first, second = world.image.brokers[1].log_directory_ids[0], incarnation(8)
     more = register(1, process=401, clean_stop_epoch=world.epoch(1), log_directory_ids=(second, first))
     world.run(more)
@@ -166,7 +166,7 @@ def test_another_directory_beside_the_old_ones_is_nothing_lost(world: World) -> 
 
 
 def test_lost_directories_are_remembered_until_the_broker_has_left(world: World) -> None:
-    """A new controller, a restart in the middle and a registration that is repeated change nothing about it."""
+    """A new controller, a restart during the sweep and a repeated registration do not change the lost directories."""
     wiped = register(1, process=301, log_directory_ids=(NEW_DIRECTORY,))
     world.append(wiped)
     world.append(replace(wiped, port=9999))
@@ -181,7 +181,7 @@ def test_lost_directories_are_remembered_until_the_broker_has_left(world: World)
 
 
 def test_with_one_replica_an_unclean_restart_changes_nothing() -> None:
-    """There is nobody else to wait for: it leads again, as it does today with every topic."""
+    """There is no other replica to wait for: the broker leads again, as with every other topic."""
     world = World()
     epoch = world.start_broker(1)
     world.run(create_topic("t", partition_count=2, configs={"flush.policy": "none"}))
@@ -193,7 +193,7 @@ def test_with_one_replica_an_unclean_restart_changes_nothing() -> None:
 
 @pytest.mark.parametrize("said", [None, 0, 10**6])
 def test_only_the_epoch_of_the_replaced_registration_proves_a_clean_stop(world: World, said: int | None) -> None:
-    """A mark from an earlier life, a mark without an epoch, and none at all are the same: unclean."""
+    """A mark of an earlier registration, a mark without an epoch and no mark all mean unclean."""
     world.append(register(1, process=101, clean_stop_epoch=said))
     broker = world.controller.image.broker(1)
     assert broker is not None
@@ -201,7 +201,7 @@ def test_only_the_epoch_of_the_replaced_registration_proves_a_clean_stop(world: 
 
 
 def test_unclean_broker_stays_fenced_until_the_sweep_is_over(world: World) -> None:
-    """Else it could be elected where the sweep has not been yet; it may stop meanwhile."""
+    """Otherwise it could be elected where the sweep has not been yet; it may still stop."""
     decision = world.append(register(1, process=101))
     assert decision.then is not None
     world.commit()
@@ -219,7 +219,7 @@ def test_unclean_broker_stays_fenced_until_the_sweep_is_over(world: World) -> No
 
 
 def test_new_controller_goes_on_with_a_broken_off_sweep(world: World) -> None:
-    """That a broker is unclean is a fact in the log until it has left everywhere."""
+    """The log keeps that a broker is unclean until it has left the in-sync replicas everywhere."""
     world.append(register(1, process=101))
     world.commit()
     assert world.image.brokers[1].unclean
@@ -230,7 +230,7 @@ def test_new_controller_goes_on_with_a_broken_off_sweep(world: World) -> None:
 
 
 def test_clean_stop_of_a_broker_that_had_not_left_yet_does_not_hide_the_unclean_one(world: World) -> None:
-    """It came back uncleanly, stopped cleanly before the sweep was over, and came back: it still may lack records."""
+    """The broker started uncleanly, stopped cleanly before the sweep ended, and started again: it may still lack records."""
     world.append(register(1, process=101))
     world.commit()
     come_back(world, 1, clean=True, process=200)
@@ -238,7 +238,7 @@ def test_clean_stop_of_a_broker_that_had_not_left_yet_does_not_hide_the_unclean_
 
 
 def test_sweep_that_was_under_way_does_not_declare_a_broker_clean(world: World) -> None:
-    """It has passed topics that the broker has not left; only a sweep that saw it from its start on may."""
+    """It has passed topics that the broker has not left; only a sweep that starts after the registration may declare it clean."""
     world.limit(max_sweep_partitions=2)
     first = world.append(Bootstrap())
     assert first.then is not None
@@ -255,7 +255,7 @@ def test_sweep_that_was_under_way_does_not_declare_a_broker_clean(world: World) 
 
 
 def test_registering_again_changes_nothing_about_it(world: World) -> None:
-    """The same incarnation says the same once more, or with another address: unclean stays unclean, clean stays clean."""
+    """The incarnation registers again, also with another address: unclean stays unclean, and clean stays clean."""
     world.append(register(1, process=101))
     world.append(register(1, process=101, port=9999))
     broker = world.controller.image.broker(1)
@@ -269,7 +269,7 @@ def test_registering_again_changes_nothing_about_it(world: World) -> None:
 
 
 def test_live_process_is_not_made_unclean_by_another_one(world: World) -> None:
-    """A registration that is refused changes nothing."""
+    """The controller refuses the other registration, and it changes nothing."""
     come_back(world, 1, clean=True)
     world.beat(1)
     assert world.refusal(register(1, process=500)).code is ErrorCode.DUPLICATE_BROKER
@@ -277,7 +277,7 @@ def test_live_process_is_not_made_unclean_by_another_one(world: World) -> None:
 
 
 def test_new_broker_is_not_unclean() -> None:
-    """Nothing is known to be on it."""
+    """A new broker has no known replicas that could lack records."""
     world = World()
     assert world.run(register(1)).then is None
     assert not world.image.brokers[1].unclean
@@ -296,7 +296,7 @@ def test_new_broker_is_not_unclean() -> None:
 def test_lossy_replicas_leave_one_after_the_other(
     isr: tuple[int, ...], lossy: list[int], expected: tuple[int, ...] | None
 ) -> None:
-    """Also when nobody may lead; never the last one."""
+    """This also holds if no replica may lead; the last one never leaves."""
     change = partition_change(
         b"t" * 16, PartitionImage(0, (1, 2, 3), isr, None, 4, 6), lambda _: False, tuple(map(Lossy, lossy))
     )
@@ -304,7 +304,7 @@ def test_lossy_replicas_leave_one_after_the_other(
 
 
 def test_unclean_is_kept_in_records_and_rows(world: World) -> None:
-    """Through bytes and back, as a record, as a change, and as a row of the image."""
+    """The mark survives encoding, as a record, as a change, and as a row of the image."""
     world.append(register(1, process=101))
     world.commit()
     rows = [record for _, record in all_rows(world.image) if isinstance(record, BrokerRecord)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configs of topics, brokers and the cluster: changes, refusals, precedence, and what the overlay makes of them."""
+"""Configs of topics, brokers and the cluster: changes, refusals, precedence, and the overlay."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOPIC, BROKER, CLUSTER = ConfigResource.TOPIC, ConfigResource.BROKER, ConfigReso
 
 
 def change(resource: ConfigResource, name: str, **configs: str | None) -> ResourceChanges:
-    """Return changes of one resource; a double underscore stands for a dot."""
+    """Return changes of one resource; a double underscore in a name stands for a dot."""
     changes = tuple((key.replace("__", "."), value) for key, value in configs.items())
     return ResourceChanges(resource=resource, name=name, changes=changes)
 
@@ -55,7 +55,7 @@ def test_one_change_is_one_record(world: World) -> None:
 
 
 def test_several_resources_change_in_one_batch(world: World) -> None:
-    """Topic, broker and cluster change together; what is removed is gone, what was not set needs no record."""
+    """Topic, broker and cluster change together; removing a config that was not set needs no record."""
     world.run(alter(change(CLUSTER, "", flush__policy="none")))
     decision = world.run(
         alter(
@@ -112,7 +112,7 @@ def _configs(records: tuple[object, ...]) -> list[ConfigRecord]:
 def test_bad_change_is_refused_with_its_key_and_what_is_allowed(
     world: World, resources: tuple[ResourceChanges, ...], code: ErrorCode, text: str
 ) -> None:
-    """A refusal names what is wrong and what would be right; a good change beside a bad one is not made either."""
+    """A refusal names the bad key and what is allowed; a valid change in the same request is not made either."""
     refusal = world.refusal(alter(*resources))
     assert refusal.code is code
     assert text in refusal.message
@@ -130,7 +130,7 @@ def test_changes_of_one_request_are_limited(world: World) -> None:
 
 
 def test_validate_only_checks_and_changes_nothing(world: World) -> None:
-    """A check answers like the change and has no records; a bad one is refused."""
+    """A dry run answers like the change and has no records; a bad one is refused."""
     assert world.decide(alter(change(TOPIC, "t", segment__ms="9"), validate_only=True)).records == ()
     refusal = world.refusal(alter(change(TOPIC, "t", segment__ms="x"), validate_only=True))
     assert refusal.code is ErrorCode.INVALID_CONFIG
@@ -177,7 +177,7 @@ def _topic(world: World) -> dict[str, str]:
 
 
 def test_brokers_and_the_cluster_are_described_without_what_is_not_theirs(world: World) -> None:
-    """A broker shows its own values over the cluster's, the cluster its own; neither has a description."""
+    """A broker shows its own values over the cluster's, the cluster its own; neither has the config `description`."""
     world.run(alter(change(CLUSTER, "", retention__ms="1"), change(BROKER, "1", segment__ms="2")))
     of_broker, of_cluster = describe(world.image, BROKER, "1", None), describe(world.image, CLUSTER, "", None)
     assert not isinstance(of_broker, Refusal)
@@ -192,7 +192,7 @@ def test_brokers_and_the_cluster_are_described_without_what_is_not_theirs(world:
 
 
 def test_uncommitted_configs_are_seen_by_decisions_and_fall_with_the_leadership(world: World) -> None:
-    """The overlay shows what is appended, gives it back at the commit, and a new leadership knows nothing of it."""
+    """The overlay shows appended configs, drops them at the commit, and is empty in a new leadership."""
     world.append(alter(change(CLUSTER, "", flush__policy="none")))
     assert world.controller.image.configs_of(CLUSTER, "") == {"flush.policy": "none"}
     assert world.image.configs_of(CLUSTER, "") == {}
@@ -208,7 +208,7 @@ def test_uncommitted_configs_are_seen_by_decisions_and_fall_with_the_leadership(
 
 
 def test_configs_of_a_broker_that_left_can_be_seen_and_removed(world: World) -> None:
-    """What was set does not become unreachable when the broker is gone."""
+    """The configs of a broker stay readable and removable after the broker is gone."""
     world.image.replay(ConfigRecord(resource=BROKER, resource_name="8", name="segment.ms", value="3"), 1_000)
     world.log_end_offset = 1_001
     world.take_over()
@@ -218,7 +218,7 @@ def test_configs_of_a_broker_that_left_can_be_seen_and_removed(world: World) -> 
 
 
 def test_configs_of_a_topic_go_with_it(world: World) -> None:
-    """A topic that is made again starts without the configs of the one that was deleted."""
+    """A new topic of the same name starts without the configs of the deleted one."""
     world.run(alter(change(TOPIC, "t", description="old")))
     world.run(DeleteTopic(topic="t"))
     world.run(create_topic("t"))
@@ -228,7 +228,7 @@ def test_configs_of_a_topic_go_with_it(world: World) -> None:
 
 @pytest.mark.parametrize("name", [CATCH_UP_RATE, MOVE_RATE])
 def test_rates_of_replication_are_set_for_brokers_and_the_cluster_only(world: World, name: str) -> None:
-    """They are stored, checked and described where they belong, and a broker's own value wins; a topic has no such configs."""
+    """They are stored, checked and described for both, and a broker's own value wins; a topic has no such configs."""
 
     def rate(resource: ConfigResource, resource_name: str) -> tuple[str, ConfigSource] | None:
         values = describe(world.image, resource, resource_name, None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elections that are asked for, as decisions: preferred and unclean, what needs none, every refusal."""
+"""Requested elections as decisions: preferred, unclean, unnecessary, and every refusal."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def elect(*partitions: int, kind: ElectionKind = ElectionKind.PREFERRED, topic: 
 
 
 def results(world: World, command: ElectLeaders) -> list[ElectionResult]:
-    """Run a command; what it says of elected partitions must be what the image then has."""
+    """Run a command; the elected partitions in its response must match the image."""
     response = world.run(command).response
     assert isinstance(response, LeadersElected), response
     for each in response.results:
@@ -51,7 +51,7 @@ def results(world: World, command: ElectLeaders) -> list[ElectionResult]:
 
 
 def refusal(world: World, command: ElectLeaders) -> Refusal:
-    """Run a command for one partition that must be refused; nothing changes."""
+    """Run a command for one partition; it must be refused and change nothing."""
     before = world.log_end_offset
     (one,) = results(world, command)
     assert isinstance(one.outcome, Refusal)
@@ -61,7 +61,7 @@ def refusal(world: World, command: ElectLeaders) -> Refusal:
 
 
 def lead(world: World, leader_id: int | None, *, isr: tuple[int, ...] | None = None) -> None:
-    """Write another leader of both partitions, as after earlier troubles."""
+    """Write another leader of both partitions."""
     for number in (0, 1):
         change = PartitionChangeRecord(
             topic_id=topic_id("t"), partition=number, leader=LeaderChange(leader_id=leader_id), isr=isr
@@ -70,13 +70,13 @@ def lead(world: World, leader_id: int | None, *, isr: tuple[int, ...] | None = N
 
 
 def fence(world: World, *broker_ids: int) -> None:
-    """Fence brokers, and let the sweeps that follow run."""
+    """Fence brokers and run the sweeps."""
     for broker_id in broker_ids:
         world.run(FenceBroker(broker_id=broker_id, broker_epoch=world.epoch(broker_id)))
 
 
 def test_preferred_election_gives_the_first_replica_the_lead_once(world: World) -> None:
-    """One epoch higher; asked again, nothing is elected and nothing changes."""
+    """The epoch rises by one; a second request elects no leader and changes nothing."""
     lead(world, 2)
     before = world.partition("t")
     first, second = results(world, elect())
@@ -89,7 +89,7 @@ def test_preferred_election_gives_the_first_replica_the_lead_once(world: World) 
 
 
 def test_check_only_tells_and_changes_nothing(world: World) -> None:
-    """The answer of a check is that of the election; no record is written."""
+    """A dry run answers like the election; no record is written."""
     lead(world, 2)
     checked = world.decide(replace(elect(0), validate_only=True))
     done = world.decide(elect(0))
@@ -108,7 +108,7 @@ def test_check_only_tells_and_changes_nothing(world: World) -> None:
 def test_preferred_election_is_refused_with_the_reason(
     world: World, fenced: tuple[int, ...], leader_id: int | None, isr: tuple[int, ...], text: str
 ) -> None:
-    """The first replica must be in sync and active, and somebody must lead."""
+    """The first replica must be in sync and active, and the partition must have a leader."""
     fence(world, *fenced)
     lead(world, leader_id, isr=isr)
     found = refusal(world, elect(0))
@@ -117,14 +117,14 @@ def test_preferred_election_is_refused_with_the_reason(
 
 
 def test_unclean_election_takes_a_live_replica_where_no_other_can(world: World) -> None:
-    """The last in-sync replica is gone: another one leads alone, and records may be lost because it was asked for."""
+    """The last in-sync replica is gone: another one leads alone, and records may be lost because the operator asked for it."""
     lead(world, 0, isr=(0,))
     fence(world, 0)
     assert world.partition("t").leader_id is None
     (one,) = results(world, elect(0, kind=ElectionKind.UNCLEAN))
     assert one.elected
     assert (world.partition("t").leader_id, world.partition("t").isr) == (1, (1,))
-    # What was not asked for waits on.
+    # The partition that the request did not name keeps waiting.
     assert world.partition("t", 1).leader_id is None
 
 
@@ -136,7 +136,7 @@ def test_unclean_election_touches_no_partition_that_is_led(world: World) -> None
 
 
 def test_unclean_election_takes_who_has_everything_first(world: World) -> None:
-    """Before the sweep has come by, an in-sync replica is elected, not an earlier one that lags."""
+    """Before the sweep visits the partition, an in-sync replica is elected, even if a lagging one is earlier in the list."""
     lead(world, 0, isr=(0, 2))
     world.append(FenceBroker(broker_id=0, broker_epoch=world.epoch(0)))
     decision = world.decide(elect(0, kind=ElectionKind.UNCLEAN))
@@ -146,7 +146,7 @@ def test_unclean_election_takes_who_has_everything_first(world: World) -> None:
 
 
 def test_unclean_election_needs_a_live_replica(world: World) -> None:
-    """With all replicas away nobody can lead, and the refusal names them."""
+    """If all replicas are away no leader can be elected, and the refusal names them."""
     fence(world, 0, 1, 2)
     found = refusal(world, elect(0, kind=ElectionKind.UNCLEAN))
     assert found.code is ErrorCode.LEADER_NOT_AVAILABLE
@@ -154,7 +154,7 @@ def test_unclean_election_needs_a_live_replica(world: World) -> None:
 
 
 def test_unclean_election_takes_a_replica_that_is_being_added_last(world: World) -> None:
-    """It has the least, though it stands first in the list of replicas."""
+    """It has the fewest records, although it is first in the list of replicas."""
     world.start_broker(3)
     world.run(ReassignPartitions(reassignments=(Reassignment(topic="t", partition=0, replicas=(3, 0)),)))
     partition = world.partition("t")
@@ -194,5 +194,5 @@ def test_unknown_partitions_are_refused_beside_known_ones(world: World, kind: El
 def test_request_of_no_use_is_refused_as_a_whole(
     world: World, targets: tuple[ElectionTarget, ...], code: ErrorCode
 ) -> None:
-    """No partition, a partition twice, too many, all of a topic that is not there."""
+    """No partition, a partition twice, too many, or all partitions of an unknown topic."""
     assert world.refusal(ElectLeaders(kind=ElectionKind.PREFERRED, targets=targets)).code is code

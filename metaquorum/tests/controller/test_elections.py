@@ -100,7 +100,7 @@ def test_fencing_takes_leaderships_and_unfencing_gives_them_back() -> None:
 
 
 def test_sweep_runs_in_slices_that_end_with_a_whole_topic() -> None:
-    """Long work is cut by records and by partitions looked at, and the slices together do all of it."""
+    """A slice is bounded by records and by visited partitions, and the slices together do all of the work."""
     world = World(settings=replace(SETTINGS, max_sweep_records=4, max_sweep_partitions=7))
     world.start_broker(1)
     world.start_broker(2)
@@ -123,7 +123,7 @@ def test_sweep_runs_in_slices_that_end_with_a_whole_topic() -> None:
 
 
 def test_sweep_meets_a_topic_that_is_larger_than_a_slice() -> None:
-    """A topic is never cut: one that is larger than a slice is a slice."""
+    """The sweep changes every partition of the topic, a few in each slice."""
     world = World(settings=replace(SETTINGS, max_sweep_records=2))
     world.start_broker(1)
     world.run(create_topic("t", partition_count=5))
@@ -133,7 +133,7 @@ def test_sweep_meets_a_topic_that_is_larger_than_a_slice() -> None:
 
 
 def test_sweep_sees_topics_that_come_and_go_between_its_slices() -> None:
-    """The cursor is a name, so that a sweep survives creations and deletions between its slices."""
+    """The cursor is a name, so a sweep survives creations and deletions between its slices."""
     world = World(settings=replace(SETTINGS, max_sweep_partitions=1))
     world.start_broker(1)
     for name in ("a", "b", "c"):
@@ -152,7 +152,7 @@ def test_sweep_sees_topics_that_come_and_go_between_its_slices() -> None:
 
 
 def test_take_over_goes_on_with_a_sweep_that_was_left() -> None:
-    """A controller that fell between fencing and electing leaves nothing undone: bootstrap sweeps."""
+    """A controller fell between fencing and electing; the next one sweeps at its start and finishes the work."""
     world = World()
     world.start_broker(1)
     world.run(create_topic("t"))
@@ -177,7 +177,7 @@ def test_bootstrap_writes_the_feature_level_once() -> None:
 
 
 def test_no_op_moves_the_offset_only() -> None:
-    """A record that says nothing still counts as committed."""
+    """A record without a change still counts as committed."""
     world = World()
     offset = world.image.metadata_offset
     world.image.replay(NoOpRecord(), offset)
@@ -209,7 +209,7 @@ def _partition_record(**changes: object) -> PartitionRecord:
     ],
 )
 def test_record_that_contradicts_the_image_stops_the_process(record: MetadataRecord, words: str) -> None:
-    """Law of replay, on both images: a fact that cannot be is a fault, never skipped."""
+    """Law of replay, on both images: an impossible record is a fault, and is never skipped."""
     world = World()
     for first in (TopicRecord(topic="t", topic_id=TOPIC), _partition_record()):
         world.image.replay(first, world.log_end_offset)
@@ -222,7 +222,7 @@ def test_record_that_contradicts_the_image_stops_the_process(record: MetadataRec
 
 
 def test_replay_below_the_present_offset_stops_the_process() -> None:
-    """Offsets never go back, in neither image."""
+    """Offsets never fall, in either image."""
     world = World(first_offset=5)
     with pytest.raises(AssertionError, match="below 5"):
         world.image.replay(NoOpRecord(), 4)

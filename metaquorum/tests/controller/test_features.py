@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The feature level of the cluster: up where everybody can, never down."""
+"""The feature level of the cluster: it rises once all brokers and voters support it, and never falls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from metaquorum.tests.controller_world import World, register, view
 
 @pytest.fixture
 def world() -> World:
-    """A cluster at level 1 under a version that knows 3 levels, with brokers that know 3 and 2."""
+    """A cluster at level 1; its version supports 3 levels, and its brokers support 3 and 2."""
     made = World(settings=ControllerSettings(max_feature_level=3))
     made.run(Bootstrap())
     made.run(register(1, max_feature_level=3))
@@ -23,7 +23,7 @@ def world() -> World:
 
 
 def test_level_goes_up_where_all_brokers_can(world: World) -> None:
-    """One record, kept in the image; the same level again needs none; a check changes nothing."""
+    """The change is one record in the image; repeating it needs no record, and a dry run changes nothing."""
     checked = world.decide(UpdateFeatureLevel(level=2, validate_only=True))
     assert (checked.response, checked.records) == (Done(), ())
     decision = world.run(UpdateFeatureLevel(level=2))
@@ -37,7 +37,7 @@ def test_level_goes_up_where_all_brokers_can(world: World) -> None:
     [(1, "never goes back, to 1"), (0, "never goes back"), (3, "brokers [2] cannot run"), (4, "up to 3, not 4")],
 )
 def test_other_changes_are_refused(world: World, level: int, text: str) -> None:
-    """Down, to what a broker does not know, to what this version does not know: the refusal says what to do."""
+    """A lower level, a level that a broker does not support and an unknown level are refused; the refusal says what to do."""
     world.run(UpdateFeatureLevel(level=2))
     refusal = world.refusal(UpdateFeatureLevel(level=level))
     assert refusal.code is ErrorCode.INVALID_REQUEST
@@ -45,7 +45,7 @@ def test_other_changes_are_refused(world: World, level: int, text: str) -> None:
 
 
 def test_broker_that_was_upgraded_opens_the_way(world: World) -> None:
-    """What a broker can run at is part of its registration, and of the rows of the image."""
+    """The range of levels that a broker supports is part of its registration, and of the rows of the image."""
     world.run(register(2, process=102, max_feature_level=3))
     assert any(getattr(record, "max_feature_level", None) == 3 for _, record in view(world.image))
     world.take_over()
@@ -55,7 +55,7 @@ def test_broker_that_was_upgraded_opens_the_way(world: World) -> None:
 
 
 def test_voters_that_cannot_follow_hold_the_level_back(world: World) -> None:
-    """All who cannot are named, those that have said nothing when nobody is known to be unable; a check is refused as well."""
+    """The refusal names all voters that cannot run at the level, else those that have not reported; a dry run is refused as well."""
     able = VoterLevels(node_id=1, min_level=1, max_level=2)
     old = VoterLevels(node_id=2, min_level=1, max_level=1)
     new = VoterLevels(node_id=3, min_level=3, max_level=4)

@@ -31,7 +31,7 @@ def grow(topic: str, partition_count: int, **changes: object) -> CreatePartition
 
 
 def test_growth_adds_partitions_and_leaves_the_others_alone() -> None:
-    """New partitions follow the old ones, each with a leader at epoch 0, where there is least of the topic."""
+    """New partitions follow the old ones, each with a leader at epoch 0, on the brokers with the fewest replicas of the topic."""
     world = world_with_brokers("a", "b")
     world.run(create_topic("t", partition_count=1))
     before = world.image.topic_by_name("t")
@@ -50,7 +50,7 @@ def test_growth_adds_partitions_and_leaves_the_others_alone() -> None:
 
 
 def test_growth_can_be_checked_only() -> None:
-    """A check answers like the growth and has no records."""
+    """A dry run answers like the growth and has no records."""
     world = world_with_brokers(None)
     world.run(create_topic("t"))
     decision = world.decide(grow("t", 3, validate_only=True))
@@ -72,7 +72,7 @@ def test_growth_can_be_checked_only() -> None:
     ],
 )
 def test_growth_that_cannot_be_is_refused(command: CreatePartitions, code: ErrorCode, text: str) -> None:
-    """Counts only go up, within the limits of the request, of the cluster and of each broker; the refusal says which."""
+    """The count may only rise, within the limits of the request, of the cluster and of each broker; the refusal names the limit."""
     settings = ControllerSettings(max_request_partitions=5, max_partitions=6, max_broker_replicas=5)
     world = world_with_brokers(None, settings=settings)
     world.run(create_topic("t", partition_count=2))
@@ -82,7 +82,7 @@ def test_growth_that_cannot_be_is_refused(command: CreatePartitions, code: Error
 
 
 def test_growth_needs_a_usable_broker() -> None:
-    """Without one nothing is created; a full broker is passed over as long as another one has room."""
+    """Without a usable broker no partition is created; a full broker is passed over while another one has room."""
     settings = ControllerSettings(max_broker_replicas=2)
     world = world_with_brokers(None, None, settings=settings)
     world.run(FenceBroker(broker_id=2, broker_epoch=world.epoch(2)))

@@ -63,7 +63,7 @@ def test_replicas_that_leave_below_min_isr_become_eligible(world: World) -> None
 
 
 def test_replicas_that_leave_above_min_isr_are_not_eligible(world: World) -> None:
-    """As long as enough stay in sync, commits go on without those that left: they may lack records."""
+    """While enough replicas stay in sync, commits continue without those that left: these may lack records."""
     world.write_topic("t", (0, 1, 2), configs={MIN_ISR: "2"})
     fence(world, 2)
     assert state(world) == (0, (0, 1), (), ())
@@ -87,7 +87,7 @@ def test_all_eligible_ones_are_kept_through_a_restart(world: World) -> None:
 
 
 def test_lower_min_isr_ends_eligibility_in_the_same_batch(world: World) -> None:
-    """Where one in-sync replica is enough from here on, those outside fall behind; the batch that says so clears them."""
+    """If one in-sync replica is enough from now on, the others may fall behind: the batch with the change clears them."""
     world.write_topic("t", (0, 1, 2), configs={MIN_ISR: "3"}, partition_count=1)
     fence(world, 1, 2)
     changes = ResourceChanges(resource=ConfigResource.TOPIC, name="t", changes=((MIN_ISR, "2"),))
@@ -106,7 +106,7 @@ def test_lower_min_isr_ends_eligibility_in_the_same_batch(world: World) -> None:
 
 
 def stop_uncleanly(world: World, broker_id: int, process: int) -> None:
-    """Have another process of a broker register that cannot prove a clean stop, with the sweep for it."""
+    """Register another process of a broker, without proof of a clean stop, and run its sweep."""
     fence(world, broker_id)
     world.run(register(broker_id, process=process))
 
@@ -129,7 +129,7 @@ def test_unclean_stop_ends_eligibility_where_acknowledged_is_not_flushed(world: 
 
 
 def test_unclean_stop_under_ack_ends_nothing(world: World) -> None:
-    """What was acknowledged was flushed."""
+    """All acknowledged records were flushed."""
     world.write_topic("t", (0, 1, 2), configs={MIN_ISR: "3"})
     fence(world, 1)
     stop_uncleanly(world, 1, 101)
@@ -137,7 +137,7 @@ def test_unclean_stop_under_ack_ends_nothing(world: World) -> None:
 
 
 def test_last_known_ones_are_forgotten_when_enough_are_in_sync() -> None:
-    """From there on commits go on without them."""
+    """From then on commits continue without them."""
     partition = PartitionImage(0, (0, 1, 2), (0, 2), 0, 4, 6, (1,), ())
     change = partition_change(b"t" * 16, partition, lambda node_id: node_id != 2, (Lossy(2),), ElectionRules(min_isr=2))
     assert change is not None
@@ -161,7 +161,7 @@ def test_unclean_election_is_off_by_default_and_takes_any_replica_when_allowed(w
 
 
 def test_unclean_election_prefers_the_last_known_ones() -> None:
-    """They were complete until their stop; others may be far behind. Without any live replica nothing changes."""
+    """They had all records until their stop; others may be far behind. Without a live replica nothing changes."""
     partition = PartitionImage(0, (0, 1, 2), (0,), None, 4, 6, (), (2,))
     rules = ElectionRules(min_isr=2, unclean=True)
     change = partition_change(b"t" * 16, partition, lambda node_id: node_id != 0, (), rules)
@@ -171,7 +171,7 @@ def test_unclean_election_prefers_the_last_known_ones() -> None:
 
 
 def test_unclean_election_can_be_allowed_for_the_cluster_and_refused_for_a_topic(world: World) -> None:
-    """The topic's own value holds before the one of the cluster."""
+    """The topic's own value wins over the cluster's."""
     world.write_topic("t", (0, 1), configs={UNCLEAN: "false"})
     world.write_topic("u", (0, 1))
     fence(world, 1, 0)
@@ -182,7 +182,7 @@ def test_unclean_election_can_be_allowed_for_the_cluster_and_refused_for_a_topic
 
 
 def test_preferred_leaders_come_back_in_slices(world: World) -> None:
-    """The first replica leads again where it is in sync and fit, a bounded number of partitions at a time."""
+    """The first replica leads again if it is in sync and fit, a bounded number of partitions at a time."""
     world.write_topic("a", (0, 1), partition_count=3, configs={MIN_ISR: "2"})
     fence(world, 0)
     assert world.leaders("a") == [1, 1, 1]
@@ -217,13 +217,13 @@ def _partitions(world: World) -> list[PartitionImage]:
     [(None, (1,), {0, 1}), (0, (0, 1), {0, 1}), (1, (1,), {0, 1}), (1, (0, 1), {1})],
 )
 def test_preferred_election_leaves_the_others_alone(leader_id: int | None, isr: tuple[int, ...], fit: set[int]) -> None:
-    """No leader, the right one already, a first replica that is not in sync or not fit: nothing to do."""
+    """The partition has no leader, has the preferred leader already, or its first replica is not fit to lead: no change."""
     partition = PartitionImage(0, (0, 1), isr, leader_id, 1, 1)
     assert preferred_change(b"t" * 16, partition, fit.__contains__) is None
 
 
 def test_sweep_cuts_a_topic_and_goes_on_within_it(world: World) -> None:
-    """A topic larger than a slice is no exception to the bound; a topic that comes before it meanwhile is looked at, too."""
+    """A slice may end inside a topic; a topic that is created before that position is visited as well."""
     world.limit(max_sweep_records=4)
     world.write_topic("m", (0, 1), partition_count=10)
     world.now_ms += world.settings.session_timeout_ms

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random sequences of commands over one replicated partition, with a model of the logs behind it.
 
-The model knows what each replica holds and what is committed. Two invariants after every command, named as in the TLA+
-specification of KIP-966: ValidControllerIsrAndElr (the lists are possible) and LeaderCandidateCompleteness (whoever may be
-elected has every committed record).
+The model knows what each replica holds and what is committed. It checks two invariants after every command, with their names in the
+TLA+ specification of KIP-966: ValidControllerIsrAndElr (the lists are possible) and LeaderCandidateCompleteness (every replica that
+may be elected has all committed records).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ STEPS = 120
 
 
 class Model:
-    """A controller, and logs as counts of records: every log is a prefix of one history, or holds a suffix nobody acknowledged.
+    """A controller, and logs as counts of records: each log is a prefix of one history, or ends in unacknowledged records.
 
     Args:
         seed: for what happens.
@@ -56,7 +56,7 @@ class Model:
         for broker_id in REPLICAS:
             self.world.start_broker(broker_id)
         self.world.write_topic("t", REPLICAS[:4], configs={"min.insync.replicas": "2", "flush.policy": policy})
-        # What a log holds of the history, and how much of that is flushed.
+        # The length of each log, and of its flushed part.
         self.held = dict.fromkeys(REPLICAS, 0)
         self.flushed = dict.fromkeys(REPLICAS, 0)
         self.committed = 0
@@ -76,7 +76,7 @@ class Model:
 
     @property
     def min_isr(self) -> int:
-        """What must be in sync before anything is committed."""
+        """The number of in-sync replicas that a commit needs."""
         topic = self.world.image.topic_by_name("t")
         assert topic is not None
         partition = topic.partitions[0]
@@ -103,14 +103,14 @@ class Model:
         if self.time_random.random() < 0.3:
             self.let_time_pass()
         if self.resign_random.random() < 0.1:
-            # What the others did of a leader holds before another one is there.
+            # Followers of the old leader cut their logs before the next election.
             self.follow_leader()
             self.resign()
         self.follow_leader()
         self.commit()
 
     def follow_leader(self) -> None:
-        """A new leader's log is the history from here on: others cut what it does not have when they follow it."""
+        """Cut the logs of the other replicas to the history, which is now the log of the new leader."""
         leader_id = self.partition.leader_id
         if leader_id is not None and leader_id != self.leader_id:
             for node_id in REPLICAS:
@@ -119,11 +119,11 @@ class Model:
         self.leader_id = leader_id
         for node_id in REPLICAS:
             if node_id not in self.partition.replicas:
-                # A replica that is gone is deleted; another one there begins anew.
+                # A removed replica is deleted; a later one on that broker starts empty.
                 self.held[node_id] = self.flushed[node_id] = 0
 
     def commit(self) -> None:
-        """The high watermark moves to what all in-sync replicas have, while there are enough."""
+        """Move the high watermark to what all in-sync replicas have, if there are enough of them."""
         partition = self.partition
         if partition.leader_id is not None and len(partition.isr) >= self.min_isr:
             counted = self.flushed if self.policy == "ack" else self.held
@@ -135,7 +135,7 @@ class Model:
             self.held[self.partition.leader_id] += 1
 
     def replicate(self) -> None:
-        """A live follower fetches some of what it lacks."""
+        """Let a live follower fetch some of what it lacks."""
         leader_id, node_id = self.partition.leader_id, self.random.choice(REPLICAS)
         is_replica = node_id in self.partition.replicas
         if leader_id is not None and is_replica and self.world.image.brokers[node_id].can_lead:
@@ -153,7 +153,7 @@ class Model:
         if partition.leader_id is None:
             return
         counted = self.flushed if self.policy == "ack" else self.held
-        # Its own flush may lag behind under `ack`; what is committed is what it knows.
+        # The leader's own flush may lag behind under `ack`; the leader knows what is committed.
         fit = [
             node_id
             for node_id in REPLICAS
@@ -184,7 +184,7 @@ class Model:
         self.commands += 1
 
     def resign(self) -> None:
-        """The leader gives way to another in-sync replica and stays in sync, or to an eligible one; or is told that there is none."""
+        """Let the leader resign: an in-sync replica leads and the old leader stays in sync, or an eligible one leads, or none can."""
         before = self.partition
         if before.leader_id is None:
             return
@@ -215,12 +215,12 @@ class Model:
         self.resigned += 1
 
     def fence(self) -> None:
-        """A broker is silent."""
+        """Fence a broker, as after a lost session."""
         node_id = self.random.choice(REPLICAS)
         self.world.run(FenceBroker(broker_id=node_id, broker_epoch=self.world.epoch(node_id)))
 
     def unfence(self) -> None:
-        """A broker is heard of again."""
+        """Let a fenced broker send a heartbeat."""
         self.world.beat(self.random.choice(REPLICAS))
 
     def restart(self) -> None:
@@ -240,7 +240,7 @@ class Model:
         self.held[node_id] = self.flushed[node_id]
         partition = self.partition
         if not clean and self.policy != "ack" and node_id in {*partition.isr, *partition.elr}:
-            # The last one stays although it may have lost records: then they are lost, as the policy says.
+            # The last replica stays although it may have lost records, and these are lost, as the policy allows.
             assert not others, f"{node_id} stays beside {others}"
             self.committed = min(self.committed, self.held[node_id])
 
@@ -260,7 +260,7 @@ class Model:
         self.world.run(AlterConfigs(resources=(changes,)))
 
     def let_time_pass(self) -> None:
-        """All intervals are over: the first replica leads again where it can. An unclean leader is allowed nowhere."""
+        """Let all intervals end: the first replica leads again if it can. No config allows an unclean leader."""
         before = self.partition
         due_ms = self.world.controller.deadline_ms() + 600_000
         for work in self.world.controller.due(due_ms):
@@ -272,7 +272,7 @@ class Model:
         assert (after.leader_id is None) == (before.leader_id is None)
 
     def take_over(self) -> None:
-        """Another controller goes on."""
+        """Let another controller take over."""
         self.world.take_over()
         self.world.run(SweepPartitions())
 
@@ -314,7 +314,7 @@ def test_lists_are_valid_and_candidates_complete(policy: str) -> None:
         returns += model.returns
         resigned += model.resigned
         resigned_to_elr += model.resigned_to_elr
-    # The sequences reach what they are about.
+    # The sequences reach the cases that the test is about.
     assert commands > 1_000
     assert elected_from_elr > 20
     assert moves > 100

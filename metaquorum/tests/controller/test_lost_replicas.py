@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker withdraws replicas whose log does not work any more: who leads, who is in sync, what fences it, what a restart changes."""
+"""A broker withdraws replicas whose log no longer works: who leads, who is in sync, what fences it, what a restart changes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def proposal(world: World, *isr: int, is_lost: bool = False) -> IsrProposal:
 
 
 def run(world: World, broker_id: int, *proposals: IsrProposal) -> list[PartitionImage | Refusal]:
-    """Run the proposals of a broker and return what is answered for each."""
+    """Run the proposals of a broker and return the result of each."""
     command = AlterPartition(broker_id=broker_id, broker_epoch=world.epoch(broker_id), proposals=proposals)
     response = world.run(command).response
     assert isinstance(response, PartitionsAltered), response
@@ -70,7 +70,7 @@ def shrink(world: World, *isr: int) -> None:
 
 
 def withdraw(world: World, broker_id: int) -> PartitionImage | Refusal:
-    """Withdraw the replica of a broker; what is answered is what is committed."""
+    """Withdraw the replica of a broker and return the committed partition."""
     (result,) = run(world, broker_id, proposal(world, is_lost=True))
     assert isinstance(result, Refusal) or result == world.partition("t")
     return result
@@ -83,7 +83,7 @@ def set_config(world: World, name: str, value: str) -> None:
 
 
 def fence_without_sweep(world: World, broker_id: int) -> None:
-    """Fence a broker and fall before its partitions were looked at."""
+    """Fence a broker without the sweep over its partitions, as if the controller failed in between."""
     world.append(FenceBroker(broker_id=broker_id, broker_epoch=world.epoch(broker_id)))
     world.commit()
 
@@ -98,18 +98,18 @@ def test_leader_that_lost_its_log_is_followed_by_one_in_sync(world: World) -> No
 
 
 def test_follower_that_lost_its_log_leaves_and_the_leader_stays(world: World) -> None:
-    """So that nobody waits for it; the leader epoch stays, and producers go on."""
+    """The leader no longer waits for it; the leader epoch stays the same, and producers are not disturbed."""
     assert withdraw(world, 2) == PartitionImage(0, (0, 1, 2), (0, 1), 0, 0, 1)
 
 
 def test_below_min_isr_a_lost_replica_is_not_eligible(world: World) -> None:
-    """One that leaves for lag then has everything committed and may lead; one that has lost its log may not."""
+    """A replica that leaves for lag has every committed record and may lead; one that lost its log may not."""
     shrink(world, 0, 1)
     assert withdraw(world, 0) == PartitionImage(0, (0, 1, 2), (1,), 1, 1, 2, (), (0,))
 
 
 def test_eligible_replica_that_lost_its_log_is_eligible_no_more(world: World) -> None:
-    """Else it would be elected when the leader goes."""
+    """Otherwise it would be elected when the leader stops."""
     shrink(world, 0, 1)
     shrink(world, 0)
     assert world.partition("t").elr == (1,)
@@ -117,14 +117,14 @@ def test_eligible_replica_that_lost_its_log_is_eligible_no_more(world: World) ->
 
 
 def test_eligible_replica_leads_in_the_place_of_the_last_one_in_sync(world: World) -> None:
-    """Nothing was committed since it left: it has everything."""
+    """No record was committed since it left, so it has every committed record."""
     shrink(world, 0, 1)
     shrink(world, 0)
     assert withdraw(world, 0) == PartitionImage(0, (0, 1, 2), (1,), 1, 1, 3, (), (0,))
 
 
 def test_without_a_live_replica_in_sync_nobody_leads_until_one_is_back(world: World) -> None:
-    """The lost one does not lead meanwhile, and not afterwards."""
+    """The lost replica does not lead, neither while the others are away nor after their return."""
     shrink(world, 0, 1)
     fence_without_sweep(world, 1)
     assert withdraw(world, 0) == PartitionImage(0, (0, 1, 2), (1,), None, 1, 2, (), (0,))
@@ -133,7 +133,7 @@ def test_without_a_live_replica_in_sync_nobody_leads_until_one_is_back(world: Wo
 
 
 def test_last_one_that_has_everything_stays_where_it_is(world: World) -> None:
-    """Nobody else may lead without a loss: that is for the operator to decide, or for a repair of the directory."""
+    """No other replica may lead without a loss: the operator decides, or repairs the directory."""
     set_config(world, "min.insync.replicas", "1")
     shrink(world, 0)
     before = world.partition("t")
@@ -151,7 +151,7 @@ def test_last_one_that_has_everything_stays_where_it_is(world: World) -> None:
 
 
 def test_where_it_is_allowed_another_one_leads_uncleanly(world: World) -> None:
-    """What it lacks is lost, as the config says."""
+    """The new leader lacks some records, and they are lost, as the config allows."""
     set_config(world, "min.insync.replicas", "1")
     set_config(world, "unclean.leader.election.enable", "true")
     shrink(world, 0)
@@ -161,7 +161,7 @@ def test_where_it_is_allowed_another_one_leads_uncleanly(world: World) -> None:
 
 
 def test_repeated_withdrawal_changes_nothing(world: World) -> None:
-    """With the epochs of before it is fenced; with those of now the partition is as it is."""
+    """With the old epochs the withdrawal is fenced; with the current ones the partition stays as it is."""
     first = proposal(world, is_lost=True)
     run(world, 2, first)
     (late,) = run(world, 2, first)
@@ -173,7 +173,7 @@ def test_repeated_withdrawal_changes_nothing(world: World) -> None:
 
 
 def test_withdrawal_is_fenced_and_checked(world: World) -> None:
-    """Epochs that are ahead, replicas beside the flag, a broker without a replica, and an older process."""
+    """Epochs that are ahead, a list of replicas beside the flag, a broker without a replica, and an older process."""
     good = proposal(world, is_lost=True)
     for broker_id, bad, code in (
         (2, replace(good, partition_epoch=1), ErrorCode.NOT_CONTROLLER),
@@ -190,7 +190,7 @@ def test_withdrawal_is_fenced_and_checked(world: World) -> None:
 
 
 def test_withdrawn_replica_is_elected_by_nobody(world: World) -> None:
-    """It is the preferred leader and the only one that lives, and does not lead: neither asked for nor by itself."""
+    """It is the preferred leader and the only live replica, and neither a requested election nor a sweep elects it."""
     withdraw(world, 0)
     world.run(ElectLeaders(kind=ElectionKind.PREFERRED, targets=(ElectionTarget(topic="t"),)))
     assert world.partition("t").leader_id == 1
@@ -200,7 +200,7 @@ def test_withdrawn_replica_is_elected_by_nobody(world: World) -> None:
 
 
 def test_proposal_that_was_under_way_does_not_bring_it_back(world: World) -> None:
-    """A leader that had not heard of the loss names the partition epoch of before."""
+    """A leader that did not know of the loss names the old partition epoch."""
     shrink(world, 0, 1)
     late = proposal(world, 0, 1, 2)
     withdraw(world, 1)
@@ -211,7 +211,7 @@ def test_proposal_that_was_under_way_does_not_bring_it_back(world: World) -> Non
 
 @pytest.mark.parametrize("directory", ["repaired", "empty"])
 def test_restart_brings_it_back_as_a_follower(world: World, directory: str) -> None:
-    """Whatever the directory has, the new process leads only after the leader has found it in sync."""
+    """Whatever its directory has, the new process leads only after a leader has found it in sync."""
     withdraw(world, 0)
     ids = (incarnation(900),) if directory == "repaired" else (incarnation(999),)
     world.run(FenceBroker(broker_id=0, broker_epoch=world.epoch(0)))
@@ -227,7 +227,7 @@ def test_restart_brings_it_back_as_a_follower(world: World, directory: str) -> N
 
 
 def test_operator_takes_another_replica_before_the_last_one_comes_back_empty(world: World) -> None:
-    """An unclean election while its broker is away keeps what the others have; the empty one follows. Without it, it would lead."""
+    """An unclean election while the broker is away keeps the records of the others; without it, the empty replica would lead."""
     set_config(world, "min.insync.replicas", "1")
     shrink(world, 0)
     assert isinstance(withdraw(world, 0), Refusal)

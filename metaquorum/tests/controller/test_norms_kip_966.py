@@ -87,7 +87,7 @@ def change(
     unclean: bool = False,
     lossy: tuple[int, ...] = (),
 ) -> PartitionChangeRecord | None:
-    """Return what becomes of a partition of replicas 0, 1 and 2 that nobody leads."""
+    """Return what becomes of a partition with replicas 0, 1 and 2 and without a leader."""
     partition = PartitionImage(0, (0, 1, 2), isr, None, 4, 6, elr, ())
     rules = ElectionRules(min_isr=min_isr, unclean=unclean)
     return partition_change(TOPIC_ID, partition, alive.__contains__, tuple(map(Lossy, lossy)), rules)
@@ -114,7 +114,7 @@ def test_eligible_and_in_sync_replicas_never_overlap_and_are_replicas() -> None:
 
 
 def test_min_isr_above_the_replication_factor_counts_as_the_replication_factor() -> None:
-    """Otherwise a partition with fewer replicas could never commit, and all that ever left would be eligible."""
+    """Otherwise a partition with fewer replicas could never commit, and every replica that left would be eligible."""
     assert needed_in_sync(PartitionImage(0, (0, 1), (0, 1), 0, 1, 1), 3) == 2
     assert changed_isr(PartitionImage(0, (0,), (0,), 0, 1, 1), (0,), min_isr=3).elr == ()
 
@@ -133,7 +133,7 @@ def test_leader_that_takes_an_eligible_replica_in_ends_its_eligibility(world: Wo
 
 
 def test_leader_that_drops_a_slow_replica_below_min_isr_makes_it_eligible(world: World) -> None:
-    """Not only fencing: whatever takes a replica out of the in-sync ones while there are too few."""
+    """It is eligible after any change that takes it out of the in-sync replicas while too few are left, not only after a fencing."""
     propose(world, 0, 2)
     assert lists(world) == ((0, 2), (1,))
     propose(world, 0)
@@ -141,7 +141,7 @@ def test_leader_that_drops_a_slow_replica_below_min_isr_makes_it_eligible(world:
 
 
 def test_higher_min_isr_makes_nobody_eligible(world: World) -> None:
-    """Who left while enough were in sync may lack records, and does not get them by a change of a config."""
+    """A replica that left while enough were in sync may lack records, and a config change does not return them."""
     set_min_isr(world, "2")
     fence(world, 2)
     assert lists(world) == ((0, 1), ())
@@ -155,7 +155,7 @@ def test_higher_min_isr_makes_nobody_eligible(world: World) -> None:
     ("alive", "leader"), [({0, 1, 2}, 1), ({1, 2}, 1), ({0, 2}, 0), ({0}, 0), ({2}, 2), (set[int](), None)]
 )
 def test_in_sync_replicas_are_elected_before_eligible_ones(alive: set[int], leader: int | None) -> None:
-    """An election asks the in-sync replicas first, then the eligible ones, in replica order; fenced ones never lead."""
+    """An election tries the in-sync replicas first, then the eligible ones, in replica order; fenced ones never lead."""
     record = change((1,), (0, 2), alive)
     elected = None if record is None or record.leader is None else record.leader.leader_id
     assert elected == leader
@@ -163,19 +163,19 @@ def test_in_sync_replicas_are_elected_before_eligible_ones(alive: set[int], lead
 
 @pytest.mark.parametrize("unclean", [False, True])
 def test_eligible_replica_is_elected_where_an_unclean_election_is_allowed_too(unclean: bool) -> None:
-    """An unclean election is the last resort: a replica with everything committed that lives makes it needless."""
+    """An unclean election is the last resort: a live replica with every committed record makes it needless."""
     record = change((1,), (2,), {0, 2}, unclean=unclean)
     assert record is not None
     assert (record.leader, record.isr, record.elr) == (LeaderChange(leader_id=2), (2,), (1,))
 
 
 def test_no_leader_rather_than_one_that_lacks_records() -> None:
-    """Where no in-sync and no eligible replica lives, the partition waits for one."""
+    """If no in-sync and no eligible replica is alive, the partition waits for one."""
     assert change((1,), (2,), {0}) is None
 
 
 def test_elected_eligible_replica_begins_a_new_leader_epoch(world: World) -> None:
-    """Whoever followed or led before is fenced by the epoch."""
+    """The higher epoch fences every earlier leader and follower."""
     fence(world, 1, 2, 0)
     before = world.partition("t").leader_epoch
     world.beat(2)
@@ -185,7 +185,7 @@ def test_elected_eligible_replica_begins_a_new_leader_epoch(world: World) -> Non
 
 
 def test_unclean_stop_of_an_eligible_replica_that_is_not_needed_leaves_the_leader_alone(world: World) -> None:
-    """It goes off the list; leader and in-sync replicas are not touched."""
+    """It is dropped from the list of eligible replicas; leader and in-sync replicas do not change."""
     changes = ResourceChanges(resource=ConfigResource.TOPIC, name="t", changes=(("flush.policy", "none"),))
     world.run(AlterConfigs(resources=(changes,)))
     fence(world, 1)
@@ -212,20 +212,20 @@ def test_replica_that_is_reassigned_away_is_not_eligible_any_more(world: World) 
 
 
 def test_replica_that_leaves_in_order_below_min_isr_is_eligible(world: World) -> None:
-    """A broker that shuts down has what is committed when it goes, and may lead once it is back."""
+    """A broker that shuts down has every committed record at that point, and may lead after its return."""
     world.beat(1, want_shutdown=True)
     assert lists(world) == ((0, 2), (1,))
 
 
 @pytest.mark.parametrize(("resource", "name"), [(ConfigResource.BROKER, "1"), (ConfigResource.CLUSTER, "")])
 def test_min_isr_is_a_matter_of_topics(world: World, resource: ConfigResource, name: str) -> None:
-    """The controller decides by it, so that it has one place: a broker or the cluster cannot have another value."""
+    """Only topics have it, because the controller decides by it: a broker or the cluster cannot have another value."""
     command = AlterConfigs(resources=(ResourceChanges(resource=resource, name=name, changes=((MIN_ISR, "1"),)),))
     assert world.refusal(command).code is ErrorCode.INVALID_CONFIG
 
 
 def test_descriptions_show_eligible_and_last_known_eligible_replicas() -> None:
-    """What clients are told of a partition has both lists, here and where brokers tell it."""
+    """Clients see both lists in the description of a partition, here and in what brokers send."""
     partition = PartitionImage(0, (0, 1, 2), (0,), 0, 4, 9, elr=(2,), last_known_elr=(1,))
     described = to_partition(partition)
     assert list(described.eligible_leader_replicas) == [2]

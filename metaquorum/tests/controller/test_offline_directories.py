@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Failed log directories in the controller: a heartbeat tells, the image remembers, a new process forgets."""
+"""Failed log directories in the controller: a heartbeat reports them, the image keeps them, a new process clears them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def offline(world: World) -> tuple[bytes, ...]:
 
 
 def test_failed_directories_are_remembered_once() -> None:
-    """One record for each change, none for a heartbeat that says the same in another order."""
+    """Each change is one record; a heartbeat that reports the same directories in another order writes none."""
     world = started()
     decision = beat(world, THIRD)
     assert decision.records == (
@@ -56,14 +56,14 @@ def test_failed_directories_are_remembered_once() -> None:
 
 
 def test_ids_that_the_broker_never_registered_are_passed_over() -> None:
-    """They are nobody's directories; the heartbeat counts all the same."""
+    """No broker has these directories; the heartbeat counts nevertheless."""
     world = started()
     assert beat(world, incarnation(7), b"short").records == ()
     assert offline(world) == ()
 
 
 def test_what_else_a_heartbeat_asks_for_is_answered_by_the_next_one() -> None:
-    """A change of directories stands alone in its decision."""
+    """The decision has only the change of directories."""
     world = started()
     assert beat(world, SECOND, want_shutdown=True).response == HeartbeatAnswered(
         fenced=False, caught_up=True, should_shutdown=False
@@ -74,7 +74,7 @@ def test_what_else_a_heartbeat_asks_for_is_answered_by_the_next_one() -> None:
 
 
 def test_same_process_keeps_them_and_a_new_one_starts_without() -> None:
-    """A registration repeated by the same process changes nothing; the next process says itself what has failed."""
+    """A repeated registration of the same process changes nothing; the next process reports its own failed directories."""
     world = started()
     beat(world, SECOND)
     world.run(register(1, log_directory_ids=(FIRST, SECOND, THIRD), host="elsewhere"))
@@ -96,7 +96,7 @@ def test_image_survives_the_way_through_its_rows() -> None:
 
 
 def test_other_changes_of_a_broker_leave_them_alone() -> None:
-    """Absent and empty are told apart on the wire."""
+    """The wire distinguishes an absent list from an empty one."""
     for ids in (None, (), (FIRST, SECOND)):
         record = BrokerChangeRecord(broker_id=1, broker_epoch=5, offline_log_directory_ids=ids)
         assert record_codec.decode(record_codec.encode(record)) == record

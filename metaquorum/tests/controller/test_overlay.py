@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Properties of the controller core: decide changes nothing, the overlay equals a replay, it goes with leadership."""
+"""Properties of the controller core: decide changes nothing, the overlay equals a replay, and ends with the leadership."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def switches(image: MetadataImage) -> list[tuple[ConfigResource, str]]:
 
 
 def appended_view(appended: AppendedImage, shadow: MetadataImage) -> list[object]:
-    """Return everything that decisions can see, in the form of `image_view`."""
+    """Return the state that decisions see, in the form of `image_view`."""
     return [
         appended.brokers(),
         [replace(topic) for topic in appended.topics()],
@@ -140,7 +140,7 @@ def test_rows_of_an_image_rebuild_it_and_touched_rows_keep_a_copy_up_to_date(
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 @given(STEPS)
 def test_only_usable_brokers_lead_once_work_is_done(steps: list[tuple[str, int, int, bool]]) -> None:
-    """Invariant: after a sweep every leader is unfenced and in sync, and whoever could be led is led."""
+    """Invariant: after a sweep every leader is unfenced and in sync, and every partition that can have a leader has one."""
     world = prepared()
     for kind, which, number, switch in steps:
         step(world, kind, which, number, switch)
@@ -156,7 +156,7 @@ def test_only_usable_brokers_lead_once_work_is_done(steps: list[tuple[str, int, 
 
 
 def test_loss_of_leadership_drops_what_is_not_committed() -> None:
-    """What was appended and not committed is unknown to the next leadership."""
+    """The next leadership knows only what was committed."""
     world = World()
     world.start_broker(1)
     world.run(create_topic("kept"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the controller does at intervals: when it is due, and how a walk over all partitions is cut into slices."""
+"""Periodic work of the controller: when it is due, and how a walk over all partitions is cut into slices."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def world() -> World:
 
 
 def test_works_are_due_once_in_each_interval(world: World) -> None:
-    """The first time an interval after the take-over, then an interval after the last time, however late that was."""
+    """First one interval after the take-over, then one interval after the last time, however late that was."""
     world.write_topic("t", (0, 1))
     lead(world, "t", None)
     began_ms = world.now_ms
@@ -46,7 +46,7 @@ def test_works_are_due_once_in_each_interval(world: World) -> None:
 
 
 def test_another_interval_counts_from_the_last_time(world: World) -> None:
-    """Both are configs of the cluster; what is removed is the default again. The deadline is that of the next one."""
+    """Both intervals are configs of the cluster; a removed one is the default again. The deadline is the earlier of the two."""
     began_ms = world.now_ms
     world.write_topic("t", (0, 1))
     lead(world, "t", None)
@@ -64,7 +64,7 @@ def test_another_interval_counts_from_the_last_time(world: World) -> None:
 
 
 def test_nothing_is_begun_that_is_switched_off_or_has_no_subject(world: World) -> None:
-    """The time goes on all the same, so that switching it on does not begin it at once."""
+    """The timer runs nevertheless, so that switching the work on does not start it at once."""
     world.write_topic("t", (0, 1))
     world.run(of_cluster(REBALANCE, "false"))
     world.now_ms += DEFAULT_INTERVAL_MS
@@ -76,7 +76,7 @@ def test_nothing_is_begun_that_is_switched_off_or_has_no_subject(world: World) -
 
 
 def test_take_over_begins_the_intervals_anew(world: World) -> None:
-    """A controller does not know when an earlier one did it."""
+    """A controller does not know when an earlier one did the work."""
     world.now_ms += DEFAULT_INTERVAL_MS - 1
     world.take_over()
     assert world.controller.due(world.now_ms + DEFAULT_INTERVAL_MS - 1) == ()
@@ -93,7 +93,7 @@ def test_take_over_begins_the_intervals_anew(world: World) -> None:
     ],
 )
 def test_bad_intervals_are_refused(world: World, name: str, value: str, text: str) -> None:
-    """A refusal says what is allowed, and a topic or a broker has none of these configs."""
+    """The refusal says what is allowed; topics and brokers do not have these configs."""
     refusal = world.refusal(of_cluster(name, value))
     assert refusal.code is ErrorCode.INVALID_CONFIG
     assert text in refusal.message
@@ -106,7 +106,7 @@ def test_bad_intervals_are_refused(world: World, name: str, value: str, text: st
 
 
 def test_slices_are_bounded_by_records_within_a_topic(world: World) -> None:
-    """A topic is cut where the slice is full, and the next one goes on there, not over."""
+    """A slice ends within a topic when it is full, and the next one continues there."""
     world.limit(max_walk_records=3)
     world.write_topic("a", (0, 1), partition_count=5)
     world.write_topic("b", (0, 1), partition_count=2)
@@ -118,7 +118,7 @@ def test_slices_are_bounded_by_records_within_a_topic(world: World) -> None:
 
 
 def test_slices_are_bounded_by_what_is_looked_at(world: World) -> None:
-    """Partitions and topics that need nothing cost time, too."""
+    """Partitions and topics that need no change cost time as well."""
     world.limit(max_walk_partitions=4)
     world.write_topic("a", (0, 1), partition_count=9)
     world.write_topic("b", (0, 1), partition_count=3)
@@ -128,13 +128,13 @@ def test_slices_are_bounded_by_what_is_looked_at(world: World) -> None:
         world.write_topic(f"c{number}", (0, 1))
     lead(world, "c3", 1)
     assert slices(world, ElectPreferredLeaders()) == [0, 0, 0, 0, 1]
-    # Topics of which nothing is looked at count as topics only.
+    # Only the topics count: none of their partitions is read.
     lead(world, "a", None)
     assert slices(world, ElectUncleanLeaders()) == [0] * 3
 
 
 def test_walk_goes_on_where_it_was_though_topics_come_and_go(world: World) -> None:
-    """The topic that was cut may be gone, and another one may have its name or come before it."""
+    """The topic at which the walk stopped may be deleted, recreated under the same name, or preceded by a new one."""
     world.limit(max_walk_records=1)
     for topic in ("b", "d"):
         world.write_topic(topic, (0, 1), partition_count=2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way back to preferred leaders by itself: who gives way, to whom, and when not."""
+"""The periodic return to preferred leaders: which partitions move, to which replica, and when."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_first_replicas_lead_again(world: World) -> None:
 
 
 def test_broker_that_was_away_leads_again_at_the_next_interval(world: World) -> None:
-    """Nothing moves when it comes back; its partitions do when they are looked at."""
+    """No leadership moves when the broker returns; its partitions move at the next interval."""
     world.run(ElectPreferredLeaders())
     world.run(FenceBroker(broker_id=0, broker_epoch=world.epoch(0)))
     world.beat(0)
@@ -48,7 +48,7 @@ def test_broker_that_was_away_leads_again_at_the_next_interval(world: World) -> 
 
 
 def test_replica_that_is_not_in_sync_does_not_lead(world: World) -> None:
-    """Not even when it is eligible: the leader that is there has everything."""
+    """An eligible replica does not lead either: the current leader has every record."""
     out = PartitionChangeRecord(topic_id=topic_id("t"), partition=0, isr=(1,), elr=(0,))
     world.write(out)
     world.run(ElectPreferredLeaders())
@@ -56,7 +56,7 @@ def test_replica_that_is_not_in_sync_does_not_lead(world: World) -> None:
 
 
 def test_broker_that_leaves_gets_no_leadership(world: World) -> None:
-    """One in controlled shutdown is live and in sync and may not lead; nor may one that is fenced, unclean or not."""
+    """A broker in controlled shutdown is live and in sync and may not lead; neither may a fenced or unclean one."""
     world.write(BrokerChangeRecord(broker_id=0, broker_epoch=world.epoch(0), in_controlled_shutdown=True))
     assert slices(world, ElectPreferredLeaders()) == [0]
     world.write(BrokerChangeRecord(broker_id=0, broker_epoch=world.epoch(0), in_controlled_shutdown=False, fenced=True))
@@ -68,13 +68,13 @@ def test_broker_that_leaves_gets_no_leadership(world: World) -> None:
 
 
 def test_partition_without_leader_is_left_to_elections(world: World) -> None:
-    """Nobody gives way there."""
+    """The work changes only partitions that have a leader."""
     lead(world, "t", None, partition_count=2)
     assert slices(world, ElectPreferredLeaders()) == [0]
 
 
 def test_only_what_is_committed_elsewhere_is_touched(world: World) -> None:
-    """A partition that is right stays as it is, its epochs included."""
+    """A partition with its preferred leader keeps its epochs."""
     world.write(PartitionChangeRecord(topic_id=topic_id("t"), partition=1, leader=LeaderChange(leader_id=0)))
     right = world.partition("t", 1)
     decision = world.run(ElectPreferredLeaders())
@@ -96,7 +96,7 @@ def test_switched_off_it_ends_at_the_next_slice(world: World) -> None:
 
 
 def test_controlled_shutdown_is_not_undone(world: World) -> None:
-    """A broker that leaves and whose partitions have gone to others gets none back, and may stop."""
+    """A broker that shuts down and has handed its partitions over gets none of them back, and may stop."""
     world.run(ElectPreferredLeaders())
     world.beat(0, want_shutdown=True)
     assert 0 not in world.leaders("t")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leaders for partitions without one where lacking records is allowed: at each interval, and when it becomes allowed."""
+"""Leaders for partitions without one, if the config allows missing records: at each interval, and when it becomes allowed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def world() -> World:
 
 
 def orphan(world: World, topic: str, *, partition_count: int = 1, configs: dict[str, str] | None = None) -> None:
-    """Make a topic on all brokers of which only broker 0 is in sync, and nobody leads it; no sweep has seen that."""
+    """Create a topic without a leader on all brokers, with only broker 0 in sync; no sweep has run since."""
     world.write_topic(topic, (0, 1, 2), partition_count=partition_count, configs=configs)
     world.write(
         *(
@@ -37,7 +37,7 @@ def orphan(world: World, topic: str, *, partition_count: int = 1, configs: dict[
 
 
 def test_partition_without_leader_gets_one_at_the_interval(world: World) -> None:
-    """The first replica that lives leads, and is the only one in sync."""
+    """The first live replica leads, and is the only one in sync."""
     orphan(world, "t", configs={UNCLEAN: "true"})
     before = world.partition("t")
     assert world.controller.due(world.now_ms + DEFAULT_INTERVAL_MS)[-1] == ElectUncleanLeaders()
@@ -49,20 +49,20 @@ def test_partition_without_leader_gets_one_at_the_interval(world: World) -> None
 
 
 def test_topic_says_before_the_cluster_whether_it_may_be(world: World) -> None:
-    """What is set for the topic holds, else what is set for the cluster, else nobody is elected."""
+    """The topic's config wins, else the cluster's; if neither is set, no leader is elected uncleanly."""
     orphan(world, "inherits")
     orphan(world, "may", configs={UNCLEAN: "true"})
     orphan(world, "may-not", configs={UNCLEAN: "false"})
     assert slices(world, ElectUncleanLeaders()) == [1]
     assert world.leaders("may") == [1]
-    # The change of the config sweeps, so the work of the interval finds nothing more to do.
+    # The config change sweeps, so the periodic work finds nothing more to do.
     world.run(of_cluster(UNCLEAN, "true"))
     assert (world.leaders("inherits"), world.leaders("may-not")) == ([1], [None])
     assert slices(world, ElectUncleanLeaders()) == [0]
 
 
 def test_it_is_done_at_once_when_it_becomes_allowed(world: World) -> None:
-    """No operator waits for the interval, for a topic neither."""
+    """The operator does not wait for the interval, for a topic either."""
     orphan(world, "t")
     changes = ResourceChanges(resource=ConfigResource.TOPIC, name="t", changes=((UNCLEAN, "true"),))
     world.run(AlterConfigs(resources=(changes,)))
@@ -70,7 +70,7 @@ def test_it_is_done_at_once_when_it_becomes_allowed(world: World) -> None:
 
 
 def test_replicas_that_have_everything_come_first(world: World) -> None:
-    """In sync, then eligible, then those that were eligible until an unclean stop; then anybody who lives."""
+    """In sync, then eligible, then last known eligible (until an unclean stop); then any live replica."""
     allowed = {UNCLEAN: "true", "min.insync.replicas": "3"}
     for topic in ("in-sync", "eligible", "known"):
         orphan(world, topic, configs=allowed)
@@ -86,7 +86,7 @@ def test_replicas_that_have_everything_come_first(world: World) -> None:
 
 
 def test_partition_that_has_a_leader_keeps_it(world: World) -> None:
-    """Whoever it is: only partitions without one are looked at."""
+    """The work visits only partitions without a leader."""
     orphan(world, "t", partition_count=2, configs={UNCLEAN: "true"})
     world.write(PartitionChangeRecord(topic_id=topic_id("t"), partition=1, isr=(2,), leader=LeaderChange(leader_id=2)))
     world.run(ElectUncleanLeaders())
@@ -95,7 +95,7 @@ def test_partition_that_has_a_leader_keeps_it(world: World) -> None:
 
 
 def test_without_a_replica_that_lives_there_is_no_leader(world: World) -> None:
-    """Fenced, leaving and unclean brokers are not elected; the first that comes back is."""
+    """Fenced, leaving and unclean brokers are not elected; the first live one is."""
     orphan(world, "t", configs={UNCLEAN: "true"})
     world.write(
         BrokerChangeRecord(broker_id=1, broker_epoch=world.epoch(1), fenced=True, unclean=True),
@@ -108,7 +108,7 @@ def test_without_a_replica_that_lives_there_is_no_leader(world: World) -> None:
 
 
 def test_it_ends_early_when_every_partition_has_a_leader(world: World) -> None:
-    """Nothing is walked over for nothing, and it goes in slices while there is something."""
+    """A walk with nothing to do does not start, and a walk that has work goes in slices."""
     world.limit(max_walk_records=2)
     orphan(world, "t", partition_count=5, configs={UNCLEAN: "true"})
     assert slices(world, ElectUncleanLeaders()) == [2, 2, 1]

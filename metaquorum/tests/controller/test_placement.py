@@ -111,7 +111,7 @@ def test_many_topics_are_even_together(
 def test_growth_goes_on_as_if_placed_at_once(
     usable: list[UsableBroker], steps: list[int], data: st.DataObject, seed: int
 ) -> None:
-    """A topic that grows in steps is as even as one made at once: what it has already counts."""
+    """A topic that grows in steps is as even as one made at once: the existing replicas count."""
     factor = data.draw(st.integers(1, len(usable)))
     topic, cluster = PartitionCounts(), PartitionCounts()
     for partition_count in steps:
@@ -128,7 +128,7 @@ def test_growth_goes_on_as_if_placed_at_once(
 def test_brokers_of_one_rack_are_even_in_any_cluster(
     usable: list[UsableBroker], partition_count: int, data: st.DataObject, seed: int
 ) -> None:
-    """Racks of different sizes make brokers differ; those of one rack still have the same but for one."""
+    """Racks of different sizes make brokers differ; brokers of one rack differ by at most one."""
     factor = data.draw(st.integers(1, len(usable)))
     counts = count(PartitionCounts(), new(partition_count, factor, usable, seed=seed))
     for rack in {broker.rack for broker in usable}:
@@ -137,7 +137,7 @@ def test_brokers_of_one_rack_are_even_in_any_cluster(
 
 @pytest.mark.parametrize("sizes", [(1, 2), (1, 2, 3), (2, 2, 1)])
 def test_larger_racks_get_more_where_the_spread_allows_it(sizes: tuple[int, ...]) -> None:
-    """With one replica each, brokers are even whatever their racks; a rack never counts as one broker."""
+    """With one replica each, brokers are even in any racks; a rack never counts as one broker."""
     usable = [UsableBroker(10 * rack + number, str(rack)) for rack, size in enumerate(sizes) for number in range(size)]
     counts = count(PartitionCounts(), new(60, 1, usable))
     assert width(counts.replicas, usable) == 0
@@ -152,7 +152,7 @@ def test_same_seed_gives_the_same_places_in_any_order_of_brokers() -> None:
 
 
 def test_partitions_of_a_lost_broker_spread_over_the_others() -> None:
-    """Brokers share partitions in ever new groups: nobody is the only follower of a leader."""
+    """Brokers share partitions in ever new groups: no broker is the only follower of a leader."""
     placed = new(120, 2, [UsableBroker(number, None) for number in range(1, 7)])
     for leader_id in range(1, 7):
         followers = Counter(replicas[1] for replicas in placed if replicas[0] == leader_id)
@@ -161,7 +161,7 @@ def test_partitions_of_a_lost_broker_spread_over_the_others() -> None:
 
 
 def test_new_broker_is_used_first_without_getting_a_whole_topic() -> None:
-    """A broker without replicas takes the remainder; within the topic it gets no more than its share."""
+    """A broker without replicas takes the remainder; within the topic it gets only its share."""
     usable = [UsableBroker(number, None) for number in (1, 2, 3)]
     cluster = count(PartitionCounts(), [(1,)] * 50 + [(2,)] * 50)
     assert new(1, 1, usable, cluster=cluster) == [(3,)]
@@ -169,7 +169,7 @@ def test_new_broker_is_used_first_without_getting_a_whole_topic() -> None:
 
 
 def test_leaders_are_mended_along_chains() -> None:
-    """Where no partition joins the broker with most and the one with fewest leaders, one between passes on."""
+    """If the brokers with the most and the fewest leaders share no partition, a third broker passes a leadership on."""
     placed = [[1, 2], [1, 2], [1, 2], [2, 3]]
     topic = PartitionCounts(leaders={2: 1})
     placement._Leaders(placed, topic, PartitionCounts(), LOOKUPS).spread()  # pyright: ignore[reportPrivateUsage]
@@ -180,7 +180,7 @@ def test_leaders_are_mended_along_chains() -> None:
 
 
 def test_leaders_stay_as_they_are_beyond_the_limit() -> None:
-    """The mending is bounded; without it the placement is still complete."""
+    """The number of moves is bounded; without them the placement is still complete."""
     usable = [UsableBroker(number, None) for number in range(5)]
     assert len(new(40, 3, usable, max_leader_lookups=0)) == 40
 

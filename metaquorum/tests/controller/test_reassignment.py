@@ -42,7 +42,7 @@ def reassign(*replicas: int, partition: int = 0, topic: str = "t") -> ReassignPa
 
 
 def result(world: World, command: ReassignPartitions | AlterPartition) -> PartitionImage | Refusal:
-    """Run a command for one partition and return what it answers; it must be what the image then has."""
+    """Run a command for one partition and return its result, which must match the image."""
     response = world.run(command).response
     assert isinstance(response, PartitionsAltered), response
     (one,) = response.results
@@ -68,7 +68,7 @@ def propose(world: World, *isr: int) -> AlterPartition:
 
 
 def test_replicas_move_when_all_new_ones_are_in_sync(world: World) -> None:
-    """Both sides have the partition until then; then the old ones go, a new leader leads, one leader epoch higher."""
+    """Old and new replicas have the partition until then; then the old ones are removed and a new leader has a higher leader epoch."""
     assert result(world, reassign(3, 4, 2)) == PartitionImage(
         0, (3, 4, 2, 0, 1), (0, 1, 2), 0, 0, 1, (), (), (3, 4), (0, 1)
     )
@@ -82,7 +82,7 @@ def test_replicas_move_when_all_new_ones_are_in_sync(world: World) -> None:
 
 
 def test_leader_that_stays_leads_on_with_a_new_epoch(world: World) -> None:
-    """Those that went must not go on following, so the epoch changes though the leader does not."""
+    """Removed replicas must stop following, so the leader epoch rises although the leader stays."""
     result(world, reassign(3, 0))
     done = result(world, propose(world, 0, 3))
     assert isinstance(done, PartitionImage)
@@ -90,19 +90,19 @@ def test_leader_that_stays_leads_on_with_a_new_epoch(world: World) -> None:
 
 
 def test_shrink_inside_the_in_sync_replicas_completes_at_once(world: World) -> None:
-    """Nothing has to be copied; the leader epoch goes up."""
+    """There is nothing to copy; the leader epoch rises."""
     assert result(world, reassign(1, 2)) == PartitionImage(0, (1, 2), (1, 2), 1, 1, 1)
 
 
 def test_other_order_changes_the_preferred_leader_only(world: World) -> None:
-    """Same replicas, another first one: no new leader yet. The same again is no change."""
+    """With the same replicas and another first one no new leader is elected. Repeating it changes nothing."""
     assert result(world, reassign(2, 1, 0)) == PartitionImage(0, (2, 1, 0), (0, 1, 2), 0, 0, 1)
     assert world.decide(reassign(2, 1, 0)).records == ()
     assert result(world, reassign(2, 1, 0)) == world.partition("t")
 
 
 def test_reassignment_waits_for_min_isr(world: World) -> None:
-    """It does not complete into a partition that could commit nothing."""
+    """It does not complete while the new set could not commit a record."""
     world.write_topic("m", (0, 1), configs={"min.insync.replicas": "2"})
     world.write(PartitionChangeRecord(topic_id=topic_id("m"), partition=0, isr=(0,), elr=(1,)))
     world.run(reassign(1, 3, topic="m"))
@@ -121,7 +121,7 @@ def test_reassignment_waits_for_min_isr(world: World) -> None:
 
 
 def test_cancel_restores_the_original_replicas(world: World) -> None:
-    """The set is the old one, whoever of the new ones was in sync already; cancelling twice is refused."""
+    """The replicas are the old set, even if some new ones were in sync already; a second cancel is refused."""
     result(world, reassign(3, 4))
     result(world, propose(world, 0, 1, 2, 3))
     back = result(world, reassign())
@@ -134,7 +134,7 @@ def test_cancel_restores_the_original_replicas(world: World) -> None:
 
 
 def test_cancel_is_refused_where_only_new_replicas_are_in_sync(world: World) -> None:
-    """It would lose what is committed."""
+    """A cancel would lose committed records."""
     world.write_topic("only", (0,))
     world.run(reassign(3, 4, topic="only"))
     world.write(PartitionChangeRecord(topic_id=topic_id("only"), partition=0, isr=(0, 3)))
@@ -151,7 +151,7 @@ def test_cancel_is_refused_where_only_new_replicas_are_in_sync(world: World) -> 
 
 
 def test_another_target_replaces_the_one_under_way(world: World) -> None:
-    """What was being added and is not wanted any more goes; the original replicas are still those to be left."""
+    """Replicas that the new target does not want are removed; the originals are still those that will be left."""
     result(world, reassign(3, 4, 1))
     result(world, propose(world, 0, 1, 2, 3))
     changed = result(world, reassign(4, 1, 2))
@@ -164,7 +164,7 @@ def test_another_target_replaces_the_one_under_way(world: World) -> None:
 
 
 def test_change_that_completes_at_once_is_one_leader_epoch(world: World) -> None:
-    """Replicas of the earlier target and old ones go in one step."""
+    """Replicas of the earlier target and old ones are removed in one step."""
     result(world, reassign(3, 4))
     before = world.partition("t").leader_epoch
     done = result(world, reassign(1, 2))
@@ -173,7 +173,7 @@ def test_change_that_completes_at_once_is_one_leader_epoch(world: World) -> None
 
 
 def test_reassignment_waits_while_nobody_of_the_target_can_lead(world: World) -> None:
-    """Without a leader among them it stays under way, and completes when it is asked for again."""
+    """If no replica of the target can lead, it stays under way, and completes when requested again."""
     for broker_id in (0, 1, 2):
         world.run(FenceBroker(broker_id=broker_id, broker_epoch=world.epoch(broker_id)))
     assert world.partition("t").isr == (2,)
@@ -216,7 +216,7 @@ def test_bad_reassignment_is_refused_alone(
 
 
 def test_request_is_bounded_and_names_a_partition_once(world: World) -> None:
-    """Nothing, too much, or one partition twice are refused as a whole."""
+    """A request that is empty, too large or names one partition twice is refused as a whole."""
     one = reassign(1).reassignments
     many = tuple(replace(one[0], partition=number) for number in range(SETTINGS.max_reassigned_partitions + 1))
     for reassignments in ((), one + one, many):
@@ -237,7 +237,7 @@ def test_reassignment_survives_a_change_of_controller(world: World) -> None:
 
 
 def test_check_only_tells_what_would_be_and_changes_nothing(world: World) -> None:
-    """The answer of a check is that of the change, with what was there before; no record is written."""
+    """A dry run answers as the change would, with the earlier replicas; it writes no record."""
     command = ReassignPartitions(
         reassignments=(*reassign(3, 4).reassignments, *reassign(1, partition=7).reassignments), validate_only=True
     )
@@ -250,14 +250,14 @@ def test_check_only_tells_what_would_be_and_changes_nothing(world: World) -> Non
 
 
 def outcomes(world: World, command: ReassignPartitions) -> list[str]:
-    """Run a command and return, for each partition, "done" or the message of its refusal."""
+    """Run a command and return "done" or the refusal's message for each partition."""
     response = world.run(command).response
     assert isinstance(response, PartitionsAltered), response
     return [one.message if isinstance(one, Refusal) else "done" for one in response.results]
 
 
 def test_limit_of_a_broker_counts_what_the_request_itself_adds(world: World) -> None:
-    """Broker 4 may have three replicas: of five partitions that one request gives it, three get there, checked or done."""
+    """Broker 4 may have three replicas: of five partitions in one request it gets three, in a dry run and in the change."""
     world.write_topic("u", (0,), partition_count=5)
     command = ReassignPartitions(
         reassignments=tuple(Reassignment(topic="u", partition=number, replicas=(0, 4)) for number in range(5))
@@ -272,7 +272,7 @@ def test_limit_of_a_broker_counts_what_the_request_itself_adds(world: World) -> 
 
 
 def test_limit_of_a_broker_counts_what_the_request_takes_from_it_before(world: World) -> None:
-    """A replica that goes at once makes room for a later partition of the same request, and for no earlier one."""
+    """A replica that is removed at once makes room for later partitions of the same request, and not for earlier ones."""
     world.write_topic("u", (3, 4), partition_count=3)
     world.write_topic("v", (3,), partition_count=2)
     shrink = Reassignment(topic="u", partition=0, replicas=(3,))
@@ -284,7 +284,7 @@ def test_limit_of_a_broker_counts_what_the_request_takes_from_it_before(world: W
 
 
 def test_cancelled_reassignment_makes_room_in_the_same_request(world: World) -> None:
-    """What was being added goes with the cancel, and what is refused takes nothing."""
+    """A cancel removes the replicas that were being added; a refused one removes nothing."""
     world.write_topic("u", (0,), partition_count=5)
     begin = tuple(Reassignment(topic="u", partition=number, replicas=(0, 4)) for number in range(3))
     assert outcomes(world, ReassignPartitions(reassignments=begin)) == ["done"] * 3

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The list of reassignments that are under way: pages, names, topics that go between two pages."""
+"""The list of reassignments under way: pages, names, topics that are deleted between two pages."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def pages(world: World, topics: tuple[str, ...] | None = None) -> list[list[tupl
 
 
 def test_one_page_has_all_of_a_small_cluster(world: World) -> None:
-    """By topic and partition; what does not move is not in it."""
+    """Ordered by topic and partition; partitions that do not move are not listed."""
     assert pages(world) == [MOVING]
     assert pages(world, ("b", "none", "c", "b")) == [[("b", 0), ("b", 2)]]
     assert pages(world, ("none",)) == [[]]
@@ -53,7 +53,7 @@ def test_one_page_has_all_of_a_small_cluster(world: World) -> None:
 def test_pages_together_are_the_list_whatever_their_size(
     world: World, limit: str, size: int, topics: tuple[str, ...] | None
 ) -> None:
-    """A page ends at either limit, in the middle of a topic too, and the next one goes on there."""
+    """A page ends at either limit, even inside a topic, and the next one continues there."""
     world.limit(**{limit: size})
     found = pages(world, topics)
     assert len(found) > 1

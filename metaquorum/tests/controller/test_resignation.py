@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ResignLeadership as a decision: who leads next, what stays, every fence, and when the leadership comes back."""
+"""ResignLeadership as a decision: who leads next, what stays, every fence, and when the leadership returns."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def resign(world: World, *partitions: LedPartition, broker_id: int = 0) -> Resig
 
 
 def results(world: World, *partitions: LedPartition, broker_id: int = 0) -> list[PartitionImage | Refusal]:
-    """Run a command; what it says of partitions that are given up must be what the image then has."""
+    """Run a command; the partitions in its response must match the image."""
     response = world.run(resign(world, *partitions, broker_id=broker_id)).response
     assert isinstance(response, LeadershipResigned), response
     for result in response.results:
@@ -59,7 +59,7 @@ def results(world: World, *partitions: LedPartition, broker_id: int = 0) -> list
 
 
 def refusal(world: World, partition: LedPartition, *, broker_id: int = 0) -> Refusal:
-    """Run a command for one partition that must be refused; nothing changes."""
+    """Run a command for one partition; it must be refused and change nothing."""
     before = world.log_end_offset
     (result,) = results(world, partition, broker_id=broker_id)
     assert isinstance(result, Refusal), result
@@ -68,12 +68,12 @@ def refusal(world: World, partition: LedPartition, *, broker_id: int = 0) -> Ref
 
 
 def change(world: World, **changes: object) -> None:
-    """Write a change of the first partition, as after earlier troubles."""
+    """Write a change of the first partition."""
     world.write(replace(PartitionChangeRecord(topic_id=T, partition=0), **changes))
 
 
 def test_next_replica_leads_and_the_broker_stays_in_sync(world: World) -> None:
-    """Both epochs go up by one; the record has the leader and nothing else."""
+    """Both epochs rise by one; the record names the leader and nothing else."""
     decision = world.decide(resign(world, led()))
     assert decision.records == (PartitionChangeRecord(topic_id=T, partition=0, leader=LeaderChange(leader_id=1)),)
     assert decision.then is None
@@ -81,19 +81,19 @@ def test_next_replica_leads_and_the_broker_stays_in_sync(world: World) -> None:
 
 
 def test_replica_order_decides_and_only_one_in_sync_leads(world: World) -> None:
-    """One that is out of sync is passed over, eligible or not; who is eligible stays so."""
+    """A replica out of sync is passed over, eligible or not; the eligible replicas stay the same."""
     change(world, isr=(0, 2), elr=(1,), last_known_elr=())
     assert results(world, led()) == [PartitionImage(0, (0, 1, 2), (0, 2), 2, 1, 2, (1,))]
 
 
 def test_last_known_eligible_replicas_stay(world: World) -> None:
-    """A resignation tells nothing about them."""
+    """A resignation says nothing about them."""
     change(world, isr=(0, 2), last_known_elr=(1,))
     assert results(world, led()) == [PartitionImage(0, (0, 1, 2), (0, 2), 2, 1, 2, (), (1,))]
 
 
 def test_later_leader_gives_way_to_the_first_replica(world: World) -> None:
-    """The order begins with the preferred leader, not behind the one that resigns."""
+    """The order begins with the preferred leader, not after the one that resigns."""
     change(world, leader=LeaderChange(leader_id=1))
     (result,) = results(world, led(leader_epoch=1), broker_id=1)
     assert isinstance(result, PartitionImage)
@@ -104,7 +104,7 @@ def test_later_leader_gives_way_to_the_first_replica(world: World) -> None:
     "state", [{"fenced": True}, {"in_controlled_shutdown": True}, {"fenced": True, "unclean": True}]
 )
 def test_replica_that_may_not_lead_is_passed_over(world: World, state: dict[str, bool]) -> None:
-    """Fenced, leaving or unclean: it may be in sync until a sweep has been there, and leads nothing."""
+    """A fenced, leaving or unclean broker may be in sync until a sweep visits the partition, and leads nothing."""
     world.write(BrokerChangeRecord(broker_id=1, broker_epoch=world.epoch(1), **state))
     (result,) = results(world, led())
     assert isinstance(result, PartitionImage)
@@ -113,7 +113,7 @@ def test_replica_that_may_not_lead_is_passed_over(world: World, state: dict[str,
 
 @pytest.fixture
 def careful() -> World:
-    """As above; one partition, of which two replicas must be in sync."""
+    """The same brokers; one partition with min ISR 2."""
     made = World()
     for broker_id in range(3):
         made.start_broker(broker_id)
@@ -122,18 +122,18 @@ def careful() -> World:
 
 
 def test_eligible_replica_leads_where_no_other_one_is_in_sync(careful: World) -> None:
-    """It has what is committed, as nothing was since it left; alone in sync, and the others are eligible, the broker too."""
+    """It has every committed record; it is alone in sync, and the others are eligible, including the old leader."""
     change(careful, isr=(0,), elr=(1, 2))
     expected = PartitionImage(0, (0, 1, 2), (1,), 1, 1, 2, (0, 2))
     assert results(careful, led()) == [expected]
-    # The leader of before leads again where the new one is of no more use.
+    # The old leader leads again once the new one cannot.
     (back,) = results(careful, led(leader_epoch=1), broker_id=1)
     assert isinstance(back, PartitionImage)
     assert (back.leader_id, back.isr, back.elr) == (0, (0,), (1, 2))
 
 
 def test_eligible_replica_does_not_lead_where_it_will_not_do(careful: World) -> None:
-    """The broker alone acknowledged records (acks=1): they would be lost with its leadership."""
+    """The broker alone has acknowledged records (acks=1): they would be lost with its leadership."""
     change(careful, isr=(0,), elr=(1, 2))
     kept = refusal(careful, led(allow_eligible=False))
     assert kept.code is ErrorCode.LEADER_NOT_AVAILABLE
@@ -141,7 +141,7 @@ def test_eligible_replica_does_not_lead_where_it_will_not_do(careful: World) -> 
 
 
 def test_broker_without_room_is_no_heir_of_one_that_has_none_either(world: World) -> None:
-    """It says so in its heartbeats; where room does not matter it may lead, and it says when it has room again."""
+    """Brokers report it in heartbeats; if room does not matter the broker may lead, and it reports when it has room again."""
     world.beat(1, lacks_room=True)
     (result,) = results(world, led(needs_room=True))
     assert isinstance(result, PartitionImage)
@@ -157,7 +157,7 @@ def test_broker_without_room_is_no_heir_of_one_that_has_none_either(world: World
 
 
 def test_preferred_leader_without_room_does_not_return_by_itself(world: World) -> None:
-    """It would hand over again at the next append; it returns once it has room."""
+    """It would resign again at the next append; it returns once it has room."""
     results(world, led())
     world.beat(0, lacks_room=True)
     world.run(ElectPreferredLeaders())
@@ -168,14 +168,14 @@ def test_preferred_leader_without_room_does_not_return_by_itself(world: World) -
 
 
 def test_broker_that_hands_over_for_room_gets_nothing_back_before_its_next_heartbeat(world: World) -> None:
-    """The request says it; a preferred election in between would move the leadership twice."""
+    """The request reports the lack of room; without that, a preferred election would move the leadership twice."""
     results(world, led(needs_room=True))
     world.run(ElectPreferredLeaders())
     assert world.partition("t").leader_id == 1
 
 
 def test_replica_in_sync_leads_rather_than_an_eligible_one(careful: World) -> None:
-    """Whatever their order; the lists stay as they are."""
+    """The order of replicas does not matter; the lists stay the same."""
     careful.write(BrokerChangeRecord(broker_id=1, broker_epoch=careful.epoch(1), fenced=True))
     change(careful, isr=(0,), elr=(1, 2), last_known_elr=())
     assert results(careful, led()) == [PartitionImage(0, (0, 1, 2), (2,), 2, 1, 2, (0, 1))]
@@ -184,7 +184,7 @@ def test_replica_in_sync_leads_rather_than_an_eligible_one(careful: World) -> No
 
 
 def test_last_known_eligible_replica_does_not_lead(careful: World) -> None:
-    """It may have lost what was committed; who left by an unclean stop stays known where an eligible one takes over."""
+    """It may have lost committed records; the last known eligible replicas stay known when an eligible one takes over."""
     change(careful, isr=(0,), last_known_elr=(1,))
     assert refusal(careful, led()).code is ErrorCode.LEADER_NOT_AVAILABLE
     change(careful, elr=(2,))
@@ -192,7 +192,7 @@ def test_last_known_eligible_replica_does_not_lead(careful: World) -> None:
 
 
 def test_nobody_else_leads_means_that_the_broker_goes_on(world: World) -> None:
-    """It is told so, with what it waits for: alone in sync, or beside those that may not lead."""
+    """The refusal says what the broker waits for: it is alone in sync, or the others in sync may not lead."""
     change(world, isr=(0,))
     alone = refusal(world, led())
     assert alone.code is ErrorCode.LEADER_NOT_AVAILABLE
@@ -229,14 +229,14 @@ def test_bad_partition_is_refused_alone(world: World, partition: LedPartition, c
 
 
 def test_repeated_call_is_fenced(world: World) -> None:
-    """The leader epoch that it names is over, so that a late call takes the leadership from nobody."""
+    """The leader epoch that it names has ended, so a late call takes the leadership from no other broker."""
     results(world, led())
     assert refusal(world, led()).code is ErrorCode.FENCED_EPOCH
     assert world.leaders("t") == [1, 0]
 
 
 def test_only_the_leader_may_resign(world: World) -> None:
-    """A follower is refused, and a broker whose partition nobody leads."""
+    """The controller refuses a follower, and a broker whose partition has no leader."""
     follower = refusal(world, led(), broker_id=1)
     assert (follower.code, follower.message) == (
         ErrorCode.INVALID_REQUEST,
@@ -251,7 +251,7 @@ def test_only_the_leader_may_resign(world: World) -> None:
 
 
 def test_request_of_an_older_process_is_fenced_as_a_whole(world: World) -> None:
-    """The broker epoch must be the one of the registration; an unknown broker is told to register."""
+    """The broker epoch must be the one of the registration; the controller asks an unknown broker to register."""
     command = resign(world, led())
     assert world.refusal(replace(command, broker_epoch=command.broker_epoch - 1)).code is ErrorCode.STALE_BROKER_EPOCH
     assert world.refusal(replace(command, broker_id=9)).code is ErrorCode.BROKER_FENCED
@@ -268,7 +268,7 @@ def test_request_is_bounded_and_names_a_partition_once(world: World) -> None:
 
 
 def test_replica_that_goes_leads_only_where_there_is_no_other(world: World) -> None:
-    """Of a reassignment under way, those that stay or are added come first; the reassignment goes on."""
+    """During a reassignment, replicas that stay or are added come first; the reassignment continues."""
     moves = tuple(Reassignment(topic="t", partition=each, replicas=(3, 4)) for each in (0, 1))
     world.run(ReassignPartitions(reassignments=moves))
     begun = world.partition("t")
@@ -285,7 +285,7 @@ def test_replica_that_goes_leads_only_where_there_is_no_other(world: World) -> N
 
 
 def test_sweeps_leave_the_new_leader(world: World) -> None:
-    """The broker that resigned lives and is in sync, and gets nothing back when brokers come and go."""
+    """The broker that resigned is live and in sync, and gets nothing back when other brokers stop and return."""
     results(world, led(), led(1))
     world.run(SweepPartitions())
     world.run(FenceBroker(broker_id=2, broker_epoch=world.epoch(2)))
@@ -294,7 +294,7 @@ def test_sweeps_leave_the_new_leader(world: World) -> None:
 
 
 def test_preferred_leader_comes_back_at_the_interval_and_not_before(world: World) -> None:
-    """Nothing is due because of a resignation; at its time the return does not know of the damage."""
+    """The resignation makes no work due; at the interval the return ignores the reason of the resignation."""
     due_ms = world.controller.deadline_ms()
     while not any(isinstance(work, ElectPreferredLeaders) for work in world.controller.due(due_ms)):
         due_ms += 300_000

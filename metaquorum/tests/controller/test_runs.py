@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of changes: replayed in one go they do what they do one by one, to both images; impossible ones are refused."""
+"""Runs of changes: replaying a run equals replaying its records one by one, in both images; invalid runs are refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def made() -> World:
 
 @st.composite
 def changes(draw: st.DrawFn) -> PartitionChangeRecord:
-    """A change that is possible whatever was before: it says which replicas are in sync and who leads, or neither."""
+    """A change that is possible in any state: it has both in-sync replicas and leader, or neither."""
     in_sync = draw(st.sampled_from((None, (1,), (1, 2), (2, 3), REPLICAS)))
     leader = None if in_sync is None else LeaderChange(leader_id=draw(st.sampled_from((None, *in_sync))))
     return PartitionChangeRecord(
@@ -48,7 +48,7 @@ def changes(draw: st.DrawFn) -> PartitionChangeRecord:
 BATCHES = st.lists(
     st.one_of(
         st.lists(changes(), max_size=12),
-        # What a long work writes: one topic, ascending.
+        # The records of long work: one topic, ascending.
         st.lists(changes(), max_size=30).map(
             lambda some: sorted((replace(each, topic_id=topic_id("a")) for each in some), key=lambda one: one.partition)
         ),
@@ -93,7 +93,7 @@ def test_runs_do_what_their_records_do_one_by_one(batches: list[list[MetadataRec
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(BATCHES, st.integers(0, 1 << 40))
 def test_runs_are_all_records_in_order(batches: list[list[MetadataRecord]], base_offset: int) -> None:
-    """Property: nothing is lost, moved or said twice; a run is one topic, ascending, and cannot be longer."""
+    """Property: no record is lost, moved or repeated; a run is one topic, ascending, with bounded length."""
     records = [record for batch in batches for record in batch]
     found: list[MetadataRecord] = []
     last: MetadataRecord | None = None
@@ -114,7 +114,7 @@ def test_runs_are_all_records_in_order(batches: list[list[MetadataRecord]], base
 
 
 def test_partition_that_goes_back_and_forth_in_one_batch_is_counted_at_every_step() -> None:
-    """A broker that leads one partition only: three changes at once would take it away twice before it is given back."""
+    """A broker leads one partition: a batch of three changes must not take it away twice before it is returned."""
     world = World()
     world.write_topic("a", (1, 2))
     there = PartitionChangeRecord(topic_id=topic_id("a"), partition=0, leader=LeaderChange(leader_id=2))

@@ -70,7 +70,7 @@ def test_create_topic_twice_is_refused_committed_or_not() -> None:
 
 
 def test_create_topic_validate_only_changes_nothing() -> None:
-    """Checking answers like creating and leaves no record."""
+    """A dry run answers like the creation and leaves no record."""
     world = world_with_brokers(1)
     decision = world.run(create_topic("t", validate_only=True))
     assert isinstance(decision.response, TopicCreated)
@@ -109,7 +109,7 @@ def test_create_topic_with_a_bad_name_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["a", "...", "a.b_c-D9", "_", "-", "x" * 249, "__consumer_offsets"])
 def test_topic_names_that_keep_the_rule(name: str) -> None:
-    """The rule forbids nothing else."""
+    """The rule allows every other name."""
     assert topic_names.problem(name) is None
 
 
@@ -145,7 +145,7 @@ def test_create_topic_with_replicas() -> None:
 
 @pytest.mark.parametrize("factor", [-1, 101, 2**31 - 1])
 def test_create_topic_with_an_impossible_replication_factor_is_refused(factor: int) -> None:
-    """A factor below 0 means nothing, and one above the limit is a mistake."""
+    """A factor below 0 has no meaning, and one above the limit is a mistake."""
     refusal = world_with_brokers(3).refusal(create_topic("t", replication_factor=factor))
     assert refusal.code is ErrorCode.INVALID_REPLICATION_FACTOR
     assert f"not {factor}" in refusal.message
@@ -153,7 +153,7 @@ def test_create_topic_with_an_impossible_replication_factor_is_refused(factor: i
 
 @pytest.mark.parametrize("factor", [4, 100])
 def test_create_topic_with_more_replicas_than_brokers_is_refused(factor: int) -> None:
-    """A broker has one replica of a partition at most, so the message says how many brokers are needed."""
+    """A broker has at most one replica of a partition, so the message says how many brokers are needed."""
     world = world_with_brokers(3)
     world.now_ms += SETTINGS.broker_arrival_ms
     refusal = world.refusal(create_topic("t", replication_factor=factor))
@@ -174,7 +174,7 @@ def test_create_topic_without_a_usable_broker_is_refused() -> None:
 
 
 def test_want_of_brokers_is_for_now_where_those_that_are_registered_would_do() -> None:
-    """Then it is worth to try again; not where more replicas are asked for than there are brokers."""
+    """The refusal is retriable then; it is not if the request has more replicas than there are brokers."""
     world = World()
     for broker_id in (1, 2):
         world.run(register(broker_id))
@@ -189,7 +189,7 @@ def test_want_of_brokers_is_for_now_where_those_that_are_registered_would_do() -
 
 
 def test_want_of_brokers_is_for_now_while_brokers_arrive() -> None:
-    """A cluster that starts gets its brokers one after the other: each new one, and each new controller, may be followed by more."""
+    """The brokers of a starting cluster register one after the other: after each of them, and each new controller, more may follow."""
     world = World()
     asked = create_topic("t", replication_factor=3)
     for broker_id in (1, 2):
@@ -199,7 +199,7 @@ def test_want_of_brokers_is_for_now_while_brokers_arrive() -> None:
         arriving = world.refusal(asked)
         assert (arriving.code, arriving.code.retriable) == (ErrorCode.BROKER_FENCED, True)
         assert f"3 usable broker(s) needed, {broker_id} present" in arriving.message
-    world.run(register(2, process=22))  # the second one once more: nobody new
+    world.run(register(2, process=22))  # the same broker again: no new one
     world.beat(2)
     world.now_ms += 1
     assert world.refusal(asked).code is ErrorCode.NOT_ENOUGH_BROKERS
@@ -247,7 +247,7 @@ def test_create_topic_with_a_bad_config_is_refused(configs: dict[str, str], word
 
 
 def test_every_config_has_a_valid_default_and_effective_settings_follow_what_is_set() -> None:
-    """Defaults are valid, and what is set wins over them."""
+    """Defaults are valid, and set values win over them."""
     for definition in TOPIC_CONFIGS.values():
         problems = [
             topic_configs.value_problem(kind, definition.name, definition.default) for kind in definition.scopes
@@ -264,7 +264,7 @@ def test_every_config_has_a_valid_default_and_effective_settings_follow_what_is_
 
 
 def test_old_data_goes_after_a_week_unless_the_topic_says_otherwise() -> None:
-    """The defaults of retention, and the word for no limit."""
+    """The defaults of retention, and the value for no limit."""
     defaults = topic_configs.effective({})
     assert (defaults.retention_ms, defaults.retention_bytes) == (7 * 24 * 3_600_000, None)
     assert (defaults.cleanup_policy, defaults.file_delete_delay_ms) == (CleanupPolicy.DELETE, 60_000)
@@ -306,7 +306,7 @@ def test_create_topic_beyond_the_cluster_limits_is_refused() -> None:
 
 
 def test_delete_topic_removes_everything_of_it() -> None:
-    """After a deletion the image is what it was before the creation, but for the offset and the id of the deleted topic."""
+    """After a deletion the image equals that before the creation, except for the offset and the id of the deleted topic."""
     world = world_with_brokers(2)
     world.run(create_topic("keep", configs={"segment.ms": "9"}))
     before = view(world.image)
@@ -321,7 +321,7 @@ def test_delete_topic_removes_everything_of_it() -> None:
 
 
 def test_delete_unknown_topic_is_refused() -> None:
-    """What is not there cannot be deleted, whatever it is called."""
+    """A topic that does not exist cannot be deleted, under any name."""
     world = world_with_brokers(1)
     assert world.refusal(DeleteTopic(topic="nope")).code is ErrorCode.UNKNOWN_TOPIC
     assert len(world.refusal(DeleteTopic(topic="x" * 100_000)).message) < 400
@@ -347,7 +347,7 @@ def test_topic_deleted_and_created_again_has_another_id() -> None:
 
 
 def test_topic_id_drawn_twice_stops_the_process() -> None:
-    """16 random bytes that repeat mean that the source of randomness is broken."""
+    """A repeated id of 16 random bytes means that the source of randomness is broken."""
     world = world_with_brokers(1)
     world.run(create_topic("a"))
     with pytest.raises(AssertionError, match="drawn twice"):
@@ -367,7 +367,7 @@ def test_placement_prefers_brokers_with_fewer_replicas() -> None:
 
 
 def test_config_of_a_topic_can_be_changed_and_removed_by_record() -> None:
-    """Config records of a topic set and remove, and are refused for a topic that does not exist."""
+    """Config records set and remove configs of a topic, and are refused for a topic that does not exist."""
     world = world_with_brokers(1)
     world.run(create_topic("t", configs={"segment.ms": "5"}))
     name = topic_id("t").hex()
@@ -424,7 +424,7 @@ def test_new_topic_gets_a_minimum_below_its_replication_factor(
 
 
 def test_minimum_of_the_creator_holds_and_a_later_default_changes_no_topic() -> None:
-    """Whoever names it gets it; a topic that exists keeps what it was made with."""
+    """A creator that names the config gets it; an existing topic keeps the value of its creation."""
     world = World()
     for broker_id in range(1, 4):
         world.start_broker(broker_id)

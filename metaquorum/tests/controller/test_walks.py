@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a slice works out once for equal partitions is what each of them needs by itself."""
+"""A slice works a result out once for equal partitions; it equals the result for each of them alone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONFIGS = ("min.insync.replicas=2", "unclean.leader.election.enable=true", "flus
 
 @st.composite
 def partitions(draw: st.DrawFn) -> PartitionRecord:
-    """A possible partition, numbered 0, of no topic; few kinds, so that equal ones come together."""
+    """A possible partition with number 0, without a topic; there are few kinds, so that some are equal."""
     replicas = draw(st.sampled_from(((1,), (1, 2), (2, 1), (1, 2, 3), (3, 1, 4))))
     isr = replicas[: draw(st.integers(1, len(replicas)))]
     rest = tuple(each for each in replicas if each not in isr)
@@ -99,7 +99,7 @@ def filled(topics: list[tuple[set[str], list[PartitionRecord]]], states: tuple[s
 
 
 def decided(world: World, command: Command | None) -> list[MetadataRecord]:
-    """All that a work decides about the image as it is, slice by slice, without what it says of brokers."""
+    """Return all that a work decides about the image, slice by slice, without the changes of brokers."""
     found: list[MetadataRecord] = []
     while command is not None:
         decision = world.decide(command)
@@ -137,7 +137,7 @@ def test_sweep_decides_for_each_partition_what_it_needs(
 
 
 def test_equal_partitions_are_judged_once_in_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many there are, in however many topics; another config is another question."""
+    """This holds for any number of partitions and topics; a topic with another config is judged separately."""
     world = World()
     for broker_id in (1, 2):
         world.start_broker(broker_id)

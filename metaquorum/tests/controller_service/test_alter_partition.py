@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AlterPartition through the real service: what is accepted is committed, and every fence answers with its own code."""
+"""AlterPartition through the real service: accepted proposals are committed, and every fence has its own error code."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def partition_of(cluster: QuorumCluster, number: int = 0) -> PartitionImage:
 
 
 def proposal(cluster: QuorumCluster, number: int, *members: controller_pb2.IsrMember) -> controller_pb2.IsrProposal:
-    """Return a proposal of the leader for a partition as it is."""
+    """Return a proposal of the leader for the present state of a partition."""
     topic = cluster.servers[1].image.topic_by_name("t")
     assert topic is not None
     partition = topic.partitions[number]
@@ -55,14 +55,14 @@ def proposal(cluster: QuorumCluster, number: int, *members: controller_pb2.IsrMe
 
 
 def member(node_id: int, broker_epoch: int | None = None) -> controller_pb2.IsrMember:
-    """Return a member of the in-sync replicas, as a leader that does not know its epoch says it unless told otherwise."""
+    """Return a member of the in-sync replicas; by default without its epoch, as from a leader that does not know it."""
     return controller_pb2.IsrMember(node_id=node_id, broker_epoch=broker_epoch)
 
 
 def request(
     cluster: QuorumCluster, *proposals: controller_pb2.IsrProposal, broker_id: int = 7
 ) -> controller_pb2.AlterPartitionRequest:
-    """Return the request of a broker with the epoch that it has."""
+    """Return the request of a broker with its current epoch."""
     return controller_pb2.AlterPartitionRequest(
         cluster_id=CLUSTER,
         broker_id=broker_id,
@@ -72,7 +72,7 @@ def request(
 
 
 async def test_growth_is_committed_and_completes_the_reassignment(cluster: QuorumCluster) -> None:
-    """One request for two partitions: the new replica is in sync, and with it what was being added is there."""
+    """One request for two partitions: the new replica is in sync, which completes the reassignment."""
     epoch = cluster.servers[1].image.brokers[8].broker_epoch
     before = partition_of(cluster)
     assert before.adding == (8,)
@@ -94,7 +94,7 @@ async def test_growth_is_committed_and_completes_the_reassignment(cluster: Quoru
 
 
 async def test_each_partition_is_refused_alone_with_its_reason(cluster: QuorumCluster) -> None:
-    """Fences are answered in the body; what is beside them is accepted."""
+    """The body has the refusal of the bad partition; the good one beside it is accepted."""
     stale = proposal(cluster, 0, member(7))
     stale.leader_epoch -= 1
     ahead = proposal(cluster, 0, member(7))
@@ -123,7 +123,7 @@ async def test_each_partition_is_refused_alone_with_its_reason(cluster: QuorumCl
 
 
 async def test_fenced_replica_is_no_member(cluster: QuorumCluster) -> None:
-    """A replica whose process is gone may not be taken in, however far it had come."""
+    """The controller does not accept a replica whose process is gone as in sync, even if it has every record."""
     epoch = cluster.servers[1].image.brokers[8].broker_epoch
     await cluster.servers[1].host.submit(FenceBroker(broker_id=8, broker_epoch=epoch), timeout_ms=WAIT_MS)
     answer = await cluster.controllers(1).alter_partition(request(cluster, proposal(cluster, 0, member(7), member(8))))
@@ -131,7 +131,7 @@ async def test_fenced_replica_is_no_member(cluster: QuorumCluster) -> None:
 
 
 async def test_request_as_a_whole_is_fenced_by_cluster_broker_and_epoch(cluster: QuorumCluster) -> None:
-    """Another cluster, an unknown broker, an old epoch, no or too many proposals: nothing is looked at."""
+    """Another cluster, an unknown broker, an old epoch, no or too many proposals: no partition changes."""
     good = request(cluster, proposal(cluster, 0, member(7), member(8)))
     for changes, code in (
         ({"cluster_id": "other"}, ErrorCode.WRONG_CLUSTER),
@@ -155,7 +155,7 @@ async def test_request_as_a_whole_is_fenced_by_cluster_broker_and_epoch(cluster:
 
 
 async def test_voter_that_is_not_the_controller_names_it(tmp_path: Path) -> None:
-    """A follower refuses with a hint, so that the leader of a partition asks there."""
+    """A follower refuses with a hint, so that the partition leader turns to the controller."""
     async with quorum_cluster(tmp_path, 3) as cluster:
         active = await cluster.active()
         other = next(node_id for node_id in cluster.voters if node_id != active)

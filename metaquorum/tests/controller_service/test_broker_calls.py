@@ -30,7 +30,7 @@ def _lasts(cluster: QuorumCluster, broker_id: int) -> bool:
 
 
 async def test_states_counts_and_pages_of_brokers(tmp_path: Path) -> None:
-    """Registered, active, shutting down: as the controller decides, with what each leads and hosts."""
+    """Registered, active or shutting down, as the controller decides; each with the counts of partitions that it leads and hosts."""
     async with quorum_cluster(tmp_path, 1, controller=LONG) as cluster:
         admin = cluster.admin(1)
         leaving, active, starting, gone = (BrokerStub(cluster, number) for number in (5, 6, 7, 8))
@@ -45,7 +45,7 @@ async def test_states_counts_and_pages_of_brokers(tmp_path: Path) -> None:
             5: admin_pb2.BROKER_STATE_SHUTTING_DOWN,
             6: admin_pb2.BROKER_STATE_ACTIVE,
             7: admin_pb2.BROKER_STATE_REGISTERED,
-            # It may stop now, and was heard of a moment ago.
+            # The broker may stop now, and its last heartbeat is recent.
             8: admin_pb2.BROKER_STATE_REGISTERED,
         }
         described = await admin.DescribeBrokers(admin_pb2.DescribeBrokersRequest(broker_ids=[5, 99, 7, 5]))
@@ -75,7 +75,7 @@ async def test_states_counts_and_pages_of_brokers(tmp_path: Path) -> None:
 
 
 async def test_broker_is_removed_when_it_is_gone_and_hosts_nothing(tmp_path: Path) -> None:
-    """It lives, it has replicas, it is unknown: each refusal says so; then it goes, for this and the next controller."""
+    """A live broker, one with replicas and an unknown one are refused with the reason; a removal also holds for the next controller."""
     async with quorum_cluster(tmp_path, 1, controller=SHORT) as cluster:
         admin = cluster.admin(1)
         await BrokerStub(cluster, 7).join(1)
@@ -104,7 +104,7 @@ async def test_broker_is_removed_when_it_is_gone_and_hosts_nothing(tmp_path: Pat
 
 
 async def test_broker_that_may_live_is_not_removed(tmp_path: Path) -> None:
-    """Active, or fenced and heard of a moment ago."""
+    """It is active, or fenced with a recent heartbeat."""
     async with quorum_cluster(tmp_path, 1, controller=LONG) as cluster:
         epoch = await BrokerStub(cluster, 7).join(1)
         request = admin_pb2.RemoveBrokerRequest(broker_id=7)

@@ -30,7 +30,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[QuorumCluster]:
 
 
 async def test_broker_that_stops_beating_is_fenced_after_its_session(tmp_path: Path) -> None:
-    """Silence for a session timeout takes the leaderships away; a heartbeat gives them back."""
+    """After a session timeout without heartbeats the broker loses its leaderships; a heartbeat returns them."""
     async with quorum_cluster(tmp_path, 1, controller=FAST) as cluster:
         broker = BrokerStub(cluster, 7)
         await broker.join(1)
@@ -49,7 +49,7 @@ async def test_broker_that_stops_beating_is_fenced_after_its_session(tmp_path: P
 
 
 async def test_broker_whose_process_died_is_fenced_at_once(cluster: QuorumCluster) -> None:
-    """A broken heartbeat stream and a port that refuses are a proof of death: no session timeout is waited for."""
+    """A broken heartbeat stream and a refused connection prove its death: the controller does not wait for the session."""
     (port,) = free_ports(1)
     broker = BrokerStub(cluster, 7, port=port)
     await broker.join(1)
@@ -62,7 +62,7 @@ async def test_broker_whose_process_died_is_fenced_at_once(cluster: QuorumCluste
 
 
 async def test_broker_whose_stream_broke_but_that_lives_is_not_fenced(cluster: QuorumCluster) -> None:
-    """A server that speaks proves life: the broker keeps its leaderships and goes on with another stream."""
+    """A heartbeat proves that the broker lives: it keeps its leaderships and opens another stream."""
     dialled = 0
 
     async def speak(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -85,7 +85,7 @@ async def test_broker_whose_stream_broke_but_that_lives_is_not_fenced(cluster: Q
 
 
 async def test_port_that_closes_connections_is_dialled_again_until_it_refuses() -> None:
-    """A dying process may accept for a moment: closed at once is no sign of life, refused is the proof of death."""
+    """A dying process may accept for a moment: a closed connection proves nothing, and a refused one proves its death."""
     closed = 0
 
     async def close(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -101,7 +101,7 @@ async def test_port_that_closes_connections_is_dialled_again_until_it_refuses() 
 
 
 async def test_port_that_only_closes_or_is_silent_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a refusal the session timeout decides; the look itself is bounded."""
+    """Without a refusal the session timeout decides; the probe itself is bounded."""
     monkeypatch.setattr(controller_service, "REDIAL_TIMEOUT_MS", 50)
 
     async def close(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -120,7 +120,7 @@ async def test_port_that_only_closes_or_is_silent_proves_nothing(monkeypatch: py
 
 
 async def test_heartbeat_beyond_the_log_is_refused_and_not_counted(cluster: QuorumCluster) -> None:
-    """Nobody can have applied what no controller has appended: the broker stays fenced, and is not taken for caught up."""
+    """No broker can have applied what no controller has appended: the broker stays fenced and does not count as caught up."""
     broker = BrokerStub(cluster, 5)
     await broker.register(1)
     end_offset = cluster.servers[1].host.image.metadata_offset

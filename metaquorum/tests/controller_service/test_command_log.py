@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines about changes: each one, as long as there are not too many in a second."""
+"""Log lines about changes: each change has one, up to a number per second."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def note_many(log: CommandLog, count: int, *, now_ms: int) -> None:
 
 
 def test_changes_are_listed_up_to_a_limit(caplog: pytest.LogCaptureFixture) -> None:
-    """The rest of the second is counted, and told with the first change of a later one."""
+    """The log counts the other changes of the second and writes the count with the first change of a later second."""
     caplog.set_level(logging.INFO, logger=NAME)
     log = CommandLog()
     note_many(log, MAX_LINES_PER_S + 30, now_ms=5_000)
@@ -35,7 +35,7 @@ def test_changes_are_listed_up_to_a_limit(caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_what_was_left_out_is_told_without_another_change(caplog: pytest.LogCaptureFixture) -> None:
-    """Once: a quiet second has nothing to tell."""
+    """It is written once: a second without changes writes no line."""
     caplog.set_level(logging.INFO, logger=NAME)
     log = CommandLog()
     note_many(log, MAX_LINES_PER_S + 1, now_ms=5_000)
@@ -47,7 +47,7 @@ def test_what_was_left_out_is_told_without_another_change(caplog: pytest.LogCapt
 
 
 def test_debug_lists_all(caplog: pytest.LogCaptureFixture) -> None:
-    """Who asks for everything gets everything."""
+    """The level DEBUG has every change."""
     caplog.set_level(logging.DEBUG, logger=NAME)
     note_many(CommandLog(), MAX_LINES_PER_S + 5, now_ms=5_000)
     levels = [record.levelno for record in caplog.records]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configs through the real service of one quorum server: changes, refusals, what is described, a restart."""
+"""Configs through the real service of one quorum server: changes, refusals, descriptions, a restart."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def change(resource: admin_pb2.ConfigResource, name: str, value: str | None) -> 
 
 
 async def test_changes_are_described_with_their_source_and_outlive_a_restart(cluster: QuorumCluster) -> None:
-    """Configs of all three kinds are committed as one change and come back from the disk."""
+    """Configs of all three kinds are committed as one change and are read back from the disk."""
     admin = cluster.admin(1)
     altered = await admin.AlterConfigs(
         admin_pb2.AlterConfigsRequest(

@@ -37,7 +37,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 
 
 async def test_answer_comes_with_the_commit_and_not_before(shell: Shell) -> None:
-    """An answer is given when its records are committed, in order, with the offset at which it is visible."""
+    """An answer is sent when its records are committed, in order, with the offset at which they are visible."""
     await shell.activate()
     await shell.broker(1)
     first = asyncio.ensure_future(shell.host.submit(create_topic("a"), timeout_ms=5_000))
@@ -57,7 +57,7 @@ async def test_answer_comes_with_the_commit_and_not_before(shell: Shell) -> None
 
 
 async def test_answer_without_records_waits_for_what_it_rests_on(shell: Shell) -> None:
-    """A refusal because of an uncommitted topic is given only when that topic is committed."""
+    """A refusal because of an uncommitted topic is sent only when that topic is committed."""
     await shell.activate()
     await shell.broker(1)
     creation = asyncio.ensure_future(shell.host.submit(create_topic("a"), timeout_ms=5_000))
@@ -72,7 +72,7 @@ async def test_answer_without_records_waits_for_what_it_rests_on(shell: Shell) -
 
 
 async def test_timeout_says_whether_anything_was_appended(shell: Shell) -> None:
-    """Without a commit: with records the outcome is unknown, without records nothing was changed."""
+    """A commit does not arrive: the outcome is unknown if records were appended; otherwise nothing was changed."""
     await shell.activate()
     epoch = await shell.broker(1)
     unknown = await failure(shell, create_topic("a"))
@@ -80,13 +80,13 @@ async def test_timeout_says_whether_anything_was_appended(shell: Shell) -> None:
     nothing = await failure(shell, AllocateProducerIds(broker_id=1, broker_epoch=epoch + 1))
     assert nothing.code is ErrorCode.TIMED_OUT
     assert nothing.retry_after_ms is not None
-    # The record may commit all the same: that is what "unknown" means.
+    # The record may still commit: that is what "unknown" means.
     shell.commit()
     assert shell.host.image.topic_by_name("a") is not None
 
 
 def end_in_append(shell: Shell) -> None:
-    """The next append makes the quorum look at its clock, and find that its leadership is over."""
+    """Let the next append check the quorum's clock and find that its leadership has ended."""
 
     def end() -> None:
         shell.log.on_append = None
@@ -97,7 +97,7 @@ def end_in_append(shell: Shell) -> None:
 
 
 async def test_leadership_that_ends_within_an_append_leaves_the_outcome_unknown(shell: Shell) -> None:
-    """As in a process that wakes from a stop: another leader's records at those offsets do not acknowledge the change."""
+    """As in a process that resumes after a stop: records of another leader at those offsets do not acknowledge the change."""
     await shell.activate()
     await shell.broker(1)
     end_in_append(shell)
@@ -114,7 +114,7 @@ async def test_leadership_that_ends_within_an_append_leaves_the_outcome_unknown(
 async def test_leadership_that_ends_within_own_work_leaves_nothing_to_do(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sweep whose append ends the leadership is neither repeated nor gone on with."""
+    """A sweep whose append ends the leadership is neither repeated nor continued."""
     monkeypatch.setattr("metaquorum.controller_service.long_work.RETRY_AFTER_MS", 1)
     errors: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
@@ -134,7 +134,7 @@ async def test_leadership_that_ends_within_own_work_leaves_nothing_to_do(
 
 
 async def test_end_of_leadership_answers_everybody(shell: Shell) -> None:
-    """Appended: outcome unknown. Not appended: not the controller, and who is."""
+    """Appended commands: outcome unknown. Others: not the controller, with the known leader."""
     await shell.activate()
     epoch = await shell.broker(1)
     appended = asyncio.ensure_future(shell.host.submit(create_topic("a"), timeout_ms=5_000))
@@ -161,7 +161,7 @@ async def test_end_of_leadership_answers_everybody(shell: Shell) -> None:
 
 
 async def test_next_leadership_starts_from_what_is_committed(shell: Shell) -> None:
-    """What was appended in one leadership and vanished is unknown in the next; producer ids are not lost to it."""
+    """Records that were appended in one leadership and lost are unknown in the next; no producer id is lost."""
     await shell.activate()
     epoch = await shell.broker(1)
     await failure(shell, create_topic("vanishes"))
@@ -194,7 +194,7 @@ async def test_inactive_node_says_why(shell: Shell, known: QuorumLeader, code: E
 
 
 async def test_full_or_lost_log_refuses_and_changes_nothing(shell: Shell) -> None:
-    """An append that fails leaves the overlay as it was, so that the next decision is right."""
+    """A failed append leaves the overlay unchanged, so that the next decision is right."""
     await shell.activate()
     await shell.broker(1)
     shell.log.failure = BusyError("full")
@@ -209,7 +209,7 @@ async def test_full_or_lost_log_refuses_and_changes_nothing(shell: Shell) -> Non
 
 
 async def test_own_work_is_tried_again_when_there_was_no_room(shell: Shell, caplog: pytest.LogCaptureFixture) -> None:
-    """A sweep or a bootstrap that found the log full is not forgotten."""
+    """A sweep or a bootstrap that found the log full is repeated."""
     shell.log.failure = BusyError("full")
     with caplog.at_level(logging.INFO):
         shell.loader.on_activate(EPOCH)
@@ -224,7 +224,7 @@ async def test_own_work_is_tried_again_when_there_was_no_room(shell: Shell, capl
 
 
 async def test_parked_commands_are_bounded(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More commands than may wait are refused, and there is room again after a commit."""
+    """Further commands are refused, and there is room again after a commit."""
     monkeypatch.setattr(commit_waiters, "MAX_PARKED_COMMANDS", 3)
     await shell.activate()
     await shell.broker(1)
@@ -239,7 +239,7 @@ async def test_parked_commands_are_bounded(shell: Shell, monkeypatch: pytest.Mon
 
 
 async def test_offset_waiters_are_bounded_and_woken_in_any_order(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Readers wait for their offset, not more of them than allowed, and a stop sends them away."""
+    """Readers wait for their offset, a bounded number of them, and a stop ends their wait."""
     monkeypatch.setattr(waiters, "MAX_OFFSET_WAITERS", 2)
     here = shell.host.image.metadata_offset
     await shell.host.wait_for_offset(here, timeout_ms=1)
@@ -263,7 +263,7 @@ async def test_offset_waiters_are_bounded_and_woken_in_any_order(shell: Shell, m
 
 
 async def test_stop_lets_own_work_and_ticks_rest(tmp_path: Path) -> None:
-    """After stop nothing is appended by the host itself, though the node may still lead for a moment."""
+    """After stop the host appends nothing itself, though the node may still lead for a moment."""
     shell = Shell(tmp_path / "image", settings=ControllerSettings(session_timeout_ms=100))
     await shell.activate()
     await shell.broker(1)
@@ -278,7 +278,7 @@ async def test_stop_lets_own_work_and_ticks_rest(tmp_path: Path) -> None:
 
 
 async def test_missed_heartbeats_fence_after_the_session(tmp_path: Path) -> None:
-    """The tick comes by itself at the end of the first session."""
+    """The tick comes at the end of the first session."""
     shell = Shell(tmp_path / "image", settings=ControllerSettings(session_timeout_ms=150))
     await shell.activate()
     await shell.broker(1)
@@ -295,7 +295,7 @@ async def test_missed_heartbeats_fence_after_the_session(tmp_path: Path) -> None
 async def test_controller_that_was_held_up_does_not_blame_the_brokers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """When the tick itself comes much too late, the sessions start anew instead of ending."""
+    """If the tick itself is much too late, the sessions start again instead of ending."""
     shell = Shell(tmp_path / "image", settings=ControllerSettings(session_timeout_ms=200))
     await shell.activate()
     await shell.broker(1)
@@ -313,7 +313,7 @@ async def test_controller_that_was_held_up_does_not_blame_the_brokers(
 
 
 async def test_restart_replays_only_what_the_image_lacks(shell: Shell, tmp_path: Path) -> None:
-    """The image on disk is at the last commit, and a new host asks for what follows."""
+    """The image on disk is at the last commit, and a new host asks for the records after it."""
     await shell.activate()
     await shell.broker(1)
     await shell.run(create_topic("a", partition_count=3, configs={"segment.ms": "5"}))
@@ -328,7 +328,7 @@ async def test_restart_replays_only_what_the_image_lacks(shell: Shell, tmp_path:
 
 
 async def test_damaged_record_stops_the_listener(shell: Shell) -> None:
-    """A committed record that cannot be read is not skipped: the node must stop."""
+    """A committed record that cannot be read is never skipped: the node must stop."""
     broken = CommittedBatch(
         base_offset=2, next_offset=3, quorum_epoch=EPOCH, append_timestamp_ms=0, records=[b"\xff"], is_control=False
     )
@@ -337,7 +337,7 @@ async def test_damaged_record_stops_the_listener(shell: Shell) -> None:
 
 
 async def test_contradiction_ends_all_deciding(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A record that the overlay cannot take is a fault: nothing is decided on a state that is known to be wrong."""
+    """A record that the overlay cannot apply is a fault: the controller decides nothing on a state that is known to be wrong."""
     await shell.activate()
     await shell.broker(1)
 
@@ -374,7 +374,7 @@ async def test_linearizable_read_waits_for_the_quorum_and_for_the_image(shell: S
 async def test_linearizable_read_that_cannot_be_given_says_why(
     shell: Shell, failure: Exception | None, code: ErrorCode
 ) -> None:
-    """Whom to ask, or when to come again; nothing old is shown instead."""
+    """The refusal names the leader or when to retry; no stale state is returned."""
     reading = asyncio.ensure_future(shell.host.wait_for_everything(timeout_ms=5_000 if failure else 50))
     await until(lambda: bool(shell.log.reads), what="the read to be sent")
     if failure:
@@ -386,7 +386,7 @@ async def test_linearizable_read_that_cannot_be_given_says_why(
 
 
 async def test_only_a_standby_that_nobody_waits_at_may_lag(shell: Shell) -> None:
-    """A reader of an offset ends the wait of what is held back, and keeps what comes next from waiting."""
+    """A reader at an offset makes the host apply held-back commits at once, and the next ones as they come."""
     host, loader = shell.host, shell.loader
     assert loader.may_lag
     reached = loader.applied_offset

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The controller's shell begins periodic work by itself, lets sweeps go first, and never has two of a kind under way."""
+"""The controller's shell starts periodic work itself, prefers sweeps, and never has two works of one kind under way."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PARTITIONS = 6
 
 @dataclass
 class Clock:
-    """The time that the host reads; its timers go by the real one."""
+    """The clock that the host reads; its timers use the real one."""
 
     now_ms: int = 1_000_000
 
@@ -51,7 +51,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
-    """A host that looks for what is due every few milliseconds, and works in small slices."""
+    """A host that checks every few milliseconds whether work is due, and works in small slices."""
     settings = ControllerSettings(session_timeout_ms=20, max_walk_records=1, max_sweep_records=2)
     one = Shell(tmp_path / "image", settings=settings)
     yield one
@@ -94,12 +94,12 @@ async def prefer_second(shell: Shell) -> tuple[int, int]:
 
 
 def appended(shell: Shell) -> list[MetadataRecord]:
-    """Return what is appended and not committed."""
+    """Return the records that are appended and not committed."""
     return [record_codec.decode(data) for batch in shell.log.pending for data in batch.records]
 
 
 async def test_preferred_leaders_come_back_by_themselves_after_the_interval(shell: Shell, clock: Clock) -> None:
-    """Nobody asks: the tick finds that the interval is over. A broker is not fenced for the time that passed meanwhile."""
+    """No request is needed: the tick finds that the interval is over. No broker is fenced for the time that has passed."""
     await prefer_second(shell)
     clock.now_ms += INTERVAL_MS
 
@@ -112,7 +112,7 @@ async def test_preferred_leaders_come_back_by_themselves_after_the_interval(shel
 
 
 async def test_sweep_goes_before_periodic_work(shell: Shell, clock: Clock) -> None:
-    """While leaders go back one by one, a broker is lost: its partitions get leaders before anything else goes back."""
+    """A broker is lost while leaders return one by one: its partitions get leaders before the next one returns."""
     first, _ = await prefer_second(shell)
     clock.now_ms += INTERVAL_MS
     await until(lambda: len(shell.log.pending) == MAX_SLICES_IN_FLIGHT, what="the first slices")
@@ -127,7 +127,7 @@ async def test_sweep_goes_before_periodic_work(shell: Shell, clock: Clock) -> No
     await fencing
     fenced = next(index for index, record in enumerate(records) if isinstance(record, BrokerChangeRecord))
     after = [record for record in records[fenced + 1 :] if isinstance(record, PartitionChangeRecord)]
-    # The sweep gives all others their leader; none of them is left to go back one by one.
+    # The sweep gives all other partitions their leader; none is left for the periodic work.
     swept = [record for record in after if record.isr == (2,)]
     assert fenced == MAX_SLICES_IN_FLIGHT
     assert len(swept) == len(after) == PARTITIONS
@@ -138,7 +138,7 @@ async def test_sweep_goes_before_periodic_work(shell: Shell, clock: Clock) -> No
 async def test_work_that_is_under_way_is_not_begun_again(
     shell: Shell, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many intervals pass while nothing is committed, there is one walk, and each partition moves once."""
+    """However many intervals pass without a commit, there is one walk, and each partition moves once."""
     decide, due = Controller.decide, Controller.due
     begun: list[Command] = []
     was_due: list[Command] = []
@@ -158,7 +158,7 @@ async def test_work_that_is_under_way_is_not_begun_again(
     def intervals_are_over() -> bool:
         if len(was_due) > 3:
             return True
-        # Not after the last look: what is due again is due while the walk is under way, not behind its end.
+        # The clock stops at the last check, so that no work is due after the end of the walk.
         clock.now_ms += INTERVAL_MS
         return False
 

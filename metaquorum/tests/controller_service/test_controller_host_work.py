@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The controller's shell: its own long work, and what callers hear while it stops."""
+"""The controller's shell: its own long work, and the answers to callers while it stops."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 
 
 async def test_two_slices_of_a_sweep_wait_for_their_commit_and_the_next_one_for_theirs(shell: Shell) -> None:
-    """One is decided while followers write the one before; never more, so that nobody waits behind all of a long work."""
+    """The host decides one slice while followers write the one before, and no more, so that callers wait for one slice at most."""
     await shell.activate()
     epoch = await shell.broker(1)
     await shell.run(create_topic("t", partition_count=5))
@@ -51,7 +51,7 @@ async def test_two_slices_of_a_sweep_wait_for_their_commit_and_the_next_one_for_
 
 
 async def test_slices_in_flight_end_with_the_leadership(shell: Shell) -> None:
-    """The next leadership of the same node begins its own sweep, however many slices of the one before never committed."""
+    """The next leadership of the same node begins its own sweep, however many earlier slices never committed."""
     await shell.activate()
     epoch = await shell.broker(1)
     await shell.run(create_topic("t", partition_count=5))
@@ -73,7 +73,7 @@ async def test_slices_in_flight_end_with_the_leadership(shell: Shell) -> None:
 
 
 async def test_stopping_node_names_the_leader_that_it_handed_over_to(shell: Shell) -> None:
-    """Callers go on there at once; before the next leader is known they are told to try again."""
+    """Callers turn to the new leader at once; before it is known they are asked to retry."""
     await shell.activate()
     shell.host.stop()
     assert (await failure(shell, create_topic("a"))).code is ErrorCode.SHUTTING_DOWN

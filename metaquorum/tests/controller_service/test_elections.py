@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elections that are asked for, through the real service: what is answered is what is committed."""
+"""Requested elections through the real service: the answer is the committed state."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def ask(kind: admin_pb2.ElectionType, *partitions: int, check: bool = False) -> 
 
 
 async def test_preferred_leader_is_elected_when_it_is_asked_for(cluster: QuorumCluster) -> None:
-    """The check says it, the election does it, and asked again it has nothing to do."""
+    """The dry run announces it, the election does it, and a second request has nothing to do."""
     assert partition_of(cluster).leader_id == 7
     checked = await cluster.admin(1).ElectLeaders(ask(PREFERRED, check=True))
     assert (checked.metadata_offset, checked.results[0].elected) == (0, True)
@@ -78,7 +78,7 @@ async def test_preferred_leader_is_elected_when_it_is_asked_for(cluster: QuorumC
 
 
 async def test_unclean_leader_is_elected_when_nobody_else_can_lead(cluster: QuorumCluster) -> None:
-    """Both in-sync replicas go one after the other; the first to go leads again only when that is asked for."""
+    """The two in-sync replicas stop one after the other; the first to stop leads again only on request."""
     host = cluster.servers[1].host
     for broker_id in (8, 7):
         epoch = host.image.brokers[broker_id].broker_epoch

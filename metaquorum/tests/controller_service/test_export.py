@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ExportMetadata through the real service: what the lines hold, that they are of one offset, equal everywhere, bounded."""
+"""ExportMetadata through the real service: the lines are of one offset, the same on every node, and bounded."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def of_type(lines: list[str], kind: str) -> list[dict[str, Any]]:
 async def test_lines_hold_the_image_of_one_offset_with_a_digest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Voters, features, brokers, topics, partitions and configs; nothing of the export stays on the disk."""
+    """Voters, features, brokers, topics, partitions and configs; the export leaves no file on the disk."""
     monkeypatch.setattr(export, "PIECE_LINES", 3)
     async with quorum_cluster(tmp_path, 1) as cluster:
         await filled(cluster)

@@ -14,7 +14,7 @@ from metaquorum.tests.quorum_cluster import quorum_cluster, refused, registratio
 
 
 async def test_level_is_raised_kept_over_a_restart_and_not_lowered(tmp_path: Path) -> None:
-    """Up to what all brokers can run at, and never back."""
+    """The level rises to the highest that all brokers support, and never falls."""
     async with quorum_cluster(tmp_path, 1, controller=ControllerSettings(max_feature_level=3)) as cluster:
         request = registration(7)
         request.feature_level.CopyFrom(controller_pb2.FeatureRange(min_level=1, max_level=2))

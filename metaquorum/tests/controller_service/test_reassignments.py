@@ -48,7 +48,7 @@ async def alter(
 
 
 async def listed(cluster: QuorumCluster, *topics: str) -> list[tuple[int, list[int], list[int]]]:
-    """Return partition, adding and removing of what is under way, over all pages."""
+    """Return partition, adding and removing of each reassignment, over all pages."""
     found: list[tuple[int, list[int], list[int]]] = []
     token = ""
     while True:
@@ -63,7 +63,7 @@ async def listed(cluster: QuorumCluster, *topics: str) -> list[tuple[int, list[i
 
 
 async def test_reassignment_is_listed_until_the_leader_has_the_new_replicas(cluster: QuorumCluster) -> None:
-    """Checked, begun, seen after a restart, completed by AlterPartition of the old leader, and gone from the list."""
+    """Checked, begun, visible after a restart, completed by AlterPartition of the old leader, and gone from the list."""
     checked = await alter(cluster, move(0, 8, 9), move(2, 7, 9), check=True)
     assert (checked.metadata_offset, await listed(cluster)) == (0, [])
     begun = await alter(cluster, move(0, 8, 9), move(2, 7, 9))
@@ -101,7 +101,7 @@ async def test_reassignment_is_listed_until_the_leader_has_the_new_replicas(clus
 
 
 async def test_cancelled_reassignment_leaves_the_partition_as_it_was(cluster: QuorumCluster) -> None:
-    """The original replicas come back; what is not under way cannot be cancelled."""
+    """The original replicas return; a partition without a reassignment has nothing to cancel."""
     before = partition_of(cluster, 0)
     await alter(cluster, move(0, 8))
     answer = await alter(cluster, move(0), move(1))
@@ -115,7 +115,7 @@ async def test_cancelled_reassignment_leaves_the_partition_as_it_was(cluster: Qu
 
 
 async def test_each_reassignment_is_refused_alone(cluster: QuorumCluster) -> None:
-    """Unknown partitions and brokers, no replicas: beside them the good one begins."""
+    """Unknown partitions and brokers, no replicas: the valid reassignment beside them begins."""
     empty = admin_pb2.PartitionReassignment(topic="t", partition=2)
     moves = (move(0, 5), move(9, 8), move(0, 8, topic="none"), empty, move(-1, 8), move(1, 8))
     answer = await alter(cluster, *moves)
@@ -131,7 +131,7 @@ async def test_each_reassignment_is_refused_alone(cluster: QuorumCluster) -> Non
 
 
 async def test_requests_of_no_use_are_refused_as_a_whole(cluster: QuorumCluster) -> None:
-    """Nothing, a partition twice, cancelled with replicas; tokens and topics of a list that are none."""
+    """An empty request, a partition twice, a cancel with replicas, invalid page tokens and topics."""
     both = admin_pb2.PartitionReassignment(topic="t", replicas=[8], cancel=True)
     for moves in ((), (move(0, 8), move(0, 9)), (both,)):
         await refused(alter(cluster, *moves), ErrorCode.INVALID_REQUEST)

@@ -68,7 +68,7 @@ def led(cluster: QuorumCluster, number: int = 0) -> controller_pb2.LedPartition:
 def request(
     cluster: QuorumCluster, *partitions: controller_pb2.LedPartition, broker_id: int = 7
 ) -> controller_pb2.ResignLeadershipRequest:
-    """Return the request of a broker with the epoch that it has."""
+    """Return the request of a broker with its current epoch."""
     return controller_pb2.ResignLeadershipRequest(
         cluster_id=CLUSTER,
         broker_id=broker_id,
@@ -78,7 +78,7 @@ def request(
 
 
 async def test_other_replica_leads_and_the_broker_stays_in_sync(cluster: QuorumCluster) -> None:
-    """One request for two partitions: both are given up, visible where the answer says."""
+    """One request for two partitions: both get another leader, visible at the offset of the answer."""
     before = partition_of(cluster)
     assert (before.leader_id, before.isr) == (7, (7, 8))
     answer = await cluster.controllers(1).resign_leadership(request(cluster, led(cluster, 1), led(cluster)))
@@ -93,7 +93,7 @@ async def test_other_replica_leads_and_the_broker_stays_in_sync(cluster: QuorumC
 
 
 async def test_each_partition_is_refused_alone_with_its_reason(cluster: QuorumCluster) -> None:
-    """Fences are answered in the body; what is beside them is given up."""
+    """The body has the refusal of the bad partition; the good one beside it gets another leader."""
     stale, ahead, unknown, missing = (led(cluster) for _ in range(4))
     stale.leader_epoch -= 1
     ahead.leader_epoch += 1
@@ -108,7 +108,7 @@ async def test_each_partition_is_refused_alone_with_its_reason(cluster: QuorumCl
     )
     before = partition_of(cluster)
     for turn, (bad, code) in enumerate(cases):
-        # The second partition goes to and fro; 7, which leads the third, has the last turn.
+        # The second partition alternates between brokers 7 and 8; 7, which leads the third one, has the last turn.
         broker_id, heir = (8, 7) if turn % 2 else (7, 8)
         good = led(cluster, 1)
         answer = await cluster.controllers(1).resign_leadership(request(cluster, bad, good, broker_id=broker_id))
@@ -121,14 +121,14 @@ async def test_each_partition_is_refused_alone_with_its_reason(cluster: QuorumCl
 
 
 async def test_broker_that_does_not_lead_is_refused(cluster: QuorumCluster) -> None:
-    """A follower may give up nothing."""
+    """A follower has no leadership to give up."""
     answer = await cluster.controllers(1).resign_leadership(request(cluster, led(cluster), broker_id=8))
     assert answer.results[0].error.code == ErrorCode.INVALID_REQUEST.value
     assert partition_of(cluster).leader_id == 7
 
 
 async def test_request_as_a_whole_is_fenced_by_cluster_broker_and_epoch(cluster: QuorumCluster) -> None:
-    """Another cluster, an unknown broker, an old epoch, no or too many partitions, one twice: nothing is looked at."""
+    """Another cluster, an unknown broker, an old epoch, no or too many partitions, or one twice: no partition changes."""
     good = request(cluster, led(cluster))
     for changes, code in (
         ({"cluster_id": "other"}, ErrorCode.WRONG_CLUSTER),
@@ -149,7 +149,7 @@ async def test_request_as_a_whole_is_fenced_by_cluster_broker_and_epoch(cluster:
 
 
 async def test_voter_that_is_not_the_controller_names_it(tmp_path: Path) -> None:
-    """A follower refuses with a hint, so that the broker asks there."""
+    """A follower refuses with a hint, so that the broker turns to the controller."""
     async with quorum_cluster(tmp_path, 3) as cluster:
         active = await cluster.active()
         other = next(node_id for node_id in cluster.voters if node_id != active)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all calls to the controller share: a typed end before the caller's time is up, and refusals as other servers read them."""
+"""What all calls to the controller share: a typed end before the caller's deadline, and refusals as other servers read them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ METHOD = 100
 
 
 def test_call_waits_for_less_than_its_caller_and_than_the_limit() -> None:
-    """So that the caller hears why, and a call without a deadline ends."""
+    """The caller learns the reason, and a call without a deadline ends."""
     assert wait_ms(None) == wait_ms(10 * MAX_WAIT_MS) == MAX_WAIT_MS
     assert wait_ms(10_000) == 10_000 - DEADLINE_MARGIN_MS
     assert wait_ms(80) == 70
@@ -37,7 +37,7 @@ def test_call_waits_for_less_than_its_caller_and_than_the_limit() -> None:
 
 @pytest.mark.parametrize("timeout_ms", [400, 1_600])
 async def test_call_that_waits_in_vain_is_refused_before_its_caller_gives_up(timeout_ms: int) -> None:
-    """With all that the refusal says, not with silence."""
+    """The refusal arrives with all its details before the caller's deadline."""
 
     async def wait_in_vain(_request: pb.ProbeRequest, wait_ms: int) -> pb.ProbeResponse:
         await asyncio.sleep(wait_ms / 1000)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Long work of the controller goes in bounded batches, and lets others take their turn in between."""
+"""Long work of the controller runs in bounded batches, with other commands in between."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_fencing_a_broker_that_leads_very_many_partitions_takes_bounded_batches(
 
 
 def test_looking_at_very_many_partitions_is_bounded_too() -> None:
-    """Where nothing has to change, a slice ends after 10,000 partitions."""
+    """If no partition has to change, a slice ends after 10,000 partitions."""
     world = World()
     for broker_id in (1, 2):
         world.start_broker(broker_id)
@@ -68,7 +68,7 @@ def test_slice_of_the_largest_records_stays_below_a_mebibyte() -> None:
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
-    """A host whose log commits when the test says so, and whose sweeps have small slices."""
+    """A host whose log commits when the test calls it, and whose sweeps have small slices."""
     one = Shell(tmp_path / "image", settings=ControllerSettings(max_sweep_records=3))
     yield one
     one.store.close()

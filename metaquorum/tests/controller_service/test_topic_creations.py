@@ -32,7 +32,7 @@ def new(topic: str, **fields: object) -> admin_pb2.NewTopic:
 
 
 async def test_each_topic_is_created_or_refused_for_itself(cluster: QuorumCluster) -> None:
-    """One that is refused stops no other, and says why; the results stand in the order of the request."""
+    """A refused topic stops no other and has its reason; the results are in the order of the request."""
     admin = cluster.admin(1)
     await admin.CreateTopic(admin_pb2.CreateTopicRequest(topic="there"))
     answer = await admin.CreateTopics(
@@ -59,7 +59,7 @@ async def test_each_topic_is_created_or_refused_for_itself(cluster: QuorumCluste
 
 
 async def test_more_topics_than_a_slice_are_all_created_in_order(cluster: QuorumCluster) -> None:
-    """The largest request goes through in slices."""
+    """The largest request is created in slices."""
     names = [f"t{number:04}" for number in range(1_000)]
     assert len(names) > 2 * SLICE_TOPICS
     answer = await cluster.admin(1).CreateTopics(request(*map(new, names)))
@@ -69,7 +69,7 @@ async def test_more_topics_than_a_slice_are_all_created_in_order(cluster: Quorum
 
 
 async def test_check_changes_nothing(cluster: QuorumCluster) -> None:
-    """The answer says what would become of them."""
+    """The answer says what the request would do."""
     before = cluster.servers[1].image.metadata_offset
     answer = await cluster.admin(1).CreateTopics(request(new("a"), new("a b"), validate_only=True))
     assert [each.HasField("error") for each in answer.results] == [False, True]
@@ -78,7 +78,7 @@ async def test_check_changes_nothing(cluster: QuorumCluster) -> None:
 
 
 async def test_requests_that_cannot_be_are_refused_whole(cluster: QuorumCluster) -> None:
-    """None, too many, twice the same, too many partitions: nothing is created."""
+    """None, too many, one twice, too many partitions: no topic is created."""
     admin = cluster.admin(1)
     for topics in (
         [],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes that are no message, at every method that a voter serves by gRPC and to other servers: a typed refusal, no traceback."""
+"""Bytes that are no message, at every method that a voter serves over gRPC and to other servers: a typed refusal, no traceback."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def call(channel: grpc.aio.Channel, method: MethodDescriptor) -> grpc.aio.
 
 
 async def test_every_method_refuses_bytes_that_are_no_message(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """INVALID_ARGUMENT with a typed reason, where grpc says UNKNOWN and logs a traceback; the voter serves on."""
+    """INVALID_ARGUMENT with a typed reason (gRPC itself answers UNKNOWN and logs a traceback); the voter keeps serving."""
     count = 0
     async with quorum_cluster(tmp_path, 1) as cluster:
         channel = cluster.channel(str(cluster.servers[1].admin_address))
@@ -83,7 +83,7 @@ async def test_every_method_refuses_bytes_that_are_no_message(tmp_path: Path, ca
 
 
 async def test_admin_port_serves_no_method_of_other_servers(tmp_path: Path) -> None:
-    """What servers of older versions asked for over gRPC; they are at another port, and ask in other words."""
+    """Servers of older versions used gRPC; now they use another port and another protocol."""
     names = [*(method.name.title().replace("_", "") for method in Method), "FollowQuorum"]
     async with quorum_cluster(tmp_path, 1) as cluster:
         channel = cluster.channel(str(cluster.servers[1].admin_address))
@@ -120,7 +120,7 @@ async def refusal_of(peers: Peers, address: str, method: Method, message: bytes 
 async def test_every_method_of_other_servers_refuses_bytes_that_are_no_message(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """INVALID_REQUEST; the connection carries what comes after it, and the voter serves on."""
+    """INVALID_REQUEST; the connection carries the next calls, and the voter keeps serving."""
     async with quorum_cluster(tmp_path, 1) as cluster, another_server() as peers:
         address = cluster.voters[1]
         for method in Method:
@@ -166,7 +166,7 @@ async def test_log_has_a_line_a_second_at_most_of_what_other_servers_send(
 async def test_log_has_a_line_a_second_at_most(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many come; the next line says how many had none."""
+    """However many requests come; the next line counts those without a line."""
     caplog.set_level(logging.WARNING)
     monkeypatch.setattr(sparse_log, "LOG_INTERVAL_S", 1e9)
     lines = SparseLog()

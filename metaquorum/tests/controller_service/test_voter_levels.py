@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real quorum servers of versions that know different feature levels: who may vote, and when the level may go up."""
+"""Real quorum servers whose versions support different feature levels: which may vote, and when the level may rise."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def voters_of(server: QuorumServer) -> dict[int, bytes]:
 
 
 async def observe(cluster: QuorumCluster, node_id: int, path: Path, version: ControllerSettings) -> QuorumServer:
-    """Start a server of some version as an observer and wait until the leader knows that it has everything."""
+    """Start a server of some version as an observer and wait until the leader knows that it has caught up."""
     if not path.exists():
         format_observer(path, node_id=node_id, cluster_id=CLUSTER)
     (port,) = free_ports(1)
@@ -61,7 +61,7 @@ async def observe(cluster: QuorumCluster, node_id: int, path: Path, version: Con
 
 
 async def raise_level(cluster: QuorumCluster, leader: int) -> None:
-    """Raise the level to 2, once the leader has heard all voters."""
+    """Raise the level to 2, once the leader knows the levels of all voters."""
     await until(
         lambda: all(voter.levels is not None for voter in cluster.servers[leader].node.status().voters),
         what="all voters to fetch",
@@ -100,7 +100,7 @@ async def test_replica_of_an_old_version_becomes_no_voter(cluster: QuorumCluster
 
 
 async def test_level_waits_for_the_voters(cluster: QuorumCluster) -> None:
-    """A voter of an old version holds the level back, one that is away and unknown too; upgraded, it opens the way."""
+    """A voter of an old version holds the level back, and so does one whose level is unknown; its upgrade allows the rise."""
     leader = await cluster.active()
     admin = cluster.admin(leader)
     request = admin_pb2.UpdateFeatureLevelRequest(level=2)
@@ -132,7 +132,7 @@ async def test_level_waits_for_the_voters(cluster: QuorumCluster) -> None:
 
 
 async def test_level_is_not_raised_over_a_voter_that_has_not_been_heard(cluster: QuorumCluster) -> None:
-    """Nobody knows what a voter that is away can run at when it comes back."""
+    """The level of a voter that is away is unknown until it returns."""
     leader = await cluster.active()
     second, away = (node_id for node_id in cluster.voters if node_id != leader)
     await cluster.stop(away)
@@ -159,7 +159,7 @@ async def test_level_is_not_raised_over_a_voter_that_has_not_been_heard(cluster:
 
 
 async def test_voter_is_not_taken_out_for_a_replica_of_an_old_version(cluster: QuorumCluster) -> None:
-    """Neither by the one-command replacement nor by automatic joining: the quorum would be left with a voter less."""
+    """Neither the one-command replacement nor automatic joining does it: the quorum would have a voter less."""
     leader = await cluster.active()
     await raise_level(cluster, leader)
     wiped = next(node_id for node_id in cluster.voters if node_id != leader)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real quorum servers in one process: voters come and go, a wiped one is replaced, leadership is handed over."""
+"""Real quorum servers in one process: voters are added and removed, a wiped one is replaced, leadership is handed over."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def voters_of(server: QuorumServer) -> dict[int, bytes]:
 
 
 def raft_voters(server: QuorumServer) -> tuple[Voter, ...]:
-    """The voters as the log has them, without the configured addresses."""
+    """Return the voters in the log, without the configured addresses."""
     raft = server.node._raft  # pyright: ignore[reportPrivateUsage]
     assert raft is not None, "the server runs"
     return raft.state.voter_set.voters
 
 
 async def caught_up(server: QuorumServer, node_id: int, directory_id: bytes) -> None:
-    """Wait until the leader knows that an observer has everything."""
+    """Wait until the leader knows that an observer has caught up."""
     await until(
         lambda: any(
             each.directory_id == directory_id and each.last_caught_up_age_ms is not None
@@ -62,7 +62,7 @@ async def caught_up(server: QuorumServer, node_id: int, directory_id: bytes) -> 
 async def join(
     cluster: QuorumCluster, node_id: int, port: int, *, first_start: bool, auto_join: bool = False
 ) -> QuorumServer:
-    """Start a server that joins as an observer: by itself, told of all voters and itself, or formatted without voters."""
+    """Start a server that joins as an observer: at a first start that lists all voters and itself, or formatted without voters."""
     addresses = {**cluster.voters, node_id: f"{HOST}:{port}"}
     if not first_start:
         format_observer(cluster.path(node_id), node_id=node_id, cluster_id=CLUSTER)
@@ -84,7 +84,7 @@ async def create(cluster: QuorumCluster, topic: str) -> int:
 
 
 async def test_wiped_voter_is_replaced_and_takes_part_in_commits(cluster: QuorumCluster) -> None:
-    """Its old key out, its new one in; then it is needed for a majority, and a restart finds it as a voter."""
+    """Its old key is removed and its new one added; then it is needed for a majority, and is a voter after a restart."""
     leader = await cluster.active()
     await BrokerStub(cluster, 7).join(leader)
     await create(cluster, "before")
@@ -105,7 +105,7 @@ async def test_wiped_voter_is_replaced_and_takes_part_in_commits(cluster: Quorum
     assert added.directory_id == new_id
     assert added.metadata_offset > removed.metadata_offset
     assert voters_of(cluster.servers[leader])[wiped] == new_id
-    # Without the third voter, nothing is committed but by the new one.
+    # With this voter stopped, only the new one makes a majority.
     await cluster.stop(other)
     offset = await create(cluster, "after")
     await until(lambda: fresh.image.metadata_offset >= offset, what="the new voter to have the topic")
@@ -118,7 +118,7 @@ async def test_wiped_voter_is_replaced_and_takes_part_in_commits(cluster: Quorum
 
 
 async def test_fourth_voter_is_added_and_the_leader_removed(cluster: QuorumCluster) -> None:
-    """From three to four and back to three without the old leader, which goes on as an observer."""
+    """From three to four, and back to three without the old leader, which continues as an observer."""
     leader = await cluster.active()
     await BrokerStub(cluster, 7).join(leader)
     (port,) = free_ports(1)
@@ -145,7 +145,7 @@ async def test_fourth_voter_is_added_and_the_leader_removed(cluster: QuorumClust
 
 
 async def test_leadership_goes_to_the_voter_that_is_named_and_nothing_is_lost(cluster: QuorumCluster) -> None:
-    """The answer names the next leader; asked again, the one that leads has nothing to do."""
+    """The answer names the next leader; repeated when that node leads, the request has nothing to do."""
     leader = await cluster.active()
     await BrokerStub(cluster, 7).join(leader)
     await create(cluster, "before")
@@ -167,7 +167,7 @@ async def test_leadership_goes_to_the_voter_that_is_named_and_nothing_is_lost(cl
 
 
 async def test_what_cannot_be_done_is_refused_and_changes_nothing(cluster: QuorumCluster) -> None:
-    """Each refusal says why and what to do."""
+    """Each refusal has a reason and says what to do."""
     leader = await cluster.active()
     admin = cluster.admin(leader)
     before = voters_of(cluster.servers[leader])
@@ -187,7 +187,7 @@ async def test_what_cannot_be_done_is_refused_and_changes_nothing(cluster: Quoru
 
 
 async def test_change_without_a_majority_has_an_unknown_outcome(cluster: QuorumCluster) -> None:
-    """The record is appended and cannot be committed: neither done nor not done."""
+    """The record is appended and cannot be committed."""
     leader = await cluster.active()
     admin = cluster.admin(leader)
     others = [node_id for node_id in cluster.voters if node_id != leader]
@@ -201,7 +201,7 @@ async def test_change_without_a_majority_has_an_unknown_outcome(cluster: QuorumC
 
 
 async def test_voter_that_moved_tells_the_leader_its_new_address(cluster: QuorumCluster) -> None:
-    """A voter that comes back at another address is found there by those that have none configured for it."""
+    """The voter set has the new address, for servers that have none configured for this voter."""
     leader = await cluster.active()
     moved = next(node_id for node_id in cluster.voters if node_id != leader)
     await cluster.stop(moved)
@@ -220,7 +220,7 @@ async def test_voter_that_moved_tells_the_leader_its_new_address(cluster: Quorum
 
 
 async def test_wiped_voter_with_auto_join_replaces_itself(cluster: QuorumCluster) -> None:
-    """Its old key, silent for long, goes out and its new one in, without an operator."""
+    """The old key, silent for long, is removed and the new one added, without an operator."""
     leader = await cluster.active()
     wiped = next(node_id for node_id in cluster.voters if node_id != leader)
     old_id = voters_of(cluster.servers[leader])[wiped]
@@ -233,7 +233,7 @@ async def test_wiped_voter_with_auto_join_replaces_itself(cluster: QuorumCluster
 
 
 async def test_auto_join_does_not_push_out_a_living_voter(cluster: QuorumCluster) -> None:
-    """A second process under a voter's node id is a mistake: it waits, as long as the first one fetches."""
+    """A second process with a voter's node id is a mistake: it waits as long as the first one fetches."""
     leader = await cluster.active()
     before = voters_of(cluster.servers[leader])
     twin = next(node_id for node_id in cluster.voters if node_id != leader)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ids of deleted topics: kept in order, bounded, equal in every image, and still there after a reload or a snapshot."""
+"""Ids of deleted topics: in order, bounded, equal in every image, and kept through a reload or a snapshot."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_deleted_topic_is_known_and_one_that_never_was_is_not() -> None:
 
 
 def test_the_oldest_block_goes_when_there_would_be_one_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The newest ids always stay: at least all but one block of what is allowed."""
+    """The newest ids always stay: at least all but one block of the allowed number."""
     monkeypatch.setattr(deleted_topics, "MAX_BLOCKS", 3)
     kept = DeletedTopics()
     for number in range(5 * BLOCK_IDS):
@@ -67,7 +67,7 @@ def test_the_oldest_block_goes_when_there_would_be_one_too_many(monkeypatch: pyt
 def test_a_reloaded_image_has_the_same_ids_over_blocks_that_come_and_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each deletion writes its block, and removes the row of one that went: the store never differs from the image."""
+    """Each deletion writes its block and removes the row of a dropped one: the store always equals the image."""
     monkeypatch.setattr(deleted_topics, "MAX_BLOCKS", 2)
     world, gone = world_after(2 * BLOCK_IDS + 3)
     image = MetadataImage()
@@ -82,7 +82,7 @@ def test_a_reloaded_image_has_the_same_ids_over_blocks_that_come_and_go(
 
 
 def test_rows_rebuild_the_ids() -> None:
-    """A snapshot is the rows in key order; the image that takes them goes on from there."""
+    """A snapshot is the rows in key order; the image that applies them continues from there."""
     world, gone = world_after(BLOCK_IDS + 1)
     image = MetadataImage()
     for _, row in image_rows.all_rows(world.image):
@@ -98,7 +98,7 @@ def test_rows_rebuild_the_ids() -> None:
     [(1, b""), (1, bytes(15)), (1, bytes((BLOCK_IDS + 1) * ID_BYTES)), (2, bytes(16)), (0, bytes(16))],
 )
 def test_damaged_or_misplaced_blocks_are_refused(number: int, data: bytes) -> None:
-    """Empty, cut, too long, or out of turn: the image is rebuilt then."""
+    """Empty, truncated, too long, or out of order: the image is rebuilt."""
     kept = DeletedTopics()
     kept.add_block(0, bytes(BLOCK_IDS * ID_BYTES))
     with pytest.raises(AssertionError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metadata records as bytes: round trip, what is absent, what is refused."""
+"""Metadata records as bytes: round trip, absent fields, refused bytes."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_record_of_a_newer_version_is_refused() -> None:
 
 
 def test_config_of_an_unknown_resource_is_refused() -> None:
-    """An enum value outside the known ones is damage or news, not a default."""
+    """An unknown enum value is damage or from a newer version, and no default."""
     data = pb.MetadataRecord(config=pb.ConfigRecord(name="x")).SerializeToString()
     with pytest.raises(RecordDecodeError, match="config"):
         record_codec.decode(data)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The image in RocksDB: what is applied is read back, a crash leaves one offset, damage is found and thrown away."""
+"""The image in RocksDB: it reads back what was applied, a crash leaves one offset, and damage is found and dropped."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from metaquorum.tests.image_samples import EPOCH, as_format_2, sample_world, wri
 
 
 def test_empty_store_gives_an_empty_image_at_offset_zero(tmp_path: Path) -> None:
-    """A new node has replayed nothing."""
+    """A new node has replayed no record."""
     store, loaded = open_image(tmp_path / "metadata" / "image")
     assert loaded.image.metadata_offset == 0
     assert loaded.quorum_epoch == 0
@@ -35,7 +35,7 @@ def test_empty_store_gives_an_empty_image_at_offset_zero(tmp_path: Path) -> None
 
 
 def test_image_is_read_back_with_offset_and_epoch(tmp_path: Path) -> None:
-    """After close and open the image is the same, row by row, and replay goes on where it ended."""
+    """After close and open the image is the same, row by row, and replay continues where it ended."""
     world = sample_world()
     image = MetadataImage()
     store, _ = open_image(tmp_path / "image")
@@ -95,7 +95,7 @@ sys.stdin.read()
 
 @pytest.mark.process
 def test_image_of_a_killed_process_is_whole_at_one_offset(tmp_path: Path) -> None:
-    """Kill -9 without close: the next process reads exactly the image of the offset that it names."""
+    """Kill -9 without close: the next process reads the whole image at one offset."""
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD, str(tmp_path / "image")],
         stdin=subprocess.PIPE,
@@ -128,7 +128,7 @@ def test_lost_end_of_the_write_ahead_log_leaves_an_older_whole_image(tmp_path: P
     write(live, loaded.image, world.log, batch=2)
     offsets: set[int] = set()
     for cut in range(0, 4_000, 371):
-        # A copy of the files of the running store is what a crash leaves; closing would flush.
+        # A copy of the running store's files is what a crash leaves; closing the store would flush.
         directory = tmp_path / f"cut-{cut}"
         shutil.copytree(tmp_path / "live", directory)
         wal = max(directory.glob("*.log"), key=lambda path: path.stat().st_size)
@@ -221,7 +221,7 @@ def test_rows_that_cannot_be_are_refused(tmp_path: Path, key: bytes, value: byte
 
 
 def test_image_of_format_2_is_read_and_written_anew(tmp_path: Path) -> None:
-    """Rows of single partitions give the same image, and blocks stand in their place from then on."""
+    """Rows of single partitions give the same image, and are replaced by blocks from then on."""
     world = sample_world()
     store, loaded = open_image(tmp_path / "image")
     write(store, loaded.image, world.log)
@@ -241,7 +241,7 @@ def test_image_of_format_2_is_read_and_written_anew(tmp_path: Path) -> None:
 
 
 def test_rows_without_a_state_row_are_refused(tmp_path: Path) -> None:
-    """Rows of an unknown offset are worth nothing."""
+    """Rows of an unknown offset have no use."""
     world = sample_world()
     store, loaded = open_image(tmp_path / "image")
     write(store, loaded.image, world.log)
@@ -252,7 +252,7 @@ def test_rows_without_a_state_row_are_refused(tmp_path: Path) -> None:
 
 
 def test_place_where_no_database_can_be_is_an_error(tmp_path: Path) -> None:
-    """When not even an empty image can be opened, that is the caller's error, with the path in it."""
+    """If not even an empty image can be opened, the caller gets an error with the path."""
     (tmp_path / "image").write_text("a file, not a directory")
     with pytest.raises(ImageUnreadableError, match="image"):
         open_image(tmp_path / "image")
@@ -272,7 +272,7 @@ def test_close_releases_the_lock_and_later_writes_are_refused(tmp_path: Path) ->
 
 
 def test_rows_of_what_is_not_there_are_none() -> None:
-    """A key of something absent has no row; a key of no kind stops the process."""
+    """An absent object has no row; a key of an unknown kind stops the process."""
     image = sample_world().image
     for key in (
         image_rows.feature_key("none"),

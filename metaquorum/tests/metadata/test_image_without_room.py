@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The image on a disk that is full: it is read, its owner goes on in memory, and what is owed is written when there is room."""
+"""The image on a full disk: it is read, its owner works on in memory, and pending rows are written once there is room."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ VOTERS = voter_set([Voter(key=ReplicaKey(node_id=NodeId(1), directory_id=b"d" * 
 
 
 class Disk:
-    """Says in RocksDB's words that there is no room, while that is so."""
+    """Raises RocksDB's error for a full disk while `is_full` is set."""
 
     def __init__(self) -> None:
         self.is_full = False
         self.refused = 0
 
     def require_room(self) -> None:
-        """Raise what rocksdict raises."""
+        """Raise the exception that rocksdict raises."""
         if self.is_full:
             self.refused += 1
             raise Exception(f"IO error: {os.strerror(errno.ENOSPC)}: While appending to file: 000008.sst")
@@ -46,7 +46,7 @@ def _disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     disk = Disk()
 
     class OnDisk:
-        """RocksDB, as far as the image uses it."""
+        """The part of RocksDB that the image uses."""
 
         def __init__(self, path: str, options: Any, access_type: Any = None) -> None:
             if access_type is None:
@@ -67,7 +67,7 @@ def _disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
             self.inner.flush()
 
         def close(self) -> None:
-            """Close; without room that says so, too, but the lock is free."""
+            """Close; without room it fails as well, but frees the lock."""
             self.inner.close()
             if self.is_writer:
                 disk.require_room()
@@ -89,7 +89,7 @@ def _disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 
 def stored(directory: Path) -> tuple[MetadataImage, SnapshotId]:
-    """Read what lies on the disk."""
+    """Read the image on the disk."""
     store, loaded = open_image(directory)
     try:
         assert store.rows() == list(image_rows.all_rows(loaded.image)), "rows of no image"
@@ -99,7 +99,7 @@ def stored(directory: Path) -> tuple[MetadataImage, SnapshotId]:
 
 
 def test_full_disk_is_no_damage(tmp_path: Path, disk: Disk, caplog: pytest.LogCaptureFixture) -> None:
-    """A start without room reads the image as it is, keeps it, and says what it does."""
+    """A start without room reads and keeps the image, and logs that it does."""
     world, image = sample_world(), MetadataImage()
     store, _ = open_image(tmp_path / "image")
     write(store, image, world.log)
@@ -117,7 +117,7 @@ def test_full_disk_is_no_damage(tmp_path: Path, disk: Disk, caplog: pytest.LogCa
 
 
 def test_what_was_owed_is_written_when_there_is_room(tmp_path: Path, disk: Disk) -> None:
-    """Rows that were changed and removed meanwhile are, and the state row is of the newest offset."""
+    """Rows that were changed or removed without room are written, and the state row has the newest offset."""
     world, image = sample_world(), MetadataImage()
     store, _ = open_image(tmp_path / "image")
     write(store, image, world.log[:20])
@@ -141,7 +141,7 @@ def test_what_was_owed_is_written_when_there_is_room(tmp_path: Path, disk: Disk)
 
 
 def test_disk_that_fills_up_under_the_image_stops_nobody(tmp_path: Path, disk: Disk) -> None:
-    """A write without room is owed; the database is opened again when there is some, and a close meanwhile is quiet."""
+    """Rows stay pending while there is no room; the database is opened again once there is, and a close before that is quiet."""
     world, image = sample_world(), MetadataImage()
     store, _ = open_image(tmp_path / "image")
     write(store, image, world.log[:10])
@@ -168,7 +168,7 @@ def test_disk_that_fills_up_under_the_image_stops_nobody(tmp_path: Path, disk: D
 
 
 def test_new_image_on_a_full_disk_begins_in_memory(tmp_path: Path, disk: Disk) -> None:
-    """There is none, and no room for one: the whole log is replayed, and written once there is room."""
+    """Without an image and without room, the whole log is replayed, and written once there is room."""
     disk.is_full = True
     store, loaded = open_image(tmp_path / "metadata" / "image")
     assert loaded.image.metadata_offset == 0
@@ -198,7 +198,7 @@ def with_snapshot(tmp_path: Path) -> tuple[Any, MetadataImage, MetadataFiles]:
 
 
 def test_snapshot_that_has_no_room_to_be_copied_is_read_where_it_lies(tmp_path: Path, disk: Disk) -> None:
-    """A start behind its newest snapshot goes on from it, and writes the whole image when there is room."""
+    """A start behind its newest snapshot uses the snapshot, and writes the whole image once there is room."""
     world, newer, _ = with_snapshot(tmp_path)
     disk.is_full = True
     files = open_metadata(tmp_path)
@@ -237,7 +237,7 @@ def test_damage_is_found_without_room_too(tmp_path: Path, disk: Disk) -> None:
 def test_more_rows_than_are_remembered_are_written_as_a_whole(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is owed is bounded; beyond that the database is made anew, without the rows that are gone."""
+    """The number of pending rows is bounded; beyond the bound the database is created again, without the removed rows."""
     monkeypatch.setattr(image_store, "MAX_OWED_ROWS", 5)
     world, image = sample_world(), MetadataImage()
     store, _ = open_image(tmp_path / "image")
@@ -254,7 +254,7 @@ def test_more_rows_than_are_remembered_are_written_as_a_whole(
 
 
 def test_rows_of_an_older_format_are_replaced_when_there_is_room(tmp_path: Path, disk: Disk) -> None:
-    """They are read without a write, and nothing of them is left afterwards."""
+    """A start reads them without a write; afterwards none of them is left."""
     world, image = sample_world(), MetadataImage()
     store, _ = open_image(tmp_path / "image")
     write(store, image, world.log)
@@ -272,7 +272,7 @@ def test_rows_of_an_older_format_are_replaced_when_there_is_room(tmp_path: Path,
 
 
 def test_attempts_in_vain_become_rare(tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the disk says that there is room, and there is none, the waits between attempts double, up to a limit."""
+    """The disk reports room and has none: the waits between attempts double, up to a limit."""
     store, loaded = open_image(tmp_path / "image")
     disk.is_full = True
 

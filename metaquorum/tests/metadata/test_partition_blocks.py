@@ -102,7 +102,7 @@ def test_table_equals_the_plain_list_whatever_its_history(
 
 
 def test_block_has_the_layout_that_is_written_down() -> None:
-    """Byte for byte: the format is persistent, and what nodes compare."""
+    """Byte for byte: the format is persistent, and nodes compare these bytes."""
     table = Partitions([image(0, 7, 8), image(1, 9), replace(image(2, 7, 8), leader_epoch=1, partition_epoch=2)])
     first = struct.pack(">iBHHiiii", 7, 2, 2, 2, 7, 8, 7, 8)
     second = struct.pack(">iBHHii", 9, 2, 1, 1, 9, 9)
@@ -111,13 +111,13 @@ def test_block_has_the_layout_that_is_written_down() -> None:
 
 
 def test_partition_costs_few_bytes() -> None:
-    """The limit of 300 bytes for a partition, with three replicas each and no two alike in a block."""
+    """At most 300 bytes for a partition, with three replicas each and no two alike in a block."""
     table = Partitions([image(number, number, number + 1, number + 2) for number in range(1_000)])
     assert sum(map(len, table.blocks())) / 1_000 < 60
 
 
 def test_partitions_for_which_nothing_is_chosen_are_passed_over() -> None:
-    """The question is asked once for each distinct members of a block; the others come by number, with the choice."""
+    """The predicate runs once for each distinct set of members of a block; the partitions come by number, with its result."""
     table = Partitions([image(number, number % 3) for number in range(BLOCK_PARTITIONS + 10)])
     put(table, image(0, 2))
     asked: list[int | None] = []
@@ -133,14 +133,14 @@ def test_partitions_for_which_nothing_is_chosen_are_passed_over() -> None:
 
 
 def test_example_has_the_members_and_nothing_else() -> None:
-    """What a partition is asked about for all that are like it."""
+    """A predicate sees one example for all partitions with the same members."""
     table = Partitions([image(0, 7, 8, leader_epoch=3, partition_epoch=4)])
     (members,) = partition_blocks.distinct_members(table.blocks()[0])
     assert example(members) == image(0, 7, 8)
 
 
 def test_copy_and_original_change_apart() -> None:
-    """Blocks are shared, changes are not; nor does a walk that began see them."""
+    """They share blocks and no changes; a walk that has begun sees none of them either."""
     table = Partitions([image(0, 1), image(1, 1)])
     other = table.copy()
     put(other, image(0, 2))
@@ -194,7 +194,7 @@ GOOD = partition_blocks.encode_members(1, (1, 2), (1,), (), (), (), ())
     ],
 )
 def test_damaged_block_is_refused(data: bytes) -> None:
-    """Nothing that `pack` does not make of possible partitions gets into an image."""
+    """Only bytes that `pack` makes of valid partitions get into an image."""
     with pytest.raises((AssertionError, IndexError, struct.error)):
         Partitions().add_block(0, data)
 
@@ -207,7 +207,7 @@ def test_members_that_stand_twice_are_another_form() -> None:
 
 
 def test_members_in_another_order_are_another_form() -> None:
-    """A block has one form, else digests of equal images would differ."""
+    """A block has one form; otherwise digests of equal images would differ."""
     other = partition_blocks.encode_members(None, (1, 2), (1,), (), (), (), ())
     data = bytearray(_packed(GOOD, other))
     data[4:6] = b"\x01\x00"
@@ -232,7 +232,7 @@ def test_image_takes_blocks_for_topics_that_it_has() -> None:
 
 
 def test_open_block_is_a_copy_of_its_own() -> None:
-    """What is read of a block while it is open is what was put there last."""
+    """A read of an open block returns the last value written to it."""
     table = Partitions([image(0, 1)])
     put(table, image(0, 1, partition_epoch=1))
     walk = iter(table)

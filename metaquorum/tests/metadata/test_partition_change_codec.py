@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes of partitions as bytes: those that protobuf writes, and read as protobuf reads them, whatever the bytes are."""
+"""Changes of partitions as bytes: the fast codec writes and reads any bytes like protobuf."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CHECKED = settings(max_examples=400, deadline=None, suppress_health_check=list(H
 
 
 def by_protobuf(record: PartitionChangeRecord) -> bytes:
-    """What protobuf writes of the whole record."""
+    """Return protobuf's encoding of the whole record."""
     message = pb.PartitionChangeRecord(topic_id=record.topic_id, partition=record.partition)
     if record.leader is not None:
         message.leader.SetInParent()
@@ -47,7 +47,7 @@ def by_protobuf(record: PartitionChangeRecord) -> bytes:
 
 
 def read_by_protobuf(data: bytes) -> PartitionChangeRecord | None:
-    """What protobuf reads; None when the bytes are no change of a partition."""
+    """Return protobuf's decoding; None if the bytes are not a change of a partition."""
     try:
         message = pb.MetadataRecord.FromString(data)
     except DecodeError:
@@ -58,7 +58,7 @@ def read_by_protobuf(data: bytes) -> PartitionChangeRecord | None:
 @CHECKED
 @given(CHANGES)
 def test_bytes_are_those_of_protobuf_and_read_back(record: PartitionChangeRecord) -> None:
-    """Property, for topic ids and partitions of any size: the short way and the long way write alike."""
+    """Property, for topic ids and partitions of any size: the fast codec and protobuf write the same bytes."""
     data = record_codec.encode(record)
     assert data == by_protobuf(record)
     assert record_codec.decode(data) == record
@@ -71,7 +71,7 @@ def test_bytes_are_those_of_protobuf_and_read_back(record: PartitionChangeRecord
 def test_bytes_of_another_shape_are_read_as_protobuf_reads_them(
     record: PartitionChangeRecord, data: st.DataObject
 ) -> None:
-    """Property: bytes changed, cut or with more behind them give the record that protobuf sees in them, or its refusal."""
+    """Property: changed, truncated or extended bytes give protobuf's record, or its refusal."""
     changed = bytearray(record_codec.encode(record))
     for _ in range(data.draw(st.integers(0, 3))):
         changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
@@ -109,7 +109,7 @@ HEAD = b"\x0a\x10" + TOPIC_ID
     ],
 )
 def test_fields_twice_out_of_order_or_unusual_are_read_as_protobuf_reads_them(body: bytes) -> None:
-    """The last one counts, the order does not, unpacked lists are lists, unknown fields are passed over."""
+    """The last value of a field wins, the order does not matter, unpacked lists are lists, and unknown fields are skipped."""
     data = b"\x3a" + bytes([len(body)]) + body
     expected = read_by_protobuf(data)
     if expected is None:
@@ -121,13 +121,13 @@ def test_fields_twice_out_of_order_or_unusual_are_read_as_protobuf_reads_them(bo
 
 @pytest.mark.parametrize("data", [b"\x3a", b"\x3a\x80", b"\x3a\x80\x80\x80\x80", b"\x3a\x7f" + HEAD])
 def test_damaged_record_is_refused(data: bytes) -> None:
-    """A length that ends early or says too much is protobuf's to refuse."""
+    """The fast codec leaves a wrong length to protobuf, which refuses it."""
     with pytest.raises(RecordDecodeError):
         record_codec.decode(data)
 
 
 def test_kind_of_another_record_behind_a_change_counts() -> None:
-    """Of two fields of the one kind, the last holds."""
+    """Of two fields of the oneof, the last one wins."""
     change = record_codec.encode(PartitionChangeRecord(topic_id=TOPIC_ID, partition=3))
     other = pb.MetadataRecord(no_op=pb.NoOpRecord())
     assert type(record_codec.decode(change + other.SerializeToString())).__name__ == "NoOpRecord"

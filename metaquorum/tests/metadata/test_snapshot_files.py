@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots on disk and on the wire: names, half-made ones, pins, digests, and what a receiver refuses."""
+"""Snapshots on disk and on the wire: names, incomplete ones, pins, digests, and what a receiver refuses."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RECORD = encode_voters(VOTERS)
 
 
 def filled(directory: Path) -> tuple[ImageStore, MetadataImage]:
-    """An open store with something of everything, and voters."""
+    """Return an open store with every kind of row, and voters."""
     world = sample_world()
     store, loaded = open_image(directory)
     write(store, loaded.image, world.log)
@@ -68,7 +68,7 @@ def test_names_say_the_id_and_sort_by_offset() -> None:
 
 
 def test_half_made_ones_are_removed_at_the_start_and_whole_ones_found(tmp_path: Path) -> None:
-    """A crash in a checkpoint or a download leaves a name that means nothing."""
+    """A crash during a checkpoint or a download leaves a directory whose name is not that of a snapshot."""
     directory = tmp_path / "snapshots"
     for name in ("000007.part", snapshot_name(snapshot_id(20, 3)), snapshot_name(snapshot_id(10, 3))):
         (directory / name).mkdir(parents=True)
@@ -79,7 +79,7 @@ def test_half_made_ones_are_removed_at_the_start_and_whole_ones_found(tmp_path: 
 
 
 def test_a_pinned_snapshot_stays_until_it_was_sent(tmp_path: Path) -> None:
-    """It is forgotten at once, its files go with the last reader."""
+    """The snapshot is dropped from the list at once; its files are deleted after its last reader."""
     directory = tmp_path / "snapshots"
     for end in (10, 20, 30):
         (directory / snapshot_name(snapshot_id(end, 1))).mkdir(parents=True)
@@ -95,7 +95,7 @@ def test_a_pinned_snapshot_stays_until_it_was_sent(tmp_path: Path) -> None:
 
 
 def test_a_snapshot_published_twice_is_kept_once(tmp_path: Path) -> None:
-    """The same id has the same content; the second copy goes."""
+    """The same id has the same content; the second copy is deleted."""
     files = SnapshotFiles(tmp_path / "snapshots")
     for _ in range(2):
         part = files.part()
@@ -106,7 +106,7 @@ def test_a_snapshot_published_twice_is_kept_once(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_is_the_image_of_one_offset_whatever_is_written_afterwards(tmp_path: Path) -> None:
-    """Rows, offset, epoch and voters are those of the moment."""
+    """Rows, offset, epoch and voters are those at the time of the checkpoint."""
     store, image = filled(tmp_path / "image")
     files = SnapshotFiles(tmp_path / "snapshots")
     snapshot = made(files, store, image)
@@ -123,7 +123,7 @@ def test_a_checkpoint_is_the_image_of_one_offset_whatever_is_written_afterwards(
 
 
 def transferred(source: Path, target: Path, snapshot: SnapshotId, *, max_bytes: int) -> MetadataImage:
-    """Send a snapshot from one directory to another; returns the image filled on the way."""
+    """Send a snapshot from one directory to another; return the image that the receiver builds."""
     reader = SnapshotReader(source, snapshot)
     writer = SnapshotWriter(target, snapshot, reader.voters_record)
     for piece in reader.pieces(max_bytes):
@@ -151,7 +151,7 @@ def test_a_sent_snapshot_is_the_same_whatever_the_pieces(tmp_path: Path, max_byt
 
 
 def test_a_snapshot_of_format_2_is_received_as_blocks(tmp_path: Path) -> None:
-    """A sender that still has rows of single partitions serves receivers that write blocks."""
+    """A sender with rows of single partitions serves receivers that write blocks."""
     store, image = filled(tmp_path / "image")
     as_format_2(store, image)
     files = SnapshotFiles(tmp_path / "snapshots")
@@ -166,7 +166,7 @@ def test_a_snapshot_of_format_2_is_received_as_blocks(tmp_path: Path) -> None:
 
 
 def test_a_snapshot_under_a_wrong_name_is_not_sent(tmp_path: Path) -> None:
-    """The state row has the last word."""
+    """The state row decides which snapshot it is."""
     store, image = filled(tmp_path / "image")
     files = SnapshotFiles(tmp_path / "snapshots")
     snapshot = made(files, store, image)
@@ -192,7 +192,7 @@ def row(key: bytes, value: bytes = b"") -> bytes:
     ],
 )
 def test_rows_that_no_image_has_are_refused(tmp_path: Path, piece: bytes, words: str) -> None:
-    """Torn rows, a row in the place of the state row, rows out of order, bytes that are no record."""
+    """Torn rows, a row where the state row belongs, rows out of order, bytes that are not a record."""
     writer = SnapshotWriter(tmp_path / "part", snapshot_id(9, 1), RECORD)
     with pytest.raises(InvalidSnapshotError, match=words):
         writer.add(piece, crc32c(piece))
@@ -242,12 +242,12 @@ def test_a_wrong_crc_digest_or_count_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("record", "words"), [(b"", "names no voters"), (b"\xff\xff", "voters of the image")])
 def test_a_snapshot_without_voters_is_refused(tmp_path: Path, record: bytes, words: str) -> None:
-    """A node that installed it would not know who votes."""
+    """A node that installed it would not know the voters."""
     with pytest.raises(InvalidSnapshotError, match=words):
         SnapshotWriter(tmp_path / "part", snapshot_id(9, 1), record)
 
 
-# What a start makes of it.
+# What a start does with the files.
 
 
 def test_an_image_that_is_older_than_the_newest_snapshot_is_replaced(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_an_image_that_is_older_than_the_newest_snapshot_is_replaced(tmp_path: P
     assert opened.loaded.voters == VOTERS
     assert view(opened.loaded.image) == view(image)
     assert not opened.image_part.exists()
-    # What is applied from here on keeps the voters, and leaves the snapshot as it is.
+    # Records that are applied from now on keep the voters, and do not change the snapshot.
     digest = snapshot_digest(opened.snapshots.path(snapshot), snapshot)
     opened.loaded.image.advance(snapshot.end_offset + 4)
     opened.store.apply(opened.loaded.image, [], quorum_epoch=EPOCH + 1)
@@ -288,7 +288,7 @@ def test_an_image_that_is_newer_than_every_snapshot_stays(tmp_path: Path) -> Non
 
 
 def test_a_snapshot_that_is_not_what_its_name_says_is_set_aside(tmp_path: Path) -> None:
-    """It counts for nothing, the image that is there stays; the log has to cover what the name says."""
+    """The snapshot does not count and the image stays; the log has to cover the offsets up to the snapshot's name."""
     store, image = filled(tmp_path / "image")
     files = SnapshotFiles(tmp_path / "snapshots")
     made(files, store, image)
@@ -302,7 +302,7 @@ def test_a_snapshot_that_is_not_what_its_name_says_is_set_aside(tmp_path: Path) 
 
 
 def test_a_damaged_snapshot_gives_way_to_a_good_one_and_goes_with_the_log(tmp_path: Path) -> None:
-    """The same name again: the new one takes its place. Below the log start it is removed like any other."""
+    """A good snapshot of the same name replaces it. Below the log start it is removed like any other."""
     for end in (10, 20, 30):
         (tmp_path / snapshot_name(snapshot_id(end, 1))).mkdir()
     files = SnapshotFiles(tmp_path)

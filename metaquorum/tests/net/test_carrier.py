@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process's connections from start to end: the port, who is answered when, and what everybody is told when it closes."""
+"""The connections of one process from start to end: the port, when it answers, and what each side sees at the close."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ECHO, SLOW, COUNT = 100, 101, 102
 
 
 def carrier(node_id: int, cluster_id: str = "c") -> Carrier:
-    """One that answers its node id, or slowly, or by a stream."""
+    """A carrier that answers with its node id, slowly, or by a stream."""
     made = Carrier(cluster_id=cluster_id, node_id=node_id)
 
     def echo(request: pb.ProbeRequest, call: ServedCall) -> None:
@@ -57,12 +57,12 @@ async def running(*carriers: Carrier) -> AsyncIterator[list[str]]:
 
 
 async def ask(who: Carrier, address: str) -> int:
-    """Ask who answers at an address."""
+    """Ask an address for the id of the node there."""
     return pb.ProbeResponse.FromString(await who.peers.ask(address, ECHO, b"", timeout_ms=WAIT_MS)).node_id
 
 
 async def test_one_that_is_not_dialled_asks_and_is_asked_back() -> None:
-    """It binds no port; whoever it dialled knows no address of it, and answers over its connection."""
+    """It binds no port; a server that it dials does not know its address, and asks it over the same connection."""
     dialler = carrier(2)
     await dialler.start(None)
     try:
@@ -77,7 +77,7 @@ async def test_one_that_is_not_dialled_asks_and_is_asked_back() -> None:
 
 
 async def test_each_process_has_an_incarnation_of_its_own() -> None:
-    """Also that of a node that comes back."""
+    """A node that restarts has another one."""
     dialler = carrier(2)
     await dialler.start(None)
     hellos: list[bytes] = []
@@ -94,7 +94,7 @@ async def test_each_process_has_an_incarnation_of_its_own() -> None:
 
 
 async def test_bound_port_answers_from_the_start_on() -> None:
-    """Whoever dials before waits, and is not refused: an election need not think that the process is gone."""
+    """A node that dials early waits and is not refused, so an election does not assume that the process is gone."""
     late, dialler = carrier(1), carrier(2)
     await dialler.start(None)
     address = f"127.0.0.1:{late.bind('127.0.0.1', 0)}"
@@ -111,7 +111,7 @@ async def test_bound_port_answers_from_the_start_on() -> None:
 
 
 async def test_port_of_another_process_is_refused_at_the_bind() -> None:
-    """Two must not share one, and get half of the connections each."""
+    """Otherwise each of them would get half of the connections."""
     first, second = carrier(1), carrier(2)
     port = first.bind("127.0.0.1", 0)
     assert port > 0
@@ -123,12 +123,12 @@ async def test_port_of_another_process_is_refused_at_the_bind() -> None:
     finally:
         await first.close()
         await second.close()
-    # What never started gives its port back all the same.
+    # A carrier that never started frees its port as well.
     listening_socket("127.0.0.1", port).close()
 
 
 async def test_name_of_several_addresses_is_one_port() -> None:
-    """The number that the system chose is that of all who dial."""
+    """The system chooses one port number for all addresses of the name."""
     named, dialler = carrier(1), carrier(2)
     port = named.bind("localhost", 0)
     await named.start(f"localhost:{port}")
@@ -152,7 +152,7 @@ def has_ipv6() -> bool:
 @pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")
 @pytest.mark.parametrize(("host", "addresses"), [("::", ["127.0.0.1", "[::1]"]), ("::1", ["[::1]"])])
 async def test_port_of_both_families_is_reached_by_both(host: str, addresses: list[str]) -> None:
-    """And one of IPv6 by IPv6, with brackets."""
+    """An IPv6 address is written in brackets."""
     both, dialler = carrier(1), carrier(2)
     port = both.bind(host, 0)
     await both.start(f"[::1]:{port}")
@@ -166,7 +166,7 @@ async def test_port_of_both_families_is_reached_by_both(host: str, addresses: li
 
 
 async def test_close_tells_everybody_on_both_sides_and_frees_the_port() -> None:
-    """Who asks, who reads, who is asked; then nobody is there. It may be called again."""
+    """Open calls and streams end on both sides, and the next call finds no server. A second close changes nothing."""
     async with running(carrier(1), carrier(2)) as (one, two), AsyncExitStack() as stack:
         first, second = carrier(3), carrier(4)
         for each in (first, second):
@@ -192,7 +192,7 @@ async def test_close_tells_everybody_on_both_sides_and_frees_the_port() -> None:
 
 
 async def test_server_that_closes_ends_its_calls_and_refuses_from_then_on() -> None:
-    """Whoever waits hears of it at once, and whoever dials is refused as by a process that is gone."""
+    """Open calls end at once, and the next dial is refused as by a process that is gone."""
     dialler = carrier(2)
     await dialler.start(None)
     try:
@@ -213,7 +213,7 @@ async def test_server_that_closes_ends_its_calls_and_refuses_from_then_on() -> N
 
 
 async def test_connection_that_is_made_while_the_server_closes_is_ended() -> None:
-    """It was accepted before, and is there after: nobody would end it, and the close would wait for it."""
+    """The port accepted it before the close and it arrives after: without this, the close would wait for it for ever."""
     async with running(carrier(1)):
         closing = carrier(2)
         await closing.start(None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The core of the carrier between servers: what each side is told, and what a broken peer cannot do."""
+"""The core of a connection between servers: the events of each side, and what a broken peer cannot do."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ LIMITS = Limits(
 
 @dataclass
 class Pair:
-    """Two ends and what is on the way between them; nothing moves by itself."""
+    """Two ends and the bytes between them; bytes move only when the test carries them."""
 
     limits: Limits = LIMITS
     now_ms: int = 0
@@ -59,7 +59,7 @@ class Pair:
         )
 
     def carry(self, *, sender: int, most_bytes: int = 1 << 30, cut: random.Random | None = None) -> int:
-        """Carry what one end has to say to the other, in pieces if `cut` is given."""
+        """Carry one end's bytes to the other, in pieces if `cut` is given."""
         data = b"".join(self.ends[sender].output(most_bytes))
         rest = data
         while rest:
@@ -80,7 +80,7 @@ class Pair:
             told.extend(end.tick(self.now_ms))
 
     def taken(self, end: int) -> list[Happening]:
-        """Return what an end was told since the last time."""
+        """Return the events of an end since the last call."""
         told = list(self.told[end])
         self.told[end].clear()
         return told
@@ -115,7 +115,7 @@ def test_request_is_answered_once_and_either_side_may_ask(pair: Pair) -> None:
 
 
 def test_request_without_an_answer_in_time_fails_and_the_other_side_hears_that_nobody_waits(pair: Pair) -> None:
-    """The late answer is dropped, and is no second one."""
+    """The late answer is dropped, and the call has no second outcome."""
     asked = pair.ends[0].request(1, b"", timeout_ms=300, now_ms=0)
     pair.settle()
     assert pair.ends[0].deadline_ms() == 300
@@ -131,7 +131,7 @@ def test_request_without_an_answer_in_time_fails_and_the_other_side_hears_that_n
 
 
 def test_work_that_nobody_waits_for_is_abandoned_and_owes_nothing(pair: Pair) -> None:
-    """The final frame goes out by itself, so that the asker may forget the call."""
+    """The final frame is sent nevertheless, so that the caller's end can forget the call."""
     asked = pair.ends[0].request(1, b"", timeout_ms=300, now_ms=0)
     pair.settle()
     pair.taken(1)
@@ -156,7 +156,7 @@ def test_long_messages_go_in_pieces_and_a_small_one_does_not_wait_for_them(pair:
 
 
 def test_streams_carry_messages_both_ways_within_their_credit_and_end_each_way(pair: Pair) -> None:
-    """Who has no credit waits; an overdraft is owed."""
+    """A side without credit waits; a message that exceeds the credit is deducted from the next grant."""
     opener, taker = pair.ends
     stream = opener.open(5, b"subscribe", credit_bytes=10)
     pair.settle()
@@ -185,7 +185,7 @@ def test_streams_carry_messages_both_ways_within_their_credit_and_end_each_way(p
 
 
 def test_empty_messages_take_credit_too(pair: Pair) -> None:
-    """Whoever sends them without an end would fill the memory of one who does not read."""
+    """Otherwise a sender of endless empty messages would fill the memory of a side that does not read."""
     opener, sender = pair.ends
     stream = opener.open(5, b"", credit_bytes=2)
     pair.settle()
@@ -198,7 +198,7 @@ def test_empty_messages_take_credit_too(pair: Pair) -> None:
 @pytest.mark.parametrize("who", [0, 1])
 @pytest.mark.parametrize("is_said", [True, False])
 def test_stream_may_be_reset_or_given_up_by_either_side(pair: Pair, who: int, is_said: bool) -> None:
-    """What was on its way from the other side is dropped, and disturbs nothing."""
+    """Messages that are under way from the other side are dropped, and disturb no other call."""
     stream = pair.ends[0].open(5, b"", credit_bytes=100)
     pair.settle()
     pair.ends[1].grant(stream, 1_000)
@@ -257,7 +257,7 @@ def test_silence_is_asked_about_and_ends_the_connection(pair: Pair) -> None:
     served = pair.ends[1].request(2, b"", timeout_ms=60_000, now_ms=pair.now_ms)
     pair.carry(sender=1)
     assert pair.taken(0) == [Requested(served, 2, b"", 60_000)]
-    # From here on nothing arrives any more at the first end.
+    # From here on nothing arrives at the first end.
     pair.pass_ms(LIMITS.liveness_ms - 1)
     assert pair.taken(0) == []
     assert end.deadline_ms() == pair.now_ms + 1
@@ -275,7 +275,7 @@ def test_silence_is_asked_about_and_ends_the_connection(pair: Pair) -> None:
 
 
 def test_request_without_an_answer_and_no_other_byte_makes_the_connection_suspect(pair: Pair) -> None:
-    """A slow handler costs nothing: its process answers the ping. A dead path costs the connection, soon."""
+    """A slow handler does no harm: its process answers the ping. A dead path ends the connection soon."""
     pair.pass_ms(10)
     end = pair.ends[0]
     end.request(1, b"", timeout_ms=300, now_ms=pair.now_ms)
@@ -346,7 +346,7 @@ REQUEST = b"\0\1\0\0\0\5"
     ids=range(24),
 )
 def test_whoever_breaks_the_rules_is_disconnected_and_open_calls_are_told(pair: Pair, sent: bytes) -> None:
-    """A frame answered twice, an id that nobody drew, bytes beyond a bound: each ends the connection, none raises."""
+    """A second answer, an unknown id, bytes beyond a bound: each ends the connection, and none raises."""
     answered = pair.ends[0].request(1, b"", timeout_ms=50, now_ms=0)
     assert answered == 1
     pair.settle()
@@ -362,7 +362,7 @@ def test_whoever_breaks_the_rules_is_disconnected_and_open_calls_are_told(pair: 
 
 
 def test_partial_messages_of_all_calls_are_bounded(pair: Pair) -> None:
-    """Many calls that begin a message each and never end it."""
+    """Many calls begin a message each and never end it."""
     told: list[Happening] = []
     for number in range(1, 5):
         told += pair.ends[0].receive(frame(Kind.REQUEST, 2 * number, bytes(4_000), goes_on=True), 0)
@@ -373,7 +373,7 @@ def test_partial_messages_of_all_calls_are_bounded(pair: Pair) -> None:
 def test_long_answers_together_never_exceed_what_the_asker_may_hold_in_parts(
     pair: Pair, is_first_cancelled: bool
 ) -> None:
-    """They take turns only as long as few have begun; a small one waits for none of them, and all arrive."""
+    """Long answers take turns only while few have begun; a small one waits for none of them, and all arrive."""
     asker, answerer = pair.ends
     calls = [asker.request(1, b"", timeout_ms=500, now_ms=0) for _ in range(4)]
     pair.settle()
@@ -407,7 +407,7 @@ def test_small_pieces_take_no_more_memory_than_their_bytes(pair: Pair) -> None:
 
 @pytest.mark.parametrize("is_cancelled", [True, False])
 def test_answers_that_were_not_sent_count_as_open_calls(pair: Pair, is_cancelled: bool) -> None:
-    """Of one who asks, or gives up, and does not read: what waits for it is bounded."""
+    """A peer that asks or cancels, and does not read: the number of frames that wait for it is bounded."""
     end, told = pair.ends[0], list[Happening]()
     for number in range(1, 100):
         told += end.receive(frame(Kind.REQUEST, 2 * number, REQUEST), 0)
@@ -421,7 +421,7 @@ def test_answers_that_were_not_sent_count_as_open_calls(pair: Pair, is_cancelled
 
 
 def test_answers_that_were_sent_do_not_count(pair: Pair) -> None:
-    """Whoever reads may ask for ever, and a stream that is over waits for nobody."""
+    """A peer that reads may ask for ever, and a finished stream does not count."""
     for number in range(100):
         asked = pair.ends[0].request(1, b"", timeout_ms=50, now_ms=0)
         stream = pair.ends[0].open(2, b"", credit_bytes=1)
@@ -437,7 +437,7 @@ def test_answers_that_were_sent_do_not_count(pair: Pair) -> None:
 
 
 def test_pings_of_one_who_does_not_read_take_one_answer(pair: Pair) -> None:
-    """Nothing grows."""
+    """Only the last ping is answered."""
     pair.ends[0].receive(b"".join(frame(Kind.PING, 0, bytes([0] * 7 + [n])) for n in range(200)), 0)
     assert b"".join(pair.ends[0].output(1_000_000)) == frame(Kind.PONG, 0, bytes([0] * 7 + [199]))
 
@@ -472,9 +472,9 @@ def test_frames_come_out_as_they_went_in_however_they_are_cut(bodies: list[bytes
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32))
 def test_random_histories_tell_everybody_exactly_once(seed: int) -> None:
-    """Two ends, random calls, answers, credits, ends, cancels, deadlines, cut anywhere; then all is carried, or the connection breaks.
+    """Random calls, answers, credits, ends, cancels and deadlines between two ends, cut anywhere; all arrives or the connection breaks.
 
-    Law: each request has one outcome; messages of a stream come whole, in order, without a gap; what is over is forgotten.
+    Law: each request has one outcome; messages of a stream arrive whole, in order and without a gap; finished calls are forgotten.
     """
     rng = random.Random(seed)
     pair = Pair(limits=replace(LIMITS, open_calls=50, queued_bytes=100_000, liveness_ms=10**6, suspect_ms=10**6))

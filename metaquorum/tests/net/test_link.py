@@ -22,7 +22,7 @@ ECHO, SILENT, BROKEN, COUNT, SWALLOW, UNKNOWN = range(1, 7)
 
 @dataclass
 class Side:
-    """One end: what it serves, and what it saw."""
+    """One end: what it serves, and what it has seen."""
 
     asked: list[bytes] = field(default_factory=list[bytes])
     abandoned: list[bytes] = field(default_factory=list[bytes])
@@ -34,7 +34,7 @@ class Side:
     port: int = 0
 
     def services(self) -> Services:
-        """What it answers."""
+        """Return the methods that it serves."""
 
         def echo(call: ServedCall) -> None:
             self.asked.append(call.message)
@@ -57,7 +57,7 @@ class Side:
         )
 
     async def _count(self, stream: Stream) -> None:
-        """Send as many numbers as the opening message says, then what comes back until it ends."""
+        """Send as many numbers as the opening message says, then the size of what comes back until the stream ends."""
         for number in range(int(stream.message)):
             await stream.write(b"%d" % number)
         total = 0
@@ -82,7 +82,7 @@ class Side:
 
 @asynccontextmanager
 async def connected(limits: Limits = LIMITS, *, refusal: bytes | None = None) -> AsyncIterator[tuple[Link, Side, Side]]:
-    """Two sides over a socket of this machine: the link of the one that dialled, and both sides."""
+    """Two sides over a loopback socket: yields the dialling link and both sides."""
     dialler, listener = Side(), Side(refusal=refusal)
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: listener.link(is_dialler=False, limits=limits), "127.0.0.1", 0)
@@ -108,7 +108,7 @@ async def until(holds: Callable[[], object]) -> None:
 
 
 async def test_both_sides_ask_and_are_answered() -> None:
-    """Whoever dialled; the answer of a handler, its refusal, its fault, and a method that nobody serves."""
+    """Either side may ask; it gets the handler's answer, its refusal, its fault, or a refusal for an unknown method."""
     async with connected() as (link, _, listener):
         await link.greeted
         assert await link.ask(ECHO, b"one", timeout_ms=5_000) == b"one of dialler"
@@ -123,7 +123,7 @@ async def test_both_sides_ask_and_are_answered() -> None:
 
 
 async def test_deadline_and_cancelled_caller_end_the_work_of_the_other_side() -> None:
-    """Both are told to whoever serves."""
+    """The serving side learns of both."""
     async with connected() as (link, _, listener):
         await link.greeted
         with pytest.raises(UnansweredError) as late:
@@ -141,7 +141,7 @@ async def test_deadline_and_cancelled_caller_end_the_work_of_the_other_side() ->
 async def test_fault_of_whoever_asked_does_not_cost_the_others_their_outcomes(
     caplog: pytest.LogCaptureFixture, *, ends: bool
 ) -> None:
-    """Each is told; the connection goes on, and its end is told too."""
+    """Each request gets its outcome; the connection stays usable, and its end is also reported."""
     told: list[object] = []
 
     def faulty(outcome: object) -> None:
@@ -178,7 +178,7 @@ async def test_stream_runs_both_ways_within_its_windows() -> None:
 
 
 async def test_nothing_is_kept_of_calls_that_are_over() -> None:
-    """However a stream ends, and whoever ends it last; a connection lives for months."""
+    """A connection lives for months: no state of a stream stays, however it ends and whichever side ends it last."""
     async with connected() as (link, _, listener):
         await link.greeted
         assert await link.ask(ECHO, b"", timeout_ms=5_000)
@@ -225,7 +225,7 @@ async def _messages(stream: Stream) -> AsyncIterator[bytes]:
 
 
 async def test_reader_that_does_not_read_stops_its_writer_and_nobody_else() -> None:
-    """Requests beside it are answered; what waits is no more than the window."""
+    """Requests beside it are answered, and no more bytes wait than the window allows."""
     async with connected() as (link, _, listener):
         await link.greeted
         stream = link.open(SWALLOW, b"", window_bytes=10)
@@ -251,7 +251,7 @@ async def _write_for_ever(stream: Stream) -> None:
 
 
 async def test_end_of_the_connection_is_told_to_everybody_once() -> None:
-    """Who asks, who reads, who writes, who serves."""
+    """A caller, a reader, a server of a stream and a request handler each learn of it."""
     async with connected() as (link, dialler, listener):
         await link.greeted
         stream = link.open(SWALLOW, b"", window_bytes=10)
@@ -273,7 +273,7 @@ async def test_end_of_the_connection_is_told_to_everybody_once() -> None:
 
 
 async def test_other_side_that_does_not_fit_is_left_with_the_reason() -> None:
-    """And the one that dialled hears of it."""
+    """The side that dialled learns of it."""
     async with connected(refusal=b"another cluster") as (link, dialler, listener):
         await until(lambda: dialler.over and listener.over)
         assert not link.is_usable
@@ -281,7 +281,7 @@ async def test_other_side_that_does_not_fit_is_left_with_the_reason() -> None:
 
 @pytest.mark.parametrize("behind", ["a HELLO that does not fit", "a call before what is no frame"])
 async def test_nothing_is_begun_on_a_connection_that_is_over(behind: str) -> None:
-    """Calls came with the bytes for which it was ended, from one who did not wait for an answer."""
+    """The calls came with the bytes that ended the connection, from a peer that did not wait for an answer."""
     is_misfit = behind == "a HELLO that does not fit"
     calls = _frame(Kind.REQUEST, 1, b"\0\1\0\0\0\5asked") + _frame(Kind.OPEN, 3, b"\0\5\0\0\0\5opened")
     end = b"" if is_misfit else bytes(4)
@@ -301,7 +301,7 @@ def _frame(kind: Kind, call_id: int, body: bytes) -> bytes:
 
 
 def test_attempt_to_connect_that_is_cancelled_just_before_its_end_leaves_nothing_behind() -> None:
-    """Of a process that is short of time: uvloop closes the transport then, tells its protocol nothing, and raises at a later write."""
+    """In a busy process: uvloop then closes the transport, does not notify its protocol, and raises at a later write."""
     uvloop: Any = pytest.importorskip("uvloop")
     side = Side()
 
@@ -322,20 +322,20 @@ def test_attempt_to_connect_that_is_cancelled_just_before_its_end_leaves_nothing
 
 
 class _Cancelling(asyncio.Protocol):
-    """Stands before a link, and cancels the attempt to connect once it knows its transport."""
+    """Wraps a link, and cancels the attempt to connect once the link has its transport."""
 
     def __init__(self, link: Link, dialling: asyncio.Task[Any]) -> None:
         self._link = link
         self._dialling = dialling
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See the class."""
+        """Pass the transport to the link, and cancel the attempt."""
         self._link.connection_made(transport)
         self._dialling.cancel()
 
 
 async def test_silent_machine_is_noticed_without_a_call() -> None:
-    """The other side takes bytes and says nothing: what a lost machine behind a proxy does."""
+    """The other side accepts bytes and sends none, like a lost machine behind a proxy."""
     limits = replace(LIMITS, liveness_ms=300)
     ended = asyncio.Event()
 
@@ -365,7 +365,7 @@ async def test_silent_machine_is_noticed_without_a_call() -> None:
 
 
 class Deaf(asyncio.Protocol):
-    """Greets, and reads nothing."""
+    """A peer that sends its greeting, and reads nothing."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
@@ -379,7 +379,7 @@ class Deaf(asyncio.Protocol):
 
 @pytest.mark.parametrize("closes", [True, False], ids=["closed", "silent"])
 async def test_other_side_that_does_not_read_is_not_waited_for(*, closes: bool) -> None:
-    """What was written to it would be kept for ever; whoever asked is told."""
+    """The bytes for it would be kept for ever; the callers get an outcome."""
     deaf, side = Deaf(), Side()
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: deaf, "127.0.0.1", 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections of servers to each other by address, over real sockets: dialled once, shared, dialled anew, refused."""
+"""Connections between servers by address, over real sockets: dialled once, shared, dialled again, refused."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def identity(node_id: int, address: str | None, cluster_id: str = "c") -> Identi
 
 
 def free_address() -> str:
-    """An address where nobody listens."""
+    """Return an address on which no process listens."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         return f"127.0.0.1:{taken.getsockname()[1]}"
 
 
 class Node:
-    """A server that says who asked, counts connections, and can be started again at its address."""
+    """A server whose answers have its node id, that counts connections, and that can be started again at its address."""
 
     def __init__(self, node_id: int, cluster_id: str = "c", address: str | None = None) -> None:
         self.address = address or free_address()
@@ -56,7 +56,7 @@ class Node:
 
     @property
     def open_links(self) -> int:
-        """Connections that are there now."""
+        """Number of open connections."""
         return len(self.peers._all)  # pyright: ignore[reportPrivateUsage]
 
     @property
@@ -98,7 +98,7 @@ async def started(*nodes: Node) -> AsyncIterator[None]:
 
 
 async def test_many_who_ask_at_once_share_one_connection_both_ways() -> None:
-    """Also those of the server that was dialled."""
+    """The connection also carries the calls of the server that was dialled."""
     one, two = Node(1), Node(2)
     async with started(one, two):
         asking = [one.peers.ask(two.address, ECHO, b"%d" % n, timeout_ms=WAIT_MS) for n in range(20)]
@@ -113,7 +113,7 @@ async def test_many_who_ask_at_once_share_one_connection_both_ways() -> None:
 
 
 async def test_server_that_comes_back_is_dialled_anew_and_what_was_under_way_is_lost() -> None:
-    """What could not be sent says so, and the next attempt comes soon."""
+    """A call that could not be sent says so, and the next attempt is soon."""
     one, two = Node(1), Node(2)
     async with started(one):
         await two.start()
@@ -139,7 +139,7 @@ async def test_server_that_comes_back_is_dialled_anew_and_what_was_under_way_is_
 
 
 async def test_fault_of_whoever_asked_does_not_cost_the_others_their_outcomes() -> None:
-    """Of those who wait for one connection, which cannot be had."""
+    """Several requests wait for one connection, which cannot be made."""
     one, told = Node(1), list[Outcome]()
 
     def faulty(outcome: Outcome) -> None:
@@ -156,7 +156,7 @@ async def test_fault_of_whoever_asked_does_not_cost_the_others_their_outcomes() 
 
 
 async def test_connections_that_others_dial_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One more than allowed is ended, whether it greets or not; those that are there go on, and an ended one makes room."""
+    """One more than allowed is ended, whether it greets or not; the others stay open, and a closed one makes room."""
     monkeypatch.setattr(peers, "MAX_ACCEPTED", 2)
     one, two, busy = Node(1), Node(2), Node(3)
     async with started(one, two, busy), asyncio.timeout(WAIT_MS / 1000):
@@ -176,7 +176,7 @@ async def test_connections_that_others_dial_are_bounded(monkeypatch: pytest.Monk
 
 
 async def test_those_who_wait_for_a_connection_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One more is told at once that nothing was sent; the others wait on."""
+    """One more fails at once as not sent; the others wait on."""
     monkeypatch.setattr(peers, "MAX_WAITING", 2)
     one, told = Node(1), list[Outcome]()
     async with started(one), asyncio.timeout(WAIT_MS / 1000):
@@ -193,7 +193,7 @@ async def test_those_who_wait_for_a_connection_are_bounded(monkeypatch: pytest.M
 
 
 async def test_nothing_is_kept_of_addresses_that_nobody_asks_for_any_more() -> None:
-    """A server that asks in vain at ever new addresses does not grow: refused, not answered in time, or while it stops."""
+    """A server that keeps asking at new addresses without success does not grow: refused, not answered in time, or while it stops."""
     one = Node(1)
     async with started(one), asyncio.timeout(WAIT_MS / 1000):
         for _ in range(20):
@@ -212,7 +212,7 @@ async def test_nothing_is_kept_of_addresses_that_nobody_asks_for_any_more() -> N
 
 
 async def test_name_is_looked_up_for_each_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that comes back under another address (a pod does) is found there at once; nothing remembers the old one."""
+    """A server that returns at another address, as a pod does, is found there at once; the old address is not cached."""
     asked: list[str] = []
     look_up = socket.getaddrinfo
 
@@ -238,7 +238,7 @@ async def test_name_is_looked_up_for_each_connection(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(("cluster_id", "node_id"), [("other", 2), ("c", 3)])
 async def test_server_of_another_cluster_or_another_node_is_not_asked(cluster_id: str, node_id: int) -> None:
-    """A stale address may lead to anybody."""
+    """A stale address may be that of any server."""
     one, two = Node(1), Node(2, cluster_id)
     async with started(one, two):
         with pytest.raises(NotSentError):
@@ -247,7 +247,7 @@ async def test_server_of_another_cluster_or_another_node_is_not_asked(cluster_id
 
 @pytest.mark.parametrize("is_wrong_first", [True, False])
 async def test_who_must_answer_is_the_business_of_whoever_asks(*, is_wrong_first: bool) -> None:
-    """Several wait for one connection, and want different nodes there: each is told for itself, also when it is open already."""
+    """Several calls wait for one connection and want different nodes: each has its own outcome, also on an open connection."""
     one, two = Node(1), Node(2)
     async with started(one, two):
         for _ in range(2):
@@ -264,7 +264,7 @@ async def test_who_must_answer_is_the_business_of_whoever_asks(*, is_wrong_first
 
 
 async def test_dialling_has_a_time_limit_of_the_caller_and_of_its_own() -> None:
-    """A port that takes connections and says nothing."""
+    """The port accepts connections and says nothing."""
     one = Node(1)
     async with started(one):
         with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -279,7 +279,7 @@ async def test_dialling_has_a_time_limit_of_the_caller_and_of_its_own() -> None:
 
 
 async def test_two_that_dial_at_once_both_get_answers() -> None:
-    """There may be two connections for a while; neither is lost under a call."""
+    """There may be two connections for a while; neither closes during a call."""
     one, two = Node(1), Node(2)
     async with started(one, two):
         for _ in range(3):
@@ -294,7 +294,7 @@ async def test_two_that_dial_at_once_both_get_answers() -> None:
 async def test_second_connection_of_two_that_dialled_at_once_goes_and_no_call_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each uses the one that it dialled: the sweep must not take it from under a call, nor take both."""
+    """Each side uses the connection that it dialled: the sweep must not close one during a call, nor close both."""
     monkeypatch.setattr(peers, "SPARE_SWEEP_MS", 50)
     one, two = Node(1), Node(2)
     stop = asyncio.Event()
@@ -310,7 +310,7 @@ async def test_second_connection_of_two_that_dialled_at_once_goes_and_no_call_is
         asking = [asyncio.create_task(asks(0, one, two)), asyncio.create_task(asks(1, two, one))]
         while not any(task.done() for task in asking) and (one.open_links, two.open_links) != (1, 1):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
-        # So that one more sweep has its chance.
+        # Leave time for one more sweep.
         await asyncio.sleep(0.2)
         stop.set()
         await asyncio.gather(*asking)
@@ -320,7 +320,7 @@ async def test_second_connection_of_two_that_dialled_at_once_goes_and_no_call_is
 
 
 async def test_server_asks_itself_over_a_connection_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker and the controller in one process do; both ends of it are there, and neither is a spare."""
+    """A broker and the controller in one process do this; both ends of the connection stay open."""
     monkeypatch.setattr(peers, "SPARE_SWEEP_MS", 20)
     one = Node(1)
     async with started(one), asyncio.timeout(WAIT_MS / 1000):
@@ -331,7 +331,7 @@ async def test_server_asks_itself_over_a_connection_that_stays(monkeypatch: pyte
 
 
 async def test_stop_tells_whoever_waits() -> None:
-    """Those who wait for a connection, and those who ask after it."""
+    """Calls that wait for a connection, and calls after the stop."""
     one = Node(1)
     await one.start()
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -360,6 +360,6 @@ def test_hello_that_does_not_fit_is_refused_with_a_reason(body: bytes) -> None:
 
 
 def test_hello_goes_through_bytes() -> None:
-    """And back."""
+    """Decoding returns the encoded identity."""
     other = identity(1, "h:1")
     assert checked(other.encode(), identity(2, None)) == other

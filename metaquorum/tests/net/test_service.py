@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server answers on its connections: typed refusals, faults without details, tasks that end when nobody waits, bounds."""
+"""What a server answers on its connections: typed refusals, faults without details, tasks that end with their call, bounds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WINDOW_BYTES = 64
 
 
 class Served:
-    """A server whose three methods do what the node id of the request says."""
+    """A server whose three methods do what the node id of the request stands for."""
 
     def __init__(self) -> None:
         self.table = ServiceTable()
@@ -91,7 +91,7 @@ ANSWERS, REFUSES, RAISES, WAITS, SAYS_TOO_MUCH, TAKES = range(1, 7)
 
 
 def answer_to(request: pb.ProbeRequest) -> pb.ProbeResponse:
-    """What is asked for."""
+    """Return the answer that the request stands for."""
     cluster_id = "x" * (Limits().message_bytes + 100) if request.node_id == SAYS_TOO_MUCH else ""
     return pb.ProbeResponse(node_id=request.node_id, cluster_id=cluster_id)
 
@@ -126,7 +126,7 @@ async def refusal_of(link: Link, method: int, message: bytes) -> RefusalError:
 
 
 async def stream_refusal(stream: Stream) -> RefusalError:
-    """Read until the stream is ended with a reason, and return that."""
+    """Read until the stream ends with a reason, and return the reason."""
     try:
         while await stream.read() is not None:
             pass
@@ -136,7 +136,7 @@ async def stream_refusal(stream: Stream) -> RefusalError:
 
 
 async def test_requests_are_answered_at_once_or_by_a_task() -> None:
-    """The same to whoever asks."""
+    """The caller sees no difference."""
     async with served() as (_, link):
         for method in (PLAIN, WAITING):
             answer = await link.ask(method, doing(ANSWERS), timeout_ms=WAIT_MS)
@@ -144,7 +144,7 @@ async def test_requests_are_answered_at_once_or_by_a_task() -> None:
 
 
 async def test_method_that_nobody_serves_is_refused() -> None:
-    """So that a newer server asks an older one and learns that it is older; the connection carries on."""
+    """A newer server learns that this one is older; the connection stays usable."""
     async with served() as (_, link):
         assert (await refusal_of(link, UNKNOWN, b"")).code is ErrorCode.INVALID_REQUEST
         refusal = await stream_refusal(link.open(UNKNOWN_STREAM, b"", window_bytes=100))
@@ -155,7 +155,7 @@ async def test_method_that_nobody_serves_is_refused() -> None:
 
 
 async def test_bytes_that_are_no_message_are_refused_by_name(caplog: pytest.LogCaptureFixture) -> None:
-    """Nobody is called, and nothing is logged with a traceback."""
+    """No handler runs, and no traceback is logged."""
     async with served() as (made, link):
         refusals = [await refusal_of(link, method, NONSENSE) for method in (PLAIN, WAITING)]
         refusals.append(await stream_refusal(link.open(STREAM, NONSENSE, window_bytes=100)))
@@ -178,7 +178,7 @@ async def test_refusal_of_a_handler_is_told_with_all_that_it_says() -> None:
 
 
 async def test_fault_of_a_handler_is_internal_and_does_not_leak(caplog: pytest.LogCaptureFixture) -> None:
-    """The log has the details, once for each; the connection carries on."""
+    """The log has the details, once for each; the connection stays usable."""
     async with served() as (_, link):
         refusals = [await refusal_of(link, method, doing(RAISES)) for method in (PLAIN, WAITING)]
         refusals.append(await stream_refusal(link.open(STREAM, doing(RAISES), window_bytes=100)))
@@ -193,7 +193,7 @@ async def test_fault_of_a_handler_is_internal_and_does_not_leak(caplog: pytest.L
 
 
 async def test_answer_that_is_too_long_for_a_connection_is_a_fault(caplog: pytest.LogCaptureFixture) -> None:
-    """Nobody waits in vain for it: the asker is told at once, and the connection carries on."""
+    """The caller gets a refusal at once, and the connection stays usable."""
     async with served() as (_, link):
         refusals = [await refusal_of(link, method, doing(SAYS_TOO_MUCH)) for method in (PLAIN, WAITING)]
         refusals.append(await stream_refusal(link.open(STREAM, doing(SAYS_TOO_MUCH), window_bytes=100)))
@@ -213,7 +213,7 @@ def test_refusal_that_says_nothing_of_use_is_internal(body: bytes) -> None:
 
 
 async def test_request_that_nobody_waits_for_any_more_ends_its_task() -> None:
-    """The time of its asker is up, its asker is cancelled, the connection ends."""
+    """The deadline passes, the caller cancels, or the connection ends."""
     async with served() as (made, link):
         with pytest.raises(UnansweredError) as late:
             await link.ask(WAITING, doing(WAITS), timeout_ms=50)
@@ -233,7 +233,7 @@ async def test_request_that_nobody_waits_for_any_more_ends_its_task() -> None:
 
 
 async def test_stream_ends_when_its_handler_returns() -> None:
-    """What was sent before comes first; then both sides are done with it."""
+    """Earlier messages arrive first; then the stream is closed on both sides."""
     async with served() as (made, link):
         stream = link.open(STREAM, doing(ANSWERS), window_bytes=100)
         assert await stream.read() == b"begin"
@@ -247,7 +247,7 @@ async def test_stream_ends_when_its_handler_returns() -> None:
 
 
 async def test_stream_that_the_other_side_gives_up_ends_its_handler(caplog: pytest.LogCaptureFixture) -> None:
-    """Which reads, or writes to a full window; that is no fault of anybody."""
+    """The handler reads, or writes to a full window; it is not at fault."""
     async with served() as (made, link):
         reading = link.open(STREAM, doing(ANSWERS), window_bytes=100)
         assert await reading.read() == b"begin"
@@ -268,7 +268,7 @@ async def test_stream_that_the_other_side_gives_up_ends_its_handler(caplog: pyte
 async def test_handler_that_waits_for_something_else_is_cancelled_with_its_stream(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, is_lost: bool
 ) -> None:
-    """It neither reads nor writes, so nothing else would tell it; one that ends by itself is left to it."""
+    """It neither reads nor writes, so it does not notice the end; a handler that ends by itself is not cancelled."""
     monkeypatch.setattr(service, "STREAM_GRACE_MS", 20)
     async with served() as (made, link):
         reading = link.open(STREAM, doing(ANSWERS), window_bytes=100)
@@ -286,7 +286,7 @@ async def test_handler_that_waits_for_something_else_is_cancelled_with_its_strea
 
 
 async def test_handler_has_what_came_before_the_end_of_its_stream() -> None:
-    """A follower that stops says what it holds, and gives the stream up behind it."""
+    """A follower that stops reports what it holds, and gives the stream up after that."""
     async with served() as (made, link):
         stream = link.open(STREAM, doing(TAKES), window_bytes=100)
         assert await stream.read() == b"begin"
@@ -299,7 +299,7 @@ async def test_handler_has_what_came_before_the_end_of_its_stream() -> None:
 
 
 async def test_more_than_can_be_answered_is_refused_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests and streams share the bound; what needs no task is answered, and room is there again at once."""
+    """Requests and streams share the bound; methods without a task are answered, and room is free again at once."""
     monkeypatch.setattr(service, "MAX_TASKS", 2)
     async with served() as (made, link):
         asking = asyncio.create_task(link.ask(WAITING, doing(WAITS), timeout_ms=LONG_MS))
@@ -320,7 +320,7 @@ async def test_more_than_can_be_answered_is_refused_with_advice(monkeypatch: pyt
 
 
 async def test_table_that_closes_ends_what_is_under_way() -> None:
-    """Streams are given up; requests are told by the end of the connection, which is not the table's."""
+    """Streams are given up; requests end with the connection, which the table does not own."""
     async with served() as (made, link):
         asking = asyncio.create_task(link.ask(WAITING, doing(WAITS), timeout_ms=LONG_MS))
         stream = link.open(STREAM, doing(WAITS), window_bytes=100)
@@ -338,7 +338,7 @@ async def test_table_that_closes_ends_what_is_under_way() -> None:
 
 
 def test_method_is_served_once() -> None:
-    """Whoever adds it twice hears of it at once."""
+    """A second registration fails at once."""
     table = Served().table
     with pytest.raises(AssertionError, match="served twice"):
         table.add(STREAM, pb.ProbeRequest, lambda _request, _call: None)

@@ -47,7 +47,7 @@ def command(*arguments: str, environment: dict[str, str] | None = None) -> subpr
 
 
 def identity(directory: Path, node_id: int = 1, cluster_id: str = "c") -> list[str]:
-    """Return the options that say who a node is."""
+    """Return the options that identify a node."""
     return ["--data-dir", str(directory), "--node-id", str(node_id), "--cluster-id", cluster_id]
 
 
@@ -59,7 +59,7 @@ def formatted(directory: Path, port: int, **changes: object) -> None:
 
 
 def one_line(done: subprocess.CompletedProcess[str], status: int, words: str) -> None:
-    """Check that a command failed with a status and said why in one line."""
+    """Check that a command failed with a status and one line of explanation."""
     lines = [line for line in done.stderr.splitlines() if not line.startswith("time=")]
     assert done.returncode == status, done.stderr
     assert len(lines) == 1, done.stderr
@@ -84,7 +84,7 @@ def wait_for_controller(address: str) -> None:
 @pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_run_serves_until_a_signal_and_ends_with_status_zero(tmp_path: Path, number: signal.Signals) -> None:
-    """Format, run, ask, signal: an orderly stop ends with 0, and the directory can be used again."""
+    """Format, run, ask, signal: an orderly stop exits with 0, and the directory can be used again."""
     port, admin_port = free_ports(2)
     formatted(tmp_path / "d", port)
     address, admin_address = f"127.0.0.1:{port}", f"127.0.0.1:{admin_port}"
@@ -107,7 +107,7 @@ def test_run_serves_until_a_signal_and_ends_with_status_zero(tmp_path: Path, num
 
 @pytest.mark.process
 def test_run_makes_and_keeps_snapshots_as_it_is_told(tmp_path: Path) -> None:
-    """With a short interval and one to keep, the log soon begins at the newest snapshot, and DescribeQuorum says so."""
+    """With a short interval and one snapshot to keep, the log soon begins at the newest snapshot, as DescribeQuorum shows."""
     port, admin_port = free_ports(2)
     formatted(tmp_path / "d", port)
     address, admin_address = f"127.0.0.1:{port}", f"127.0.0.1:{admin_port}"
@@ -211,7 +211,7 @@ def test_run_on_a_port_in_use_fails_with_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_run_on_a_directory_that_is_not_its_own_fails_with_one_line(tmp_path: Path) -> None:
-    """Unformatted, another cluster's, another node's: status 1 and what is wrong."""
+    """Unformatted, of another cluster, of another node: status 1 and the reason."""
     listen = ["--listen", "127.0.0.1:0"]
     one_line(command("run", *identity(tmp_path / "none"), *listen), 1, "format")
     formatted(tmp_path / "d", 1)
@@ -221,7 +221,7 @@ def test_run_on_a_directory_that_is_not_its_own_fails_with_one_line(tmp_path: Pa
 
 @pytest.mark.process
 def test_format_failures_are_one_line(tmp_path: Path) -> None:
-    """Formatting twice, below a file, without a way, with both ways, with a bad id: each says what is wrong."""
+    """Formatting twice, below a file, without a way, with both ways, with a bad id: each line has the reason."""
     address = ["--standalone", "--address", "127.0.0.1:1"]
     formatted(tmp_path / "d", 1)
     one_line(command("format", *identity(tmp_path / "d"), *address), 1, "formatted already")
@@ -243,7 +243,7 @@ def test_format_failures_are_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_format_without_initial_voters_makes_an_observer(tmp_path: Path) -> None:
-    """KIP-853 --no-initial-controllers: it knows no voters, so it can only join a quorum that is there."""
+    """KIP-853 --no-initial-controllers: the node knows no voters, so it can only join an existing quorum."""
     assert command("format", *identity(tmp_path / "o"), "--no-initial-voters").returncode == 0
     metadata = tmp_path / "o" / "metadata"
     assert read_initial_voters(PosixDisk(), str(metadata)).voters == ()
@@ -283,7 +283,7 @@ def test_address_is_parsed_and_printed_back(text: str, expected: Address) -> Non
     "text", ["", "host", "host:", ":1", "host:65536", "host:-1", "host:1x", "::1:5", "host:\uff11", "h:" + "9" * 5_000]
 )
 def test_address_that_is_none_is_refused(text: str) -> None:
-    """Anything else is refused with what an address looks like."""
+    """The refusal shows the form of an address."""
     with pytest.raises(SettingsError, match="address"):
         parse_address(text)
 
@@ -302,7 +302,7 @@ def test_address_that_is_none_is_refused(text: str) -> None:
     ],
 )
 def test_address_knows_who_can_reach_it(host: str, loopback: bool, wildcard: bool) -> None:
-    """Loopback and wildcard addresses are told apart; names count as reachable."""
+    """Loopback and wildcard addresses are recognized; names count as reachable."""
     address = Address(host=host, port=1)
     assert (address.is_loopback, address.is_wildcard) == (loopback, wildcard)
 
@@ -381,7 +381,7 @@ LOOPBACK = Address(host="127.0.0.1", port=9641)
     ],
 )
 def test_settings_that_cannot_work_are_refused(changes: dict[str, object], words: str) -> None:
-    """Each impossible setting is refused before anything is opened."""
+    """Each impossible setting is refused before any file or port is opened."""
     fields: dict[str, object] = {"node_id": 1, "cluster_id": "c", "listen": LOOPBACK, **changes}
     with pytest.raises(SettingsError, match=words):
         QuorumServerSettings(**fields).check()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A start that needs a snapshot and finds the newest one damaged: an older one, or the log, is used where they cover it."""
+"""A start that needs a snapshot and finds the newest one damaged: it uses an older one, or the log, if they have the records."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PATIENT = ControllerSettings(session_timeout_ms=600_000)
 
 
 def damage(snapshot: Path) -> None:
-    """Flip a bit in every table file of a snapshot; nobody else shares them as long as the image is gone."""
+    """Flip a bit in every table file of a snapshot; while the image is gone, no other database shares these files."""
     for table in snapshot.glob("*.sst"):
         data = bytearray(table.read_bytes())
         data[len(data) // 3] ^= 0x10
@@ -70,7 +70,7 @@ async def stopped_with_two_snapshots(cluster: QuorumCluster) -> tuple[int, Path,
 
 
 async def test_start_uses_an_older_snapshot_when_the_newest_is_damaged(cluster: QuorumCluster) -> None:
-    """The log begins at the older one, so nothing is missing: the voter has the same image, and is needed for a majority."""
+    """The log begins at the older one, so no record is missing: the voter has the same image, and completes a majority."""
     node_id, metadata, ids = await stopped_with_two_snapshots(cluster)
     damage(SnapshotFiles(metadata / "snapshots").path(ids[-1]))
     server = await cluster.start(node_id)
@@ -86,7 +86,7 @@ async def test_start_uses_an_older_snapshot_when_the_newest_is_damaged(cluster: 
 
 
 async def test_what_read_a_damaged_snapshot_does_not_lock_the_next_one(cluster: QuorumCluster) -> None:
-    """The older snapshot is used at once; nothing waits for the garbage collector to release a lock."""
+    """The older snapshot is used at once; no database waits for the garbage collector to release a lock."""
     _, metadata, ids = await stopped_with_two_snapshots(cluster)
     path = SnapshotFiles(metadata / "snapshots").path(ids[-1])
     table = max(path.glob("*.sst"), key=lambda each: each.stat().st_size)
@@ -105,7 +105,7 @@ async def test_what_read_a_damaged_snapshot_does_not_lock_the_next_one(cluster: 
 
 
 async def test_damaged_snapshot_gives_way_to_the_next_ones(cluster: QuorumCluster) -> None:
-    """Its directory goes when the log has been trimmed beyond it and the node starts again."""
+    """Its directory is deleted once the log begins beyond it and the node starts again."""
     node_id, metadata, ids = await stopped_with_two_snapshots(cluster)
     path = SnapshotFiles(metadata / "snapshots").path(ids[-1])
     damage(path)
@@ -122,7 +122,7 @@ async def test_damaged_snapshot_gives_way_to_the_next_ones(cluster: QuorumCluste
 
 
 async def test_start_refuses_when_the_log_begins_at_a_damaged_snapshot(cluster: QuorumCluster) -> None:
-    """What is below is nowhere on this disk; the error says what to do, and nothing was changed."""
+    """The records below are not on this disk; the error says what to do, and nothing was changed."""
     node_id, metadata, ids = await stopped_with_two_snapshots(cluster)
     for snapshot in ids:
         damage(SnapshotFiles(metadata / "snapshots").path(snapshot))
@@ -133,7 +133,7 @@ async def test_start_refuses_when_the_log_begins_at_a_damaged_snapshot(cluster: 
 
 
 async def test_start_without_a_readable_snapshot_replays_a_log_that_has_everything(tmp_path: Path) -> None:
-    """The log is trimmed only when two snapshots exist: with one, a log from offset 0 covers its loss."""
+    """The log is trimmed only when two snapshots exist: with one, the log begins at offset 0 and replaces it."""
     patient = SnapshotSettings(log_bytes=1_000, kept=1_000)
     cluster = QuorumCluster(tmp_path, 1, controller=PATIENT, snapshots=patient)
     try:
@@ -179,7 +179,7 @@ def test_damage_is_found_by_what_a_snapshot_says(tmp_path: Path) -> None:
     ids=["voter", "combined"],
 )
 def test_refusal_is_one_line_for_who_starts_the_server(tmp_path: Path, program: list[str]) -> None:
-    """A damaged snapshot that the log does not cover: status 1 and what to do, without a trace."""
+    """A damaged snapshot that the log does not cover: status 1 and what to do, without a traceback."""
     format_standalone(tmp_path, node_id=1, cluster_id="c", address="127.0.0.1:1")
     (tmp_path / "metadata" / "snapshots" / "00000000000000000020-0000000001").mkdir(parents=True)
     identity = ["--data-dir", str(tmp_path), "--node-id", "1", "--cluster-id", "c", "--listen", "127.0.0.1:0"]

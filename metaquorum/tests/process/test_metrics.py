@@ -57,7 +57,7 @@ async def create(cluster: QuorumCluster, topic: str) -> int:
 
 
 async def test_metrics_show_the_state_of_the_quorum(cluster: MeteredCluster) -> None:
-    """Leader and followers: each its own role, log and counters; units in the names, a help for each."""
+    """Leader and followers: each with its own role, log and counters; names have units, and each metric has a help text."""
     leader = await cluster.active()
     await BrokerStub(cluster, 7).join(leader)
     before = await cluster.scrape(leader)
@@ -94,7 +94,7 @@ async def test_metrics_show_the_state_of_the_quorum(cluster: MeteredCluster) -> 
 
 
 async def test_metrics_are_served_during_an_election(cluster: MeteredCluster) -> None:
-    """Who is left shows that it knows no leader, and then the next one, the election and how long it took."""
+    """The remaining node shows that it knows no leader, then the next leader, the election and its duration."""
     leader = await cluster.active()
     others = [node_id for node_id in cluster.voters if node_id != leader]
     before = {node_id: await cluster.scrape(node_id) for node_id in others}
@@ -134,7 +134,7 @@ async def test_other_paths_and_methods_are_refused(cluster: MeteredCluster) -> N
 
 
 async def test_taken_address_is_told(cluster: MeteredCluster, tmp_path: Path) -> None:
-    """The server does not start without the metrics that it was asked for."""
+    """The server does not start without its metrics."""
     taken = cluster.servers[1].metrics_address
     assert taken is not None
     await cluster.stop(2)
@@ -153,7 +153,7 @@ async def test_stopped_server_serves_no_metrics(cluster: MeteredCluster) -> None
 
 
 async def test_node_that_has_not_started_shows_only_its_process() -> None:
-    """And a scrape whose loop is held up fails with 503 instead of hanging."""
+    """A scrape whose loop is busy fails with 503 instead of hanging."""
     loop = asyncio.get_running_loop()
     is_held = False
 
@@ -178,7 +178,7 @@ async def test_node_that_has_not_started_shows_only_its_process() -> None:
 
 
 def test_metrics_for_other_machines_are_asked_for() -> None:
-    """Plain HTTP on an address that others can reach needs the same word as the other listeners."""
+    """Plain HTTP on an address that other machines can reach needs the same flag as the other listeners."""
     settings = QuorumServerSettings(
         node_id=1,
         cluster_id="c",

@@ -75,7 +75,7 @@ def settled(places: Mapping[int, str], *, above_epoch: float) -> tuple[int, dict
 
 @pytest.mark.process
 def test_metrics_of_processes_follow_an_election(tmp_path: Path) -> None:
-    """Three voters; the leader is killed; the other two are scraped until one leads, and their metrics tell the story."""
+    """The leader of three voters is killed; the metrics of the other two show the election and the new leader."""
     quorum_ports, metrics_ports = free_ports(3), free_ports(3)
     quorum = {node_id: f"{HOST}:{port}" for node_id, port in enumerate(quorum_ports, start=1)}
     places = {node_id: f"{HOST}:{port}" for node_id, port in enumerate(metrics_ports, start=1)}

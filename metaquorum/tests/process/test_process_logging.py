@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logging of a server process: its lines are those of Python's own formatter, and only a process's owner gets them."""
+"""Logging of a server process: its lines equal those of Python's formatter, and only the owner of a process sets it up."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ABSENT = object()
 
 @contextmanager
 def fresh_process() -> Iterator[io.StringIO]:
-    """Be a process without logging; gives what is written to its stderr. Puts everything back."""
+    """Take away the logging of this process and yield what is written to stderr; restore everything afterwards."""
     logger = logging.getLogger()
     handlers, level = logger.handlers, logger.level
     switches = {name: getattr(logging, name, _ABSENT) for name in SWITCHES}
@@ -44,14 +44,14 @@ def record_at(created: float) -> logging.LogRecord:
 
 
 def test_lines_are_those_of_the_standard_formatter() -> None:
-    """Within a second, over its end, and back before it, a line is what `logging.Formatter` makes of the record."""
+    """Within a second, into the next one and back, a line equals that of `logging.Formatter`."""
     ours, standard = LineFormatter(LINE_FORMAT), logging.Formatter(LINE_FORMAT)
     for created in (1_700_000_000.0, 1_700_000_000.0625, 1_700_000_000.9995, 1_700_000_001.5, 1_700_000_000.25):
         assert ours.format(record_at(created)) == standard.format(record_at(created))
 
 
 def test_an_exception_is_written_with_its_trace() -> None:
-    """A line about an exception has the trace below it, as in Python's own formatter."""
+    """The traceback is below the line, as in Python's own formatter."""
     with fresh_process() as stderr:
         log_to_stderr("INFO", line_format=LINE_FORMAT)
         try:
@@ -65,7 +65,7 @@ def test_an_exception_is_written_with_its_trace() -> None:
 
 
 def test_the_level_is_respected() -> None:
-    """What is below the level is not written."""
+    """Records below the level are not written."""
     with fresh_process() as stderr:
         log_to_stderr("WARNING", line_format=LINE_FORMAT)
         logging.getLogger("quorum").info("event=quiet")
@@ -75,7 +75,7 @@ def test_the_level_is_respected() -> None:
 
 
 def test_logging_that_is_set_up_is_left_alone() -> None:
-    """A process that logs already keeps its handlers, its level, and where each record comes from."""
+    """A process with its own logging keeps its handlers, its level, and the source positions of records."""
     with fresh_process() as stderr:
         logger = logging.getLogger()
         handler = logging.StreamHandler(io.StringIO())

@@ -87,7 +87,7 @@ async def test_topics_are_created_listed_described_and_deleted(cluster: QuorumCl
 
 
 async def test_partitions_are_added_checked_and_refused(cluster: QuorumCluster) -> None:
-    """Growth through the real service: only the new partitions are in the answer, and a check changes nothing."""
+    """Partitions added through the real service: the answer has only the new ones, and a dry run changes nothing."""
     await BrokerStub(cluster, 7).join(1)
     admin = cluster.admin(1)
     await admin.CreateTopic(create("t"))
@@ -110,7 +110,7 @@ async def test_partitions_are_added_checked_and_refused(cluster: QuorumCluster) 
 
 
 async def test_validate_only_answers_and_creates_nothing(cluster: QuorumCluster) -> None:
-    """A check has no metadata offset and leaves no topic."""
+    """A dry run has no metadata offset and leaves no topic."""
     await BrokerStub(cluster, 7).join(1)
     checked = await cluster.admin(1).CreateTopic(create("t", validate_only=True))
     assert checked.metadata_offset == 0
@@ -137,7 +137,7 @@ async def test_validate_only_answers_and_creates_nothing(cluster: QuorumCluster)
 async def test_bad_creation_is_refused_with_its_code(
     cluster: QuorumCluster, fields: dict[str, object], code: ErrorCode
 ) -> None:
-    """Every refusal of the core reaches the client as its typed status, and the server lives on."""
+    """Every refusal of the core reaches the client as its typed status, and the server keeps serving."""
     admin = cluster.admin(1)
     await refused(admin.CreateTopic(admin_pb2.CreateTopicRequest(**fields)), code)
     assert (await admin.ListTopics(admin_pb2.ListTopicsRequest(cluster_id=CLUSTER))).topics == []
@@ -196,7 +196,7 @@ async def test_quorum_is_described(cluster: QuorumCluster) -> None:
 
 
 async def test_log_directories_are_a_matter_of_brokers(cluster: QuorumCluster) -> None:
-    """A voter has none, and says whom to ask; also to another server."""
+    """A voter has none and names the brokers, also to another server."""
     admin = cluster.admin(1)
     for call in (
         admin.DescribeLogDirectories(admin_pb2.DescribeLogDirectoriesRequest()),
@@ -213,7 +213,7 @@ async def test_log_directories_are_a_matter_of_brokers(cluster: QuorumCluster) -
 
 
 async def test_broker_registers_beats_and_gets_producer_ids(cluster: QuorumCluster) -> None:
-    """A broker's whole conversation with the controller over a real connection."""
+    """All calls of a broker to the controller, over a real connection."""
     broker = BrokerStub(cluster, 7)
     registered = await broker.register(1)
     assert (registered.heartbeat_interval_ms, registered.session_timeout_ms) == (500, 3_000)
@@ -261,7 +261,7 @@ async def test_bad_requests_of_brokers_are_refused_with_their_codes(cluster: Quo
 async def test_fault_of_the_server_is_internal_and_does_not_leak(
     cluster: QuorumCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What nobody foresaw becomes INTERNAL without details, at once or on a stream, by gRPC or from a broker; the log has the rest."""
+    """An unexpected exception becomes INTERNAL without details, at once or on a stream, over gRPC or to a broker; the log has them."""
 
     async def fail(*_: object, **__: object) -> None:
         raise RuntimeError("a secret detail")
@@ -331,7 +331,7 @@ async def test_lost_image_is_rebuilt_from_the_log(tmp_path: Path, caplog: pytest
 
 
 async def test_stopping_server_refuses_and_closes_its_port(cluster: QuorumCluster) -> None:
-    """After a stop nobody listens, and stopping twice is harmless."""
+    """After a stop the port is closed, and a second stop is harmless."""
     server, admin = cluster.servers[1], cluster.admin(1)
     await cluster.stop(1)
     await server.stop()
@@ -346,7 +346,7 @@ async def test_stopping_server_refuses_and_closes_its_port(cluster: QuorumCluste
 async def test_port_in_use_is_a_clear_error_and_leaves_the_directory_free(
     cluster: QuorumCluster, tmp_path: Path
 ) -> None:
-    """A second server on the port says so, and has let its directory go."""
+    """A second server on the port says so, and releases its data directory."""
     other = tmp_path / "other"
     format_standalone(other, node_id=2, cluster_id=CLUSTER, address=cluster.voters[1])
     with pytest.raises(PortInUseError, match=f"cannot listen on {cluster.voters[1]}"):
@@ -385,7 +385,7 @@ async def test_opened_directory_may_be_given_and_stays_the_callers(tmp_path: Pat
 
 
 def test_settings_that_cannot_work_are_refused_before_anything_is_opened(tmp_path: Path) -> None:
-    """Plaintext on a reachable address needs the flag; nothing is touched before that is known."""
+    """Plaintext on a reachable address needs the flag; the check comes before any file or port is opened."""
     settings = settings_for(1, 9641, {})
     with pytest.raises(SettingsError, match="cluster id"):
         QuorumServer(type(settings)(node_id=1, cluster_id="", listen=settings.listen), tmp_path)

@@ -44,7 +44,7 @@ def create(topic: str) -> admin_pb2.CreateTopicRequest:
 
 
 async def create_somewhere(cluster: QuorumCluster, topic: str) -> admin_pb2.CreateTopicResponse | None:
-    """Create a topic as a client does: follow hints and retry within a deadline; None when it turned out to exist."""
+    """Create a topic as a client does: follow hints and retry within a deadline; return None if it already exists."""
     deadline = time.monotonic() + DEADLINE_S
     unsure = False
     while True:
@@ -100,7 +100,7 @@ async def test_topics_survive_the_stop_of_the_leader_and_creation_goes_on(cluste
 
 
 async def test_non_leaders_refuse_with_a_hint_at_the_leaders_quorum_listener(cluster: QuorumCluster) -> None:
-    """Whoever asks the wrong voter learns the right one's id, epoch and address."""
+    """A voter that does not lead answers with the leader's id, epoch and address."""
     leader = await cluster.active()
     server = cluster.servers[leader]
     for node_id in cluster.voters:
@@ -147,7 +147,7 @@ async def test_quorum_leader_describes_all_voters(cluster: QuorumCluster) -> Non
 
 
 async def test_without_a_majority_nothing_is_claimed(cluster: QuorumCluster) -> None:
-    """A leader that lost its majority says that the outcome is unknown, then that the quorum is unavailable."""
+    """A leader that lost its majority first answers that the outcome is unknown, then that the quorum is unavailable."""
     leader = await cluster.active()
     await BrokerStub(cluster, 7).join(leader)
     assert await create_somewhere(cluster, "kept") is not None
@@ -159,7 +159,7 @@ async def test_without_a_majority_nothing_is_claimed(cluster: QuorumCluster) -> 
         refused(admin.ListTopics(admin_pb2.ListTopicsRequest(), timeout=20), ErrorCode.QUORUM_UNAVAILABLE)
     )
     await refused(admin.CreateTopic(create("unsure"), timeout=2), ErrorCode.OUTCOME_UNKNOWN)
-    # What it has committed is no longer certain to be all that is committed: a read is not answered either.
+    # Another leader may have committed more by now: a read is not answered either.
     await asking
     assert cluster.servers[leader].image.topic_by_name("unsure") is None
     await until(lambda: not cluster.servers[leader].host.is_active, what="the leader to resign")

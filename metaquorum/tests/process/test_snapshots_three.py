@@ -48,7 +48,7 @@ def snapshot_names(cluster: QuorumCluster, node_id: int) -> set[str]:
 
 
 async def test_a_voter_that_was_away_while_the_log_was_trimmed_catches_up(cluster: QuorumCluster) -> None:
-    """It installs the leader's snapshot, fetches the rest, and serves the same image; so does its disk afterwards."""
+    """It installs the leader's snapshot, fetches the rest, and serves the same image; its disk has it as well."""
     await with_broker(cluster)
     await cluster.create_topics(0, 2)
     away = next(node_id for node_id in cluster.voters if not cluster.servers[node_id].host.is_active)
@@ -68,7 +68,7 @@ async def test_a_voter_that_was_away_while_the_log_was_trimmed_catches_up(cluste
 
 
 async def test_an_empty_voter_catches_up_by_snapshot(cluster: QuorumCluster) -> None:
-    """A voter with nothing but its format gets the snapshot first."""
+    """A voter that is only formatted gets the snapshot first."""
     empty = next(node_id for node_id in cluster.voters if not cluster.servers[node_id].host.is_active)
     await cluster.stop(empty)
     await with_broker(cluster)
@@ -82,7 +82,7 @@ async def test_an_empty_voter_catches_up_by_snapshot(cluster: QuorumCluster) -> 
 
 
 async def test_snapshots_of_one_id_have_one_digest_on_every_node(cluster: QuorumCluster) -> None:
-    """Each made its own; where two have the same id, they have the same rows."""
+    """Each node makes its own; snapshots with the same id have the same rows."""
     await with_broker(cluster)
     offset = await cluster.create_topics(0, 30)
     await equal(cluster, offset)
@@ -103,7 +103,7 @@ async def test_snapshots_of_one_id_have_one_digest_on_every_node(cluster: Quorum
 
 
 async def test_a_restart_reads_only_the_tail_of_the_log(cluster: QuorumCluster) -> None:
-    """No record that the image has is read again, neither for the image nor for voters or epochs."""
+    """Records in the image are not read again, neither for the image nor for voters or epochs."""
     await with_broker(cluster)
     offset = await cluster.create_topics(0, 60)
     await equal(cluster, offset)
@@ -133,7 +133,7 @@ async def test_a_restart_reads_only_the_tail_of_the_log(cluster: QuorumCluster) 
 async def test_an_install_that_stops_half_way_is_finished_by_the_next_start(
     cluster: QuorumCluster, monkeypatch: pytest.MonkeyPatch, owner: type, function: str
 ) -> None:
-    """Stopped before the log, before the image, before the old snapshots: the node stops, and comes back whole."""
+    """The node stops before it replaces the log, the image or the old snapshots; the next start finishes the install."""
     await with_broker(cluster)
     await cluster.create_topics(0, 2)
     away = next(node_id for node_id in cluster.voters if not cluster.servers[node_id].host.is_active)
@@ -167,7 +167,7 @@ async def test_an_install_that_stops_half_way_is_finished_by_the_next_start(
 async def test_a_snapshot_that_cannot_be_made_stops_nothing(
     cluster: QuorumCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The disk is full: it is said, nothing is trimmed, nothing half-made stays, and the next one is tried."""
+    """The disk is full: the voter logs it, trims nothing, leaves nothing incomplete, and makes the next snapshot."""
 
     def full(self: ImageStore, directory: Path) -> None:
         directory.mkdir()
@@ -188,7 +188,7 @@ async def test_a_snapshot_that_cannot_be_made_stops_nothing(
 
 
 async def test_a_quiet_log_gets_its_snapshot_by_the_clock(tmp_path: Path) -> None:
-    """Few records, far below the bytes: the time since the first of them counts."""
+    """There are few records, far below the size limit: the time since the first of them counts."""
     settings = SnapshotSettings(log_bytes=1 << 40, interval_ms=1, kept=1)
     cluster = QuorumCluster(tmp_path, 1, controller=PATIENT, snapshots=settings)
     try:

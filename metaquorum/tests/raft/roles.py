@@ -24,7 +24,7 @@ def _node(epoch: int, *, number: int = 1, leader: int | None = None, voted: int 
 
 
 def unattached() -> ScriptedNode:
-    """Knows the epoch and nobody in it."""
+    """Knows the epoch, and neither its leader nor a candidate."""
     return _node(EPOCH).start()
 
 
@@ -52,7 +52,7 @@ def candidate() -> ScriptedNode:
 
 
 def leader() -> ScriptedNode:
-    """Leads the epoch; everybody has everything, and all of it is committed."""
+    """Leads the epoch; all voters have every record, and all are committed."""
     node = ScriptedNode(election=election_state(EPOCH - 1), epochs=[(3, 0)], log_end_offset=LOG_END - 1)
     node.start().elect()
     for replica in (2, 3):
@@ -71,7 +71,7 @@ def follower() -> ScriptedNode:
 
 
 def observer() -> ScriptedNode:
-    """Is no voter and knows the epoch and nobody in it."""
+    """Is not a voter; knows the epoch, and not its leader."""
     return _node(EPOCH, number=9).start()
 
 

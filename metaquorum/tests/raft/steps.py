@@ -26,7 +26,7 @@ def leading(voters: list[int], **arguments: object) -> tuple[ScriptedNode, Leade
 
 
 def fetch(node: ScriptedNode, replica: int, offset: int, **arguments: int) -> FetchResponse | None:
-    """A replica that has everything below offset, all of the leader's epoch, fetches."""
+    """Let a replica fetch that has all of the leader's log below the offset."""
     last_epoch = arguments.pop("last_epoch", int(node.state.quorum_epoch) if offset else 0)
     answer = node.receive(node.fetch_request(replica, offset=offset, last_epoch=last_epoch, **arguments))
     assert answer is None or isinstance(answer, FetchResponse)

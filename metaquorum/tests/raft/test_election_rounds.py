@@ -38,7 +38,7 @@ def test_lost_pre_vote_without_a_known_leader_falls_back_to_unattached() -> None
 
 
 def test_lost_pre_vote_with_a_known_leader_falls_back_to_it() -> None:
-    """KIP-996: a prospective that loses and knows a leader with its address follows it again."""
+    """KIP-996: a prospective that loses and knows a leader with its address follows that leader again."""
     node = ScriptedNode(election=election_state(3, leader=2)).start()
     node.advance(1_000)
     assert node.role == "Prospective"
@@ -49,7 +49,7 @@ def test_lost_pre_vote_with_a_known_leader_falls_back_to_it() -> None:
 
 
 def test_name_of_the_silent_leader_does_not_end_a_pre_vote() -> None:
-    """A follower that grants a pre-vote names the leader that is silent; that is no news (found by the simulator)."""
+    """A follower that grants a pre-vote names the silent leader; the prospective knows it already (found by the simulator)."""
     node = ScriptedNode(election=election_state(3, leader=2)).start()
     node.advance(1_000)
     send, _ = node.sent(PreVoteRequest)[1]
@@ -58,7 +58,7 @@ def test_name_of_the_silent_leader_does_not_end_a_pre_vote() -> None:
 
 
 def test_vote_answer_tells_where_the_silent_leader_is_now() -> None:
-    """A voter whose set of voters is old, and whom the leader cannot reach either, would ask at the old place for ever (seed 802)."""
+    """Otherwise a voter with an old voter set that the leader cannot reach would use the old address for ever (seed 802)."""
     node = ScriptedNode(election=election_state(3, leader=2)).start()
     node.advance(1_000)
     assert node.state.leader_address() == "n2"
@@ -71,7 +71,7 @@ def test_vote_answer_tells_where_the_silent_leader_is_now() -> None:
 
 
 def test_vote_answer_without_an_address_takes_none_away() -> None:
-    """What the leader itself has said is better than the own set of voters, which an answer without an address stands for."""
+    """The leader's own word about its address wins over the voter set, to which an answer without an address refers."""
     node = ScriptedNode(election=election_state(3, leader=2)).start()
     node.receive(replace(node.begin_request(2, 3), leader_address="n2.1"))
     node.advance(1_000)
@@ -82,7 +82,7 @@ def test_vote_answer_without_an_address_takes_none_away() -> None:
 
 
 def test_vote_answer_of_a_follower_names_its_leader_and_where_it_is() -> None:
-    """As every answer that names a leader."""
+    """Like every answer that names a leader, it has the leader's address."""
     node = ScriptedNode().start()
     node.follow(2, 3)
     answer = node.receive(node.pre_vote_request(3, 3))
@@ -116,7 +116,7 @@ def test_unanswered_vote_request_is_repeated_with_growing_pauses() -> None:
 
 
 def test_unavailable_voter_is_asked_again_and_not_counted() -> None:
-    """A voter that is starting has not said no."""
+    """A voter that is starting has not refused."""
     node = ScriptedNode().start()
     node.advance(500)
     send, _ = node.sent(PreVoteRequest)[0]
@@ -129,7 +129,7 @@ def test_unavailable_voter_is_asked_again_and_not_counted() -> None:
 
 
 def test_votes_of_an_earlier_round_do_not_count() -> None:
-    """A late yes to the pre-vote is no yes to the election, and a late yes to an old epoch none to the new."""
+    """A late grant of a pre-vote does not count as a vote, nor one of an old epoch in the new one."""
     node = ScriptedNode(voters=[1, 2, 3, 4, 5]).start()
     node.advance(500)
     pre_votes = [send for send, _ in node.sent(PreVoteRequest)]
@@ -152,7 +152,7 @@ def test_votes_of_an_earlier_round_do_not_count() -> None:
 
 
 def test_late_answers_and_failures_of_other_roles_do_nothing() -> None:
-    """An answer that comes after the role has changed is nobody's."""
+    """An answer that arrives after a change of role is dropped."""
     node = ScriptedNode().start()
     node.advance(500)
     (first, _), (second, _) = node.sent(PreVoteRequest)
@@ -187,7 +187,7 @@ def test_request_of_another_cluster_or_for_another_voter_key_is_refused(pre_vote
 
 
 def test_wiped_voter_gets_no_vote_and_moves_no_epoch() -> None:
-    """A voter's node id on another disk may have forgotten what it promised: it is refused, whatever its epoch."""
+    """A known node id on another disk may have forgotten its vote: it is refused, whatever its epoch."""
     node = ScriptedNode().start()
     wiped = ReplicaKey(node_id=NodeId(2), directory_id=b"a-fresh-disk-000")
     answer = node.receive(replace(node.vote_request(2, 9), candidate=wiped))
@@ -214,7 +214,7 @@ def test_vote_request_with_a_log_of_its_own_epoch_is_invalid(epoch: int, last_ep
 
 
 def test_pre_vote_request_with_a_log_of_its_own_epoch_is_valid() -> None:
-    """KIP-996: a pre-vote is asked at the present epoch, which the log may end in."""
+    """KIP-996: a pre-vote has the present epoch, and the candidate's log may end in it."""
     node = ScriptedNode().start()
     answer = node.receive(node.pre_vote_request(2, 5, last_epoch=5, log_end_offset=1))
     assert isinstance(answer, VoteResponse)
@@ -299,7 +299,7 @@ def test_leader_without_a_known_address_is_remembered_until_the_address_comes() 
 
 
 def test_leader_name_learnt_in_the_same_epoch_without_address_is_recorded() -> None:
-    """The name alone is worth recording: it rules out a vote for another."""
+    """The name alone is stored: it rules out a vote for another node."""
     node = ScriptedNode(number=9, knows_voters=False).start()
     for leader_id in (None, NodeId(2)):
         send, _ = node.sent(FetchRequest)[-1]
@@ -317,7 +317,7 @@ def test_leader_name_learnt_in_the_same_epoch_without_address_is_recorded() -> N
 
 
 def test_second_leader_of_an_epoch_is_refused_and_reported() -> None:
-    """Raft 5.2 Election Safety: at most one leader per term; a peer that says otherwise changes nothing."""
+    """Raft 5.2 Election Safety: at most one leader per term; a peer that claims otherwise changes nothing."""
     node = ScriptedNode(election=election_state(3, leader=2)).start()
     answer = node.receive(node.begin_request(3, 3))
     assert answer is not None
@@ -350,7 +350,7 @@ def test_repeated_begin_quorum_epoch_of_the_same_leader_is_no_news() -> None:
 
 
 def test_word_that_an_earlier_life_of_this_node_leads_is_ignored() -> None:
-    """Peers may still name a wiped node as leader; its successor on a fresh disk only takes the epoch."""
+    """Peers may still name a wiped node as leader; its successor on a fresh disk only learns the epoch."""
     node = ScriptedNode(number=9).start()
     send: Send = node.sent(FetchRequest)[0][0]
     node.answer(
@@ -389,7 +389,7 @@ def test_lost_vote_request_is_repeated_within_the_round() -> None:
 
 
 def test_lost_vote_does_not_cost_the_round() -> None:
-    """With the default times a request or an answer that is lost is made up for before the round is given up."""
+    """With the default times a lost request or answer is repeated before the round is given up."""
     node = ScriptedNode().start()
     node.advance(500)
     assert node.role == "Prospective"
@@ -406,7 +406,7 @@ def test_lost_vote_does_not_cost_the_round() -> None:
 
 
 def test_late_vote_counts_in_its_round() -> None:
-    """A voter with a slow disk is asked again meanwhile; its first answer is as good as the second."""
+    """A voter with a slow disk is asked a second time; its answer to the first request counts as well."""
     node = ScriptedNode().start()
     node.advance(500)
     first, _ = node.sent(PreVoteRequest)[0]
@@ -417,7 +417,7 @@ def test_late_vote_counts_in_its_round() -> None:
 
 
 def test_lost_search_for_a_leader_goes_on_with_the_next_peer() -> None:
-    """A peer that does not answer does not end the search, and one that refuses does neither."""
+    """Neither a silent nor a refusing peer ends the search."""
     node = ScriptedNode(number=9, config=RaftConfig(request_timeout_ms=200)).start()
     node.advance(220)
     node.fail(node.sent(FetchRequest)[-1][0])
@@ -426,14 +426,14 @@ def test_lost_search_for_a_leader_goes_on_with_the_next_peer() -> None:
 
 
 def test_node_without_peers_waits_without_a_deadline() -> None:
-    """An observer that knows nobody has nothing to do."""
+    """An observer that knows no peers has nothing to do."""
     node = ScriptedNode(number=9, voters=[]).start()
     assert node.raft.deadline_ms() is None
     assert node.effects[-1] == AnnounceLeader(quorum_epoch=QuorumEpoch(0), leader_id=None, address=None)
 
 
 def test_configured_addresses_win_over_those_of_the_voter_set() -> None:
-    """A voter that moved is found by configuration until the voter set says so."""
+    """A voter that moved is found by its configured address until the voter set has the new one."""
     node = ScriptedNode(addresses={2: "moved:2"}).start()
     node.advance(500)
     assert [send.address for send, _ in node.sent(PreVoteRequest)] == ["moved:2", "n3"]
@@ -442,7 +442,7 @@ def test_configured_addresses_win_over_those_of_the_voter_set() -> None:
 
 
 def test_voter_that_asks_itself_is_asked_again() -> None:
-    """Two voters that notice a silent leader one after the other do not refuse each other for a whole round."""
+    """Two voters that notice a silent leader one after the other need not wait a whole round for each other's pre-vote."""
     node = ScriptedNode(election=election_state(3, leader=2), epochs=[(2, 0)], log_end_offset=9).start()
     node.advance(1_000)
     pre_votes = [entry for entry in node.sent(PreVoteRequest) if entry[1].voter == key(3)]
@@ -457,7 +457,7 @@ def test_voter_that_asks_itself_is_asked_again() -> None:
 
 
 def test_fallback_to_a_silent_leader_gives_it_no_second_fetch_timeout() -> None:
-    """After a lost round the leader has been silent already: it is given up again soon unless it answers."""
+    """The leader has been silent before the lost round: it is given up again soon unless it answers."""
     node = ScriptedNode(election=election_state(3, leader=2)).start()
     node.advance(1_000)
     for send, _ in node.sent(PreVoteRequest):

@@ -26,7 +26,7 @@ from metaquorum.tests.raft.votes import granted, refused
 
 
 def test_voter_without_leader_starts_a_pre_vote_after_the_election_timeout() -> None:
-    """Raft 5.2: a node that hears of no leader over the election timeout begins an election; KIP-996: by a pre-vote."""
+    """Raft 5.2: a voter without word of a leader for the election timeout begins an election; KIP-996: with a pre-vote."""
     node = ScriptedNode().start()
     node.advance(499)
     assert node.role == "Unattached"
@@ -65,7 +65,7 @@ def test_vote_requests_wait_for_the_own_vote_on_disk() -> None:
 
 
 def test_majority_of_votes_makes_a_leader_once_its_leadership_is_on_disk() -> None:
-    """Raft 5.2: a candidate wins with votes from a majority; here it appends nothing before that is on its disk."""
+    """Raft 5.2: a candidate wins with votes from a majority; here it appends nothing before its disk has the leadership."""
     node = ScriptedNode(auto_disk=False).start()
     node.advance(500)
     node.answer(node.sent(PreVoteRequest)[0][0], granted(node))
@@ -95,7 +95,7 @@ def test_first_record_of_an_epoch_names_leader_and_granting_voters() -> None:
 
 
 def test_only_voter_leads_in_its_first_step() -> None:
-    """A quorum of one does not wait for a timeout: nobody could object."""
+    """A quorum of one does not wait for a timeout: no other voter exists."""
     node = ScriptedNode(voters=[1]).start()
     assert node.role == "Leader"
     assert node.state.high_watermark == 2
@@ -136,10 +136,11 @@ def test_voter_votes_for_at_most_one_candidate_in_an_epoch() -> None:
 
 
 def test_vote_is_not_given_again_to_a_candidate_that_came_back_with_less() -> None:
-    """Raft figure 2: a vote is granted only to a log that is up to date, also one that the candidate has already.
+    """Raft figure 2: a vote is granted only to a log that is up to date, even if the candidate has the vote already.
 
-    A leader's records may be committed by the others before its own disk has them. It resigns, stands with them in its log, crashes,
-    and comes back as candidate of the same epoch without them: a vote that is repeated elects a leader that lacks what is committed.
+    Other voters may commit a leader's records before its own disk has them. The leader resigns, becomes a candidate with these
+    records in its log, crashes, and returns as candidate of the same epoch without them: a repeated vote would elect a leader that
+    lacks committed records.
     """
     node = (
         ScriptedNode(election=election_state(2), epochs=[(2, 0)], log_end_offset=4, voters_in_log=False).start().elect()
@@ -174,7 +175,7 @@ def test_vote_is_not_given_again_to_a_candidate_that_came_back_with_less() -> No
 
 
 def test_vote_is_said_only_when_it_is_on_disk() -> None:
-    """Raft 5.2 and figure 2: a vote that could be forgotten is no vote."""
+    """Raft 5.2 and figure 2: a vote that a crash could lose must not be sent."""
     node = ScriptedNode(auto_disk=False).start()
     assert node.receive(node.vote_request(2, 3)) is None
     assert node.of(Reply) == []
@@ -184,7 +185,7 @@ def test_vote_is_said_only_when_it_is_on_disk() -> None:
 
 
 def test_messages_of_two_states_leave_in_order_as_each_state_reaches_the_disk() -> None:
-    """A write under way is not joined by a later state: that one gets a write of its own."""
+    """A later state does not join a write under way: it gets its own write."""
     node = ScriptedNode(auto_disk=False).start()
     node.receive(node.vote_request(2, 3))
     node.receive(node.vote_request(3, 4))
@@ -196,7 +197,7 @@ def test_messages_of_two_states_leave_in_order_as_each_state_reaches_the_disk() 
 
 
 def test_giving_a_vote_restarts_the_election_timer() -> None:
-    """Raft 5.2: granting a vote puts off the own election."""
+    """Raft 5.2: a voter that grants a vote puts off its own election."""
     node = ScriptedNode().start()
     node.advance(400)
     node.receive(node.vote_request(2, 1))
@@ -262,7 +263,7 @@ def test_answer_with_a_higher_epoch_ends_a_candidacy() -> None:
 
 
 def test_answer_that_names_a_leader_of_a_higher_epoch_makes_a_follower() -> None:
-    """KIP-595: who learns a leader with its address fetches from it."""
+    """KIP-595: a node that learns the leader and its address fetches from it."""
     node = ScriptedNode().start()
     node.advance(500)
     send, _ = node.sent(PreVoteRequest)[0]
@@ -283,7 +284,7 @@ def test_candidate_recognises_a_leader_of_its_own_epoch() -> None:
 
 
 def test_split_vote_is_waited_out_and_followed_by_a_new_round() -> None:
-    """Raft 5.2: if nobody wins, candidates time out and start a new election; KIP-996: with a pre-vote again."""
+    """Raft 5.2: without a winner, candidates time out and start a new election; KIP-996: again with a pre-vote."""
     node = ScriptedNode().start()
     node.advance(500)
     node.answer(node.sent(PreVoteRequest)[0][0], granted(node))

@@ -52,7 +52,7 @@ from metaquorum.tests.raft.steps import fetch, leading
 def test_divergence_is_found_by_the_epoch_before_the_fetch_offset(
     offset: int, last_epoch: int, expected: tuple[int, int] | None
 ) -> None:
-    """KIP-595: the largest epoch not above the follower's and its end; a mismatch says where the logs part."""
+    """KIP-595: the largest epoch not above the follower's and its end; a mismatch shows where the logs diverge."""
     node = ScriptedNode(election=election_state(4), epochs=[(1, 0), (3, 4)], log_end_offset=9).start().elect()
     assert isinstance(node.state.role, Leader)
     answer = fetch(node, 2, offset, last_epoch=last_epoch, max_wait_ms=0)
@@ -92,7 +92,7 @@ def test_follower_cuts_to_where_the_logs_part(diverging: tuple[int, int], expect
 
 @pytest.mark.parametrize("diverging", [(3, 6), (4, 12), (9, 40)])
 def test_cut_below_the_high_watermark_or_at_the_end_is_refused_and_reported(diverging: tuple[int, int]) -> None:
-    """Raft State Machine Safety: what is committed is never cut, whatever a leader says."""
+    """Raft State Machine Safety: committed records are never cut, whatever a leader says."""
     node = ScriptedNode(
         election=election_state(5, leader=2), epochs=[(1, 0), (3, 4), (4, 9)], log_end_offset=12
     ).start()
@@ -116,7 +116,7 @@ def test_cut_takes_back_the_voters_of_the_records_that_go() -> None:
 
 
 def test_voter_flushes_before_its_next_fetch() -> None:
-    """KIP-595: the fetch offset is a voter's word that it has everything below on stable storage."""
+    """KIP-595: with its fetch offset a voter promises that everything below is on stable storage."""
     node = ScriptedNode(election=election_state(3, leader=2), auto_disk=False).start()
     send = node.sent(FetchRequest)[0][0]
     node.forget()
@@ -131,7 +131,7 @@ def test_voter_flushes_before_its_next_fetch() -> None:
 
 
 def test_observer_fetches_on_and_delivers_what_it_has_flushed() -> None:
-    """An observer's offset counts for nothing, so it need not wait; what it delivers is on its disk all the same."""
+    """An observer's offset does not count, so it need not wait; it delivers only what is on its disk."""
     node = ScriptedNode(number=9, election=election_state(3, leader=2), auto_disk=False).start()
     send = node.sent(FetchRequest)[0][0]
     node.forget()
@@ -143,7 +143,7 @@ def test_observer_fetches_on_and_delivers_what_it_has_flushed() -> None:
 
 
 def test_flush_that_a_cut_overtook_proves_nothing() -> None:
-    """An observer may cut while a flush runs: what is appended since needs a flush of its own."""
+    """An observer may cut its log during a flush: records appended after the cut need their own flush."""
     node = ScriptedNode(number=9, election=election_state(3, leader=2), auto_disk=False).start()
     node.answer(node.sent(FetchRequest)[0][0], node.leader_answer(2, batches=batches((0, 4, 1), (4, 8, 2))))
     first = node.of(FlushLog)[0]
@@ -190,7 +190,7 @@ def test_batches_that_do_not_continue_the_log_are_not_appended(spans: list[tuple
 
 
 def test_answer_of_a_node_that_does_not_lead_is_not_taken() -> None:
-    """Records come from the leader of the epoch and from nobody else."""
+    """Only the leader of the epoch supplies records."""
     node = ScriptedNode(election=election_state(3, leader=2)).start()
     answer = replace(node.leader_answer(2, batches=batches((0, 1, 3))), leader_id=None)
     node.answer(node.sent(FetchRequest)[0][0], answer)
@@ -229,7 +229,7 @@ def test_silent_leader_is_given_up_after_the_fetch_timeout() -> None:
 
 @pytest.mark.parametrize("lost_count", [1, 2])
 def test_lost_fetch_does_not_cost_the_leader(lost_count: int) -> None:
-    """It is sent again in time, and asks for an answer at once: the leader is heard of before it is given up."""
+    """The follower repeats it in time and asks for an answer at once: it hears from the leader before giving it up."""
     node = ScriptedNode(election=election_state(3, leader=2)).start()
     while len(node.sent(FetchRequest)) <= lost_count:
         node.advance(1)
@@ -245,7 +245,7 @@ def test_lost_fetch_does_not_cost_the_leader(lost_count: int) -> None:
 
 
 def test_late_answer_to_a_fetch_counts() -> None:
-    """A slow leader or network is asked again meanwhile; the first answer is taken, and the second changes nothing."""
+    """A slow leader is asked a second time; the follower takes the first answer, and the second changes nothing."""
     node = ScriptedNode(election=election_state(3, leader=2)).start()
     first, _ = node.sent(FetchRequest)[-1]
     node.advance(800)
@@ -262,7 +262,7 @@ def test_late_answer_to_a_fetch_counts() -> None:
 
 
 def test_late_failure_of_a_fetch_says_that_the_leader_is_gone() -> None:
-    """The process ends after its follower has asked it again: the connections break one by one."""
+    """The leader's process ends after its follower has sent a second fetch: the connections break one by one."""
     node = ScriptedNode(election=election_state(3, leader=2)).start()
     first, _ = node.sent(FetchRequest)[-1]
     node.advance(600)
@@ -272,7 +272,7 @@ def test_late_failure_of_a_fetch_says_that_the_leader_is_gone() -> None:
 
 
 def stalled() -> tuple[ScriptedNode, FlushLog]:
-    """A voter that has appended what its leader sent, and whose flush of it is under way."""
+    """A voter that has appended records of its leader and is flushing them."""
     node = ScriptedNode(election=election_state(3, leader=2), auto_disk=False).start()
     node.advance(400)
     node.answer(node.sent(FetchRequest)[-1][0], node.leader_answer(2, batches=batches((0, 4, 3))))
@@ -282,7 +282,7 @@ def stalled() -> tuple[ScriptedNode, FlushLog]:
 
 
 def test_leader_is_not_given_up_for_the_voters_own_slow_disk() -> None:
-    """Who may not fetch before its flush has ended cannot hear of its leader; the time-out begins again after the flush."""
+    """A voter does not fetch during its flush and cannot hear from its leader; the time-out starts again after the flush."""
     node, flush = stalled()
     assert node.raft.deadline_ms() is None
     node.advance(3_000)
@@ -298,7 +298,7 @@ def test_leader_is_not_given_up_for_the_voters_own_slow_disk() -> None:
 
 
 def test_leader_that_resigns_is_not_waited_for_during_a_flush() -> None:
-    """It has said itself that it leads no more: the patience with it runs, and a flush that ends does not renew it."""
+    """The leader has announced its resignation: the time-out keeps running, and the end of the flush does not renew it."""
     node, flush = stalled()
     node.receive(node.end_request(2, 3, [3]))
     node.advance(200)
@@ -311,7 +311,7 @@ def test_leader_that_resigns_is_not_waited_for_during_a_flush() -> None:
 
 
 def test_voter_that_waits_for_its_disk_does_not_speak_for_a_leader_that_it_has_not_heard_of_lately() -> None:
-    """Else one slow disk would keep the others from electing in the place of a dead leader."""
+    """Otherwise one slow disk would keep the others from electing a new leader after the old one died."""
     node, flush = stalled()
     request = node.pre_vote_request(3, 3, last_epoch=3, log_end_offset=4)
     node.advance(999)
@@ -330,7 +330,7 @@ def test_voter_that_waits_for_its_disk_does_not_speak_for_a_leader_that_it_has_n
 
 
 def test_flush_of_an_observer_is_no_word_of_the_leader() -> None:
-    """It fetches while it flushes, so its fetch timeout is about the leader alone."""
+    """It fetches while it flushes, so its fetch timeout depends on the leader alone."""
     node = ScriptedNode(number=9, election=election_state(3, leader=2), auto_disk=False).start()
     node.answer(node.sent(FetchRequest)[0][0], node.leader_answer(2, batches=batches((0, 4, 2))))
     node.advance(600)
@@ -343,7 +343,7 @@ def test_flush_of_an_observer_is_no_word_of_the_leader() -> None:
 
 @pytest.mark.parametrize("how", ["refused connection", "not leader", "unavailable"])
 def test_leader_that_refuses_is_given_up_sooner(how: str) -> None:
-    """A killed leader refuses connections within a millisecond: no need to wait out the fetch timeout."""
+    """A dead leader's port refuses connections within a millisecond: the follower need not wait out the fetch timeout."""
     node = ScriptedNode(election=election_state(3, leader=2)).start()
     send = node.sent(FetchRequest)[0][0]
     if how == "refused connection":
@@ -359,7 +359,7 @@ def test_leader_that_refuses_is_given_up_sooner(how: str) -> None:
 
 
 def test_leader_that_is_back_in_time_is_not_given_up() -> None:
-    """One refused connection is no election if the next fetch succeeds."""
+    """One refused connection causes no election if the next fetch succeeds."""
     node = ScriptedNode(election=election_state(3, leader=2)).start()
     node.fail(node.sent(FetchRequest)[0][0])
     node.advance(20)
@@ -392,7 +392,7 @@ def test_observer_without_its_leader_looks_for_one() -> None:
 
 
 def test_unattached_former_leader_looks_for_a_leader_with_flushed_offsets_only() -> None:
-    """The one it asks may lead and takes the fetch offset at its word (found by the simulator)."""
+    """The node that it asks may lead, and trusts the fetch offset (found by the simulator)."""
     node, _ = leading([1, 2, 3])
     node.auto_disk = False
     node.propose(5)
@@ -405,7 +405,7 @@ def test_unattached_former_leader_looks_for_a_leader_with_flushed_offsets_only()
 
 
 def test_a_leaving_follower_starts_no_election() -> None:
-    """It waits for its last flush only; a silent leader is the others' affair."""
+    """It waits for its last flush only; a silent leader matters only to the others."""
     node = ScriptedNode(
         auto_disk=False, election=election_state(1, leader=2), epochs=[(1, 0)], log_end_offset=2
     ).start()
@@ -419,7 +419,7 @@ def test_a_leaving_follower_starts_no_election() -> None:
 
 
 def test_a_candidate_that_hears_of_a_leader_without_an_address_goes_on() -> None:
-    """It could not fetch from there; its own round decides."""
+    """It could not fetch from that leader; its own round decides."""
     node = ScriptedNode(election=election_state(3, voted=1)).start()
     assert node.role == "Candidate"
     send, _ = node.sent(VoteRequest)[-1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changing the voters one at a time: what KIP-853 and chapter 4 of the Raft dissertation demand, rule by rule."""
+"""Changing the voters one at a time: the rules of KIP-853 and of chapter 4 of the Raft dissertation, one by one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_added_voter_counts_from_the_append_and_the_answer_waits_for_the_new_maj
 
 
 def test_second_voter_of_a_quorum_of_one_must_have_the_record() -> None:
-    """From one voter to two: the majority is both."""
+    """From one voter to two: both make the majority."""
     node, role = settled([1])
     catch_up(node, 2)
     node.forget()
@@ -72,7 +72,7 @@ def test_parked_fetches_get_the_record_of_voters_at_once() -> None:
 
 
 def test_fetch_of_an_observer_below_its_record_is_not_its_word() -> None:
-    """An observer need not flush before it fetches: only a fetch above the record that added it is counted."""
+    """An observer need not flush before it fetches: only a fetch above the record that added it counts."""
     node, role = settled([1])
     catch_up(node, 2)
     node.propose()
@@ -106,7 +106,7 @@ def test_full_quorum_takes_no_further_voter() -> None:
 
 
 def test_replica_that_never_fetched_or_lags_or_fell_silent_is_refused() -> None:
-    """KIP-853: it must have reached the log end, and fetched lately."""
+    """KIP-853: it must have reached the log end, and have fetched lately."""
     node, _ = settled([1])
     assert ask(node, AddVoter(key=key(4))) == refused(ChangeRefusal.NOT_CAUGHT_UP)
     fetch(node, 4, 0)
@@ -146,13 +146,13 @@ def test_second_change_waits_for_the_commit_of_the_first() -> None:
 
 
 def test_leader_without_a_commit_of_its_epoch_changes_nothing() -> None:
-    """Raft erratum of 2015: a change of an earlier leader may be uncommitted as long as nothing of this epoch is."""
+    """Raft erratum of 2015: a change by an earlier leader may be uncommitted until a record of this epoch is committed."""
     node, _ = leading([1, 2, 3])
     assert ask(node, RemoveVoter(key=key(3))) == refused(ChangeRefusal.NOT_READY)
 
 
 def test_voters_of_the_format_are_a_change_as_well() -> None:
-    """The first record of voters is written by the first leader; until it is committed there is no second."""
+    """The first leader writes the first record of voters; until its commit no second change is allowed."""
     node, role = leading([1, 2, 3])
     fetch(node, 2, 1)
     assert role.high_watermark == 1
@@ -170,7 +170,7 @@ def test_follower_changes_nothing() -> None:
 
 
 def test_removed_voter_counts_no_more_and_goes_on_as_observer() -> None:
-    """KIP-853: the new majority counts from the append; the removed replica may go on fetching."""
+    """KIP-853: the new majority counts from the append; the removed replica may continue to fetch."""
     node, role = settled([1, 2, 3])
     node.propose()
     node.forget()
@@ -199,7 +199,7 @@ def test_removal_of_the_slowest_commits_what_the_others_have() -> None:
 
 
 def test_unknown_and_last_voter_are_not_removed() -> None:
-    """KIP-853 VOTER_NOT_FOUND, also for another directory; and a quorum without voters would be nobody's."""
+    """KIP-853 VOTER_NOT_FOUND, also for another directory; a quorum must keep at least one voter."""
     node, _ = settled([1])
     assert ask(node, RemoveVoter(key=key(4))) == refused(ChangeRefusal.VOTER_NOT_FOUND)
     wiped = replace(key(1), directory_id=b"w" * 16)
@@ -208,7 +208,7 @@ def test_unknown_and_last_voter_are_not_removed() -> None:
 
 
 def test_removal_that_would_lose_the_quorum_is_refused() -> None:
-    """Of the remaining voters a majority must fetch and have caught up."""
+    """A majority of the remaining voters must fetch and have caught up."""
     node, _ = settled([1, 2, 3])
     node.advance(1_400)
     catch_up(node, 2)
@@ -241,7 +241,7 @@ def test_leader_that_removes_itself_leads_uncounted_until_the_commit_and_resigns
 
 
 def test_removed_leader_is_not_counted_for_check_quorum() -> None:
-    """It needs a majority of the others to stay in office."""
+    """It needs a majority of the other voters to stay leader."""
     node, _ = settled([1, 2, 3])
     node.advance(1_000)
     catch_up(node, 2, 3)
@@ -254,7 +254,7 @@ def test_removed_leader_is_not_counted_for_check_quorum() -> None:
 
 
 def test_removed_leader_delivers_its_removal_before_it_resigns() -> None:
-    """Its users hear of what is committed while it leads; a change meanwhile is refused."""
+    """Its users see the commit while it leads; a change during that time is refused."""
     node, _ = settled([1, 2, 3])
     node.auto_disk = False
     ask(node, RemoveVoter(key=key(1)))

@@ -52,7 +52,7 @@ def test_shutdown_answers_a_change_once() -> None:
 
 
 def test_truncated_record_brings_the_old_voters_back() -> None:
-    """KIP-853: 'replicas use the latest VotersRecord in their log'; cut off, it counts no more."""
+    """KIP-853: 'replicas use the latest VotersRecord in their log'; a truncated one no longer counts."""
     node = ScriptedNode(election=election_state(1), epochs=[(1, 0)], log_end_offset=2).start()
     send = node.follow(2, 3)
     new = voter_set([Voter(key=key(number), address=f"n{number}") for number in (2, 3)])
@@ -81,10 +81,10 @@ def test_truncated_record_brings_the_old_voters_back() -> None:
 def test_follower_campaigns_by_the_record_in_its_log(
     number: int, members: tuple[int, ...], high_watermark: int, expected: str
 ) -> None:
-    """The record makes observers of voters and voters of observers; a removal counts once it is known to be committed.
+    """The record makes voters of observers and observers of voters; a removal counts once its commit is known.
 
-    Source: Raft dissertation 4.2.2: a server outside of its latest configuration still starts elections, as long as
-    that is not committed, for its log may be the only one that can win.
+    Source: Raft dissertation 4.2.2: a server outside of its latest configuration still starts elections until that configuration is
+    committed, because its log may be the only one that can win.
     """
     node = ScriptedNode(number=number, election=election_state(1), epochs=[(1, 0)], log_end_offset=2).start()
     node.receive(node.begin_request(2, 3))
@@ -141,7 +141,7 @@ def test_new_leader_counts_by_the_record_it_inherits() -> None:
 
 
 def test_vote_is_given_to_a_replaced_voter_whose_log_is_ahead() -> None:
-    """A voter that has not heard of the replacement must not block it: its own set is behind."""
+    """A voter that does not know of the replacement must not block it: its own set is behind."""
     wiped = replace(key(3), directory_id=b"w" * 16)
     node = ScriptedNode(election=election_state(1), epochs=[(1, 0)], log_end_offset=2).start()
     same = replace(node.vote_request(3, 2, last_epoch=1, log_end_offset=2), candidate=wiped)
@@ -153,7 +153,7 @@ def test_vote_is_given_to_a_replaced_voter_whose_log_is_ahead() -> None:
     assert answer.granted
 
 
-# A leader's reminders to a voter that it has removed meanwhile.
+# Announcements of a leader to a voter that it has removed since.
 
 
 def test_late_answer_of_a_removed_voter_does_no_harm() -> None:

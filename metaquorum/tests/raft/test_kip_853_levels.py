@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is to vote must be able to run at the feature level of the cluster, by its own word: each fetch says it."""
+"""A new voter must support the feature level of the cluster: each fetch reports the levels that the replica supports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NEW = 4
 
 
 def says(node: ScriptedNode, replica: int, levels: LevelRange) -> None:
-    """A replica that has everything fetches twice, of a process that can run at these levels."""
+    """Let a replica that has every record fetch twice, from a process that supports these levels."""
     end, epoch = int(node.state.log.log_end_offset), int(node.state.quorum_epoch)
     for _ in range(2):
         request = node.fetch_request(replica, offset=end, last_epoch=epoch)
@@ -37,7 +37,7 @@ def says(node: ScriptedNode, replica: int, levels: LevelRange) -> None:
     ],
 )
 def test_voter_that_cannot_run_at_the_level_is_refused(levels: LevelRange, level: int, is_taken: bool) -> None:
-    """Both ends of what it says count, inclusive; a refusal leaves no trace."""
+    """Both ends of the reported range are inclusive; a refusal changes nothing."""
     node, _ = settled([1, 2, 3])
     says(node, NEW, levels)
     end = node.state.log.log_end_offset
@@ -48,7 +48,7 @@ def test_voter_that_cannot_run_at_the_level_is_refused(levels: LevelRange, level
 
 
 def test_last_word_of_a_replica_counts() -> None:
-    """A process of a newer version on the same disk opens the way, one of an older version closes it."""
+    """A newer version on the same disk allows the change, and an older one forbids it."""
     node, _ = settled([1, 2, 3])
     newer, older = LevelRange(min_level=1, max_level=2), FIRST_LEVEL_ONLY
     says(node, NEW, newer)
@@ -59,7 +59,7 @@ def test_last_word_of_a_replica_counts() -> None:
 
 
 def test_replica_that_says_nothing_knows_the_first_level_only() -> None:
-    """Versions that do not say their levels knew one."""
+    """Versions that do not report levels support the first one."""
     node, _ = settled([1, 2, 3])
     catch_up(node, NEW)
     assert ask(node, AddVoter(key=key(NEW), level=2)) == refused(ChangeRefusal.LEVEL_NOT_SUPPORTED)
@@ -67,7 +67,7 @@ def test_replica_that_says_nothing_knows_the_first_level_only() -> None:
 
 
 def test_voter_is_not_taken_out_for_a_replacement_that_could_not_be_added() -> None:
-    """A replacement takes two changes: the first one is refused where the second one would be."""
+    """A replacement takes two changes: the first is refused if the second would be."""
     node, _ = settled([1, 2, 3])
     unknown = RemoveVoter(key=key(3), replacement=AddVoter(key=key(NEW), level=2))
     assert ask(node, unknown) == refused(ChangeRefusal.NOT_CAUGHT_UP)
@@ -80,7 +80,7 @@ def test_voter_is_not_taken_out_for_a_replacement_that_could_not_be_added() -> N
 
 
 def test_levels_of_voters_are_forgotten_with_the_leadership() -> None:
-    """What a process of an earlier time could run at says nothing of the one that runs now."""
+    """The replica may run another version by now."""
     node, role = settled([1, 2, 3])
     says(node, 2, LevelRange(min_level=1, max_level=2))
     assert role.voters[key(2).node_id].levels == LevelRange(min_level=1, max_level=2)
@@ -92,7 +92,7 @@ def test_levels_of_voters_are_forgotten_with_the_leadership() -> None:
 
 
 def test_every_fetch_says_what_this_process_can_run_at() -> None:
-    """A follower's and that of a node that looks for a leader, over the wire and back."""
+    """The fetches of a follower and of a node that looks for a leader, after encoding and decoding."""
     levels = LevelRange(min_level=2, max_level=5)
     node = ScriptedNode(number=9)
     identity = node.state.identity

@@ -56,7 +56,7 @@ def test_majority_of_five_needs_two_others() -> None:
 
 
 def test_only_voter_never_resigns_for_want_of_fetches() -> None:
-    """A quorum of one is always in touch with itself."""
+    """A quorum of one always has its majority."""
     node, _ = leading([1])
     assert node.raft.deadline_ms() is None
     node.advance(100_000)
@@ -102,7 +102,7 @@ def test_reminder_without_an_answer_is_repeated_after_the_request_timeout() -> N
 
 
 def test_lost_announcement_is_repeated_before_an_election_would_begin() -> None:
-    """With the default times a voter that did not hear of its new leader hears of it before it stands itself."""
+    """With the default times a voter that missed the announcement gets the next one before it starts an election."""
     node, _ = leading([1, 2, 3])
     sent = len(begins(node, 3))
     node.advance(200)
@@ -140,7 +140,7 @@ def test_proposal_gets_its_offsets_at_once_and_counts_against_the_limits_until_c
 
 
 def test_number_of_uncommitted_batches_is_bounded() -> None:
-    """Tiny batches cannot grow the leader's memory without bound either."""
+    """Tiny batches must not grow the leader's memory without bound either."""
     node, _ = leading([1, 2, 3], max_uncommitted_batches=1)
     node.propose()
     node.propose()
@@ -148,7 +148,7 @@ def test_number_of_uncommitted_batches_is_bounded() -> None:
 
 
 def test_rejected_proposal_leaves_no_trace() -> None:
-    """A proposal for another epoch, or too large for a batch, or at a follower, is not appended."""
+    """A proposal for another epoch, a too large one, or one at a follower is not appended."""
     node, _ = leading([1, 2, 3], max_batch_bytes=1_000)
     end_offset = node.state.log.log_end_offset
     node.propose(epoch=2)
@@ -161,7 +161,7 @@ def test_rejected_proposal_leaves_no_trace() -> None:
 
 
 def test_progress_of_replicas_tells_who_has_caught_up_and_when() -> None:
-    """KIP-595 DescribeQuorum: a replica has caught up when it has all that there was when it last asked."""
+    """KIP-595 DescribeQuorum: a replica has caught up when it has every record of the time of its last fetch."""
     node, role = leading([1, 2, 3])
     progress = role.voters[NodeId(2)]
     start_ms = node.now_ms
@@ -180,7 +180,7 @@ def test_progress_of_replicas_tells_who_has_caught_up_and_when() -> None:
 
 
 def test_silent_observers_are_forgotten_and_their_number_is_bounded() -> None:
-    """Observer sessions end; beyond the limit an observer is served and not remembered."""
+    """Observer sessions end; an observer beyond the limit is served and not remembered."""
     node, role = leading([1, 2, 3], observer_session_ms=600, max_observers=2)
     fetch(node, 8, 0)
     node.advance(300)
@@ -200,7 +200,7 @@ def test_cluster_id_of_the_script_is_the_nodes() -> None:
 
 
 def test_fetch_that_knows_more_than_the_leader_stays_parked() -> None:
-    """A replica that claims a higher high watermark than the leader's learns nothing from a lower one."""
+    """A replica that knows a higher high watermark than the leader's gains nothing from a lower one."""
     node, role = leading([1, 2, 3])
     node.auto_disk = False
     node.propose(3)

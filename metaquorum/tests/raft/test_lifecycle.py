@@ -71,7 +71,7 @@ def test_restarted_leader_gives_no_vote_in_its_epoch_and_leads_a_later_one() -> 
 
 
 def test_restarted_candidate_asks_for_votes_of_the_same_epoch() -> None:
-    """Its own vote is on disk and it cannot have led: asking again is the same candidacy."""
+    """Its own vote is on disk and it cannot have led: a second request belongs to the same candidacy."""
     node = ScriptedNode(election=election_state(5, voted=1), epochs=[(2, 0)], log_end_offset=4).start()
     assert [request.quorum_epoch for _, request in node.sent(VoteRequest)] == [5, 5]
     assert node.of(PersistElectionState) == []
@@ -86,7 +86,7 @@ def test_restart_with_a_vote_gives_no_second_one() -> None:
 
 
 def test_observer_with_its_own_vote_on_disk_is_unattached() -> None:
-    """A replica that is no voter any more does not go on with a candidacy."""
+    """A replica that is no longer a voter does not continue a candidacy."""
     node = ScriptedNode(number=9, election=election_state(5, voted=9)).start()
     assert node.role == "Unattached"
 
@@ -100,7 +100,7 @@ def test_restarted_follower_fetches_from_its_leader_at_once() -> None:
 
 
 def test_node_starts_once() -> None:
-    """Events before the start or a second start are bugs of the shell."""
+    """An event before the start, and a second start, are bugs of the shell."""
     with pytest.raises(AssertionError, match="out of turn"):
         ScriptedNode().step(Tick())
     node = ScriptedNode().start()
@@ -152,7 +152,7 @@ def test_resigned_leader_retries_a_request_that_times_out() -> None:
 
 
 def test_answer_with_a_higher_epoch_ends_a_resignation() -> None:
-    """Somebody else leads already."""
+    """Another node leads already."""
     node = ScriptedNode().start().elect()
     node.advance(1_500)
     send, _ = node.sent(EndQuorumEpochRequest)[0]
@@ -167,7 +167,7 @@ def test_answer_with_a_higher_epoch_ends_a_resignation() -> None:
     [([1, 2], 0), ([3, 1], 200), ([3, 4, 1], 200), ([3, 4, 5, 1], 200), ([3, 4, 5, 6, 7, 1], 192), ([3], 500)],
 )
 def test_successors_of_a_resigning_leader_wait_in_their_order(successors: list[int], patience_ms: int) -> None:
-    """KIP-595: the first elects at once, the k-th waits min(max, base * 2^(k-1)); others an election timeout."""
+    """KafkaRaftClient: the first elects at once, the k-th waits min(max, base * 2^(k-2)); others an election timeout."""
     node = ScriptedNode()
     node.start()
     node.follow(2, 4)
@@ -184,7 +184,7 @@ def test_successors_of_a_resigning_leader_wait_in_their_order(successors: list[i
     ("epoch", "leader", "refusal"), [(3, 2, Refusal.FENCED_EPOCH), (4, 1, Refusal.INVALID_REQUEST)]
 )
 def test_end_quorum_epoch_is_checked(epoch: int, leader: int, refusal: Refusal) -> None:
-    """KIP-595: old epochs are fenced; a node cannot be told that it resigns itself."""
+    """KIP-595: old epochs are fenced; a node refuses a request that names it as the resigning leader."""
     node = ScriptedNode().start()
     node.follow(2, 4)
     answer = node.receive(node.end_request(leader, epoch, [1]))
@@ -206,7 +206,7 @@ def test_end_quorum_epoch_of_another_cluster_is_refused() -> None:
 
 
 def test_end_quorum_epoch_of_a_higher_epoch_teaches_the_epoch() -> None:
-    """A voter that missed the whole leadership still learns of it, and may stand at once if it is named first."""
+    """A voter that missed the whole leadership still learns the epoch, and starts an election at once if it is named first."""
     node = ScriptedNode().start()
     node.receive(node.end_request(2, 4, [3]))
     assert node.role == "Follower"
@@ -245,7 +245,7 @@ def test_leader_that_leaves_stays_until_it_hears_of_a_successor() -> None:
 
 
 def test_leader_that_leaves_waits_no_longer_than_its_grace() -> None:
-    """Nobody may stand: the shutdown is bounded, and no new election begins here."""
+    """Perhaps no other voter can be elected: the shutdown has a time limit, and this node starts no new election."""
     node = ScriptedNode().start().elect()
     node.step(ShutdownRequested())
     node.step(ShutdownRequested())
@@ -259,7 +259,7 @@ def test_leader_that_leaves_waits_no_longer_than_its_grace() -> None:
 
 
 def test_leader_whose_voters_are_all_gone_leaves_at_once() -> None:
-    """A cluster that is stopped as a whole does not wait for itself."""
+    """The voters of a stopping cluster do not wait for each other."""
     node = ScriptedNode().start().elect()
     node.step(ShutdownRequested())
     first, second = [send for send, _ in node.sent(EndQuorumEpochRequest)]
@@ -273,7 +273,7 @@ def test_leader_whose_voters_are_all_gone_leaves_at_once() -> None:
 
 
 def test_only_voter_leaves_at_once() -> None:
-    """There is nobody to hand over to."""
+    """It has no successor."""
     node = ScriptedNode(voters=[1]).start()
     node.step(ShutdownRequested())
     assert len(node.of(FinishShutdown)) == 1
@@ -281,14 +281,14 @@ def test_only_voter_leaves_at_once() -> None:
 
 @pytest.mark.parametrize("election", [election_state(0), election_state(4, leader=2), election_state(4, voted=1)])
 def test_node_that_does_not_lead_leaves_at_once(election: ElectionState) -> None:
-    """Followers and seekers owe nobody anything."""
+    """Only a leader hands over; followers and prospectives stop at once."""
     node = ScriptedNode(election=election).start()
     node.step(ShutdownRequested())
     assert len(node.of(FinishShutdown)) == 1
 
 
 def test_node_that_leaves_starts_no_election() -> None:
-    """A former leader in shutdown gives its vote and does not stand itself."""
+    """A former leader in shutdown grants its vote and does not become a candidate."""
     node = ScriptedNode().start().elect()
     node.step(ShutdownRequested())
     node.receive(node.vote_request(2, 2, last_epoch=1, log_end_offset=99))
@@ -303,7 +303,7 @@ def test_node_that_leaves_starts_no_election() -> None:
 
 
 def test_node_that_leaves_and_votes_again_draws_no_timer() -> None:
-    """A second vote in a later epoch does not bring the timer back."""
+    """A second vote in a later epoch does not restart the timer."""
     node = ScriptedNode().start().elect()
     node.step(ShutdownRequested())
     for epoch in (2, 3):
@@ -319,7 +319,7 @@ ROLES: list[type[Role]] = [Unattached, Prospective, Candidate, Leader, Resigned,
 
 @pytest.mark.parametrize(("old", "new"), list(itertools.product(ROLES, ROLES)))
 def test_transition_table_cell(old: type[Role], new: type[Role]) -> None:
-    """Each cell allows exactly what its rule says; what has no cell is forbidden; no epoch ever falls."""
+    """Each cell allows exactly its rule; a missing cell is forbidden; no epoch ever falls."""
     rule = LEGAL_TRANSITIONS.get((old, new))
     same = is_legal(old, new, old_epoch=QuorumEpoch(5), new_epoch=QuorumEpoch(5))
     higher = is_legal(old, new, old_epoch=QuorumEpoch(5), new_epoch=QuorumEpoch(6))
@@ -383,7 +383,7 @@ def test_election_state_laws_are_asserted(change: ElectionState, law: str) -> No
 
 
 def test_role_that_does_not_settle_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step ends: roles that chase each other stop the process instead of hanging it."""
+    """A step must end: roles that keep changing stop the process instead of hanging it."""
     from metaquorum.raft import follower
 
     def restless(state: object, role: Unattached, *, now_ms: int) -> None:

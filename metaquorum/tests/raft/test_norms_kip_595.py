@@ -42,7 +42,7 @@ from metaquorum.tests.raft.steps import fetch, leading
 
 
 def test_vote_request_names_the_end_of_the_log() -> None:
-    """A candidate tells the epoch of its last record and the end of its log, so that voters can compare."""
+    """A candidate states the epoch of its last record and the end of its log, so that voters can compare."""
     node = ScriptedNode(election=election_state(4), epochs=[(1, 0), (3, 6)], log_end_offset=9).start()
     node.advance(500)
     for _, request in node.sent(PreVoteRequest):
@@ -55,7 +55,7 @@ def test_vote_request_names_the_end_of_the_log() -> None:
 
 
 def test_refused_vote_names_the_leader_that_is_known() -> None:
-    """A candidate that is told no learns from the answer whom to follow."""
+    """A refused candidate learns the leader from the answer."""
     answer = follower().receive(follower().vote_request(2, EPOCH, last_epoch=3, log_end_offset=LOG_END))
     assert answer == VoteResponse(
         quorum_epoch=QuorumEpoch(EPOCH), leader_id=NodeId(3), leader_address="n3", granted=False
@@ -66,7 +66,7 @@ def test_refused_vote_names_the_leader_that_is_known() -> None:
 
 
 def test_voter_of_another_candidate_follows_the_winner_and_keeps_its_vote() -> None:
-    """Whoever a voter voted for, it follows the leader of the epoch; its vote is still remembered."""
+    """A voter follows the leader of the epoch, whichever candidate it voted for; its vote stays stored."""
     node = ScriptedNode(election=election_state(4, voted=3)).start()
     node.receive(node.begin_request(2, 4))
     assert node.role == "Follower"
@@ -74,7 +74,7 @@ def test_voter_of_another_candidate_follows_the_winner_and_keeps_its_vote() -> N
 
 
 def test_leader_is_on_disk_before_its_word_is_answered() -> None:
-    """The answer to BeginQuorumEpoch, and the first fetch, wait until epoch and leader are written."""
+    """The answer to BeginQuorumEpoch, and the first fetch, wait until epoch and leader are on disk."""
     node = ScriptedNode(auto_disk=False).start()
     node.forget()
     assert node.receive(node.begin_request(2, 4)) is None
@@ -88,7 +88,7 @@ def test_leader_is_on_disk_before_its_word_is_answered() -> None:
 
 
 def test_begin_quorum_epoch_goes_to_voters_only_and_says_where_the_leader_is() -> None:
-    """Observers find the leader by Fetch; voters are told its id, epoch and address."""
+    """Observers find the leader by Fetch; voters get its id, epoch and address."""
     node, _ = leading([1, 2, 3])
     fetch(node, 9, 0)
     node.advance(1_200)
@@ -101,7 +101,7 @@ def test_begin_quorum_epoch_goes_to_voters_only_and_says_where_the_leader_is() -
 
 
 def test_end_quorum_epoch_goes_to_every_other_voter_and_lists_all_of_them() -> None:
-    """A leader that resigns tells all voters, and each finds its place among the successors; no observer is one."""
+    """A resigning leader informs all voters, and each finds its place among the successors; no observer is listed."""
     node, _ = leading([1, 2, 3])
     fetch(node, 9, 0)
     fetch(node, 3, 2)
@@ -113,7 +113,7 @@ def test_end_quorum_epoch_goes_to_every_other_voter_and_lists_all_of_them() -> N
 
 
 def test_resigned_leader_takes_nothing_and_serves_nothing() -> None:
-    """In the epoch that it led it neither appends nor answers fetches, and leads nobody to itself."""
+    """In the epoch that it led it neither appends nor answers fetches, and does not name itself as leader."""
     node = resigned()
     before = node.state.log.log_end_offset
     node.propose(1)
@@ -129,7 +129,7 @@ def test_resigned_leader_takes_nothing_and_serves_nothing() -> None:
 
 
 def test_new_leader_has_no_high_watermark_before_it_has_committed_itself() -> None:
-    """What is committed is not known to a new leader, and not told, before a record of its epoch is on a majority."""
+    """A new leader neither knows nor reports a high watermark before a record of its epoch is on a majority."""
     node = ScriptedNode(election=election_state(4), epochs=[(3, 0)], log_end_offset=9).start().elect()
     role = node.state.role
     assert isinstance(role, Leader)
@@ -145,7 +145,7 @@ def test_new_leader_has_no_high_watermark_before_it_has_committed_itself() -> No
 
 @pytest.mark.parametrize(("count", "others"), [(1, 0), (2, 1), (3, 1), (4, 2), (5, 2)])
 def test_high_watermark_is_what_a_majority_of_voters_has(count: int, others: int) -> None:
-    """For each number of voters: with one fetch less than a majority nothing is committed, with it everything is."""
+    """For each number of voters: one fetch less than a majority commits nothing, a majority commits everything."""
     node, role = leading(list(range(1, count + 1)))
     end = node.state.log.log_end_offset
     for replica in range(2, 2 + others):
@@ -155,7 +155,7 @@ def test_high_watermark_is_what_a_majority_of_voters_has(count: int, others: int
 
 
 def test_fetch_that_does_not_match_the_log_is_no_progress() -> None:
-    """A replica whose log parts from the leader's has nothing of it, whatever its offset says."""
+    """A replica whose log diverges from the leader's has none of it, whatever its offset is."""
     node = leader()
     role = node.state.role
     assert isinstance(role, Leader)
@@ -169,7 +169,7 @@ def test_fetch_that_does_not_match_the_log_is_no_progress() -> None:
 
 
 def test_answer_begins_at_the_offset_that_was_asked_for() -> None:
-    """Records follow the end of the follower's log without a gap; the answer is bounded by what was asked for."""
+    """Records continue the follower's log without a gap; the size of the answer is bounded by the request."""
     node, _ = leading([1, 2, 3])
     node.propose(5)
     for offset in range(2, 7):
@@ -180,7 +180,7 @@ def test_answer_begins_at_the_offset_that_was_asked_for() -> None:
 
 
 def test_batch_that_is_larger_than_the_limit_is_sent_alone() -> None:
-    """At least one batch is always returned, so that a follower never waits for ever for a large one."""
+    """The answer has at least one batch, so that a follower never waits for ever for a large one."""
     _, store = log_of(4)
     one = store.read(0, 1)
     assert [header.base_offset for _, header in iter_batches(memoryview(one))] == [0]
@@ -194,7 +194,7 @@ def test_batch_that_is_larger_than_the_limit_is_sent_alone() -> None:
 
 
 def test_follower_that_is_ahead_of_the_leader_it_asks_keeps_its_epoch_and_asks_again() -> None:
-    """UNKNOWN_EPOCH: the one that it asked has not heard of the epoch yet; nothing is given up, and it is asked again."""
+    """UNKNOWN_EPOCH: the leader does not know the epoch yet; the follower keeps everything and asks again."""
     node = follower()
     role, (send, _) = node.state.role, node.sent(FetchRequest)[-1]
     node.answer(
@@ -210,7 +210,7 @@ def test_follower_that_is_ahead_of_the_leader_it_asks_keeps_its_epoch_and_asks_a
 
 
 def test_follower_that_is_fenced_goes_to_the_newer_leader() -> None:
-    """FENCED_EPOCH names the newer epoch and, if it is known, its leader and where that is."""
+    """FENCED_EPOCH names the newer epoch and, if known, its leader with the address."""
     node = follower()
     send, _ = node.sent(FetchRequest)[-1]
     node.answer(
@@ -228,7 +228,7 @@ def test_follower_that_is_fenced_goes_to_the_newer_leader() -> None:
 
 
 def test_follower_fetches_again_from_where_it_cut() -> None:
-    """After a truncation the next fetch names the new end of the log and the epoch before it; nothing else is taken first."""
+    """After a truncation the next fetch has the new end of the log and the epoch before it; it appends nothing first."""
     node = ScriptedNode(election=election_state(EPOCH, leader=3), epochs=[(1, 0), (3, 6)], log_end_offset=9).start()
     send, _ = node.sent(FetchRequest)[-1]
     node.answer(send, node.leader_answer(3, diverging=(1, 4), high_watermark=4))
@@ -266,7 +266,7 @@ def test_fetch_without_progress_still_keeps_the_leader() -> None:
 
 
 def test_users_hear_of_each_change_of_leader_once() -> None:
-    """Whoever uses a node is told epoch and leader when they change, in order, and not again."""
+    """The users of a node learn each change of epoch or leader, in order and once."""
     node = ScriptedNode().start()
     node.receive(node.begin_request(2, 4))
     node.receive(node.begin_request(2, 4))

@@ -23,7 +23,7 @@ from metaquorum.tests.raft.voter_changes import ask, catch_up, ids, refused, set
 
 
 def test_requests_to_a_voter_name_its_directory() -> None:
-    """Whoever answers must be the very replica that is meant, so its key is in the request: node id and directory id."""
+    """Only the meant replica may answer, so the request has its key: node id and directory id."""
     wiped = ReplicaKey(node_id=NodeId(3), directory_id=b"another director")
     new = voter_set([Voter(key=key(1), address="n1"), Voter(key=key(2), address="n2"), Voter(key=wiped, address="n3")])
     node = ScriptedNode(election=election_state(1), epochs=[(1, 0)], log_end_offset=2).start()
@@ -39,7 +39,7 @@ def test_requests_to_a_voter_name_its_directory() -> None:
 
 
 def test_successor_is_the_replica_that_is_named_and_not_its_node_id() -> None:
-    """EndQuorumEpoch names successors by their keys: a wiped disk under the node id of one does not stand at once."""
+    """EndQuorumEpoch names successors by key: a wiped disk under the same node id does not start an election at once."""
     node = ScriptedNode().start()
     node.follow(2, 4)
     request = node.end_request(2, 4, [1])
@@ -53,7 +53,7 @@ def test_successor_is_the_replica_that_is_named_and_not_its_node_id() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
 def test_high_watermark_stays_where_it_is_when_a_voter_comes(count: int) -> None:
-    """The new voter has shown nothing yet, and what was committed stays so; further commits need the larger majority."""
+    """The new voter has no records yet, and committed records stay committed; further commits need the larger majority."""
     node, role = settled(list(range(1, count + 1)))
     catch_up(node, 6)
     before = role.high_watermark
@@ -87,7 +87,7 @@ def test_check_quorum_counts_the_set_in_force() -> None:
 
 
 def test_refused_change_leaves_the_log_as_it_is() -> None:
-    """Checks come before the record: nothing is appended for a change that is not made."""
+    """Checks come before the record: a refused change appends nothing."""
     node, _ = settled([1, 2, 3])
     end = node.state.log.log_end_offset
     assert ask(node, AddVoter(key=key(2))) == refused(ChangeRefusal.DUPLICATE_VOTER)
@@ -97,7 +97,7 @@ def test_refused_change_leaves_the_log_as_it_is() -> None:
 
 
 def test_follower_goes_on_fetching_from_a_leader_that_is_no_voter_any_more() -> None:
-    """The record that removed the leader is committed by fetches from that leader, so nobody may leave it for that."""
+    """The removal is committed by fetches from the removed leader, so followers keep fetching from it."""
     without_leader = voter_set([Voter(key=key(number), address=f"n{number}") for number in (1, 3)])
     node = ScriptedNode(election=election_state(1), epochs=[(1, 0)], log_end_offset=2).start()
     send = node.follow(2, 3)

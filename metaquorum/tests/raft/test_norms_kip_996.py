@@ -32,7 +32,7 @@ def fetched() -> ScriptedNode:
 
 
 def test_silent_leader_makes_a_prospective_of_the_same_epoch() -> None:
-    """A follower whose fetch timeout passes asks for pre-votes in the epoch that it is in, and for no votes."""
+    """After its fetch timeout a follower asks for pre-votes in its current epoch, and for no votes."""
     node = fetched()
     node.forget()
     node.advance(1_000)
@@ -43,7 +43,7 @@ def test_silent_leader_makes_a_prospective_of_the_same_epoch() -> None:
 
 
 def test_voter_that_was_cut_off_comes_back_in_its_epoch() -> None:
-    """A voter without a connection for a minute has not raised its epoch, so that its return deposes nobody."""
+    """A voter without a connection for a minute has not raised its epoch, so its return deposes no leader."""
     node = fetched()
     while node.now_ms < 70_000:
         node.forget()
@@ -58,7 +58,7 @@ def test_voter_that_was_cut_off_comes_back_in_its_epoch() -> None:
 
 
 def test_leader_says_no_to_a_pre_vote_and_names_itself() -> None:
-    """A leader stays in office, and who asks learns from the answer that there is one."""
+    """A leader stays leader, and its answer to the pre-vote says so."""
     node = leader()
     role = node.state.role
     answer = node.receive(node.pre_vote_request(2, EPOCH, last_epoch=EPOCH, log_end_offset=LOG_END + 5))
@@ -69,7 +69,7 @@ def test_leader_says_no_to_a_pre_vote_and_names_itself() -> None:
 
 
 def test_answer_that_names_a_leader_ends_a_pre_vote() -> None:
-    """A prospective that knew no leader and learns of one follows it."""
+    """A prospective that knew no leader and learns one follows it."""
     node = prospective()
     send, _ = node.sent(PreVoteRequest)[-1]
     node.answer(send, refused(node, leader=3))
@@ -78,7 +78,7 @@ def test_answer_that_names_a_leader_ends_a_pre_vote() -> None:
 
 
 def test_pre_votes_of_one_epoch_may_go_to_several() -> None:
-    """A pre-vote promises nothing: whoever is up to date gets one, and a vote may still go to another."""
+    """A pre-vote promises nothing: every up-to-date candidate gets one, and the vote may go to another."""
     node = unattached()
     for number in (2, 3, 2, 7):
         answer = node.receive(node.pre_vote_request(number, EPOCH, last_epoch=3, log_end_offset=LOG_END))
@@ -91,7 +91,7 @@ def test_pre_votes_of_one_epoch_may_go_to_several() -> None:
 
 
 def test_pre_vote_that_is_given_moves_no_timer() -> None:
-    """Only a vote puts off the own election; a pre-vote leaves everything as it was."""
+    """Only a vote puts off the voter's own election; a pre-vote changes nothing."""
     node = unattached()
     role = node.state.role
     assert isinstance(role, Unattached)
@@ -109,7 +109,7 @@ def test_pre_vote_that_is_given_moves_no_timer() -> None:
 
 
 def test_two_prospective_voters_may_elect_one_of_them() -> None:
-    """Prospective voters give each other pre-votes and votes: when the leader is gone somebody gets through."""
+    """Prospective voters give each other pre-votes and votes: when the leader is gone, one of them wins."""
     first, second = (
         prospective_with_leader(),
         ScriptedNode(number=2, election=election_state(EPOCH, leader=3), epochs=[(3, 0)], log_end_offset=LOG_END),
@@ -130,7 +130,7 @@ def test_two_prospective_voters_may_elect_one_of_them() -> None:
 
 @pytest.mark.parametrize(("voters", "needed"), [(2, 1), (3, 1), (4, 2), (5, 2)])
 def test_pre_vote_needs_a_majority_of_all_voters(voters: int, needed: int) -> None:
-    """The epoch is raised only by who would win: with one pre-vote less than a majority it is not."""
+    """Only a candidate that would win raises the epoch: one pre-vote less than a majority is not enough."""
     node = ScriptedNode(voters=list(range(1, voters + 1))).start()
     node.advance(500)
     sends = [send for send, _ in node.sent(PreVoteRequest)]
@@ -143,7 +143,7 @@ def test_pre_vote_needs_a_majority_of_all_voters(voters: int, needed: int) -> No
 
 
 def test_candidate_whose_time_passes_asks_for_pre_votes_in_its_epoch() -> None:
-    """A candidate does not raise the epoch again by itself: it is prospective first, and keeps the vote for itself."""
+    """A candidate does not raise the epoch again: it becomes prospective first, and keeps its own vote."""
     node = candidate()
     node.forget()
     node.advance(500)
@@ -153,7 +153,7 @@ def test_candidate_whose_time_passes_asks_for_pre_votes_in_its_epoch() -> None:
 
 
 def test_follower_that_has_not_fetched_may_give_a_pre_vote_and_one_that_has_may_not() -> None:
-    """Who has heard of a leader by name only cannot vouch for it; one successful fetch is enough to do so."""
+    """A follower that knows its leader by name only cannot vouch for it; after one successful fetch it can."""
     for node, expected in ((follower(), True), (fetched(), False)):
         answer = node.receive(node.pre_vote_request(2, EPOCH, last_epoch=3, log_end_offset=LOG_END))
         assert isinstance(answer, VoteResponse)
@@ -162,7 +162,7 @@ def test_follower_that_has_not_fetched_may_give_a_pre_vote_and_one_that_has_may_
 
 
 def test_follower_that_gave_a_pre_vote_still_follows() -> None:
-    """Its leader may be there all the same: it goes on fetching, and the fetch timeout runs as before."""
+    """Its leader may still live: it continues to fetch, and the fetch timeout runs as before."""
     node = follower()
     role = node.state.role
     assert isinstance(role, Follower)

@@ -64,7 +64,7 @@ def test_every_answer_shows_the_term(role: str) -> None:
 
 @pytest.mark.parametrize("role", list(VOTERS))
 def test_every_request_carries_the_term(role: str) -> None:
-    """5.1: whatever a node asks, in whatever role, says which term it is in."""
+    """5.1: every request of every role carries the current term."""
     node = VOTERS[role]()
     node.forget()
     for _ in range(30):
@@ -122,7 +122,7 @@ def test_candidate_refuses_a_leader_of_an_older_term(epoch: int) -> None:
 
 
 class RecordingRng:
-    """Draws at random and remembers within which bounds."""
+    """Draws at random and records the bounds."""
 
     def __init__(self) -> None:
         self._random = random.Random(1)
@@ -167,7 +167,7 @@ def test_candidate_that_lost_waits_its_timeout_out() -> None:
 
 
 def test_vote_for_somebody_else_puts_off_the_own_election() -> None:
-    """Figure 2: who gives its vote does not stand before a further election timeout has passed."""
+    """Figure 2: a voter that grants a vote does not become a candidate before another election timeout has passed."""
     node = ScriptedNode().start()
     node.advance(499)
     node.receive(node.vote_request(2, 1))
@@ -193,7 +193,7 @@ def test_leader_appends_each_record_at_the_end_of_its_log_once() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_leader_never_cuts_its_own_log(seed: int) -> None:
-    """5.3 Leader Append-Only: whatever comes, a leader of its epoch removes and replaces nothing."""
+    """5.3 Leader Append-Only: a leader of its epoch never removes or replaces a record."""
     rng = random.Random(seed)
     node = leader()
     for _ in range(60):
@@ -207,7 +207,7 @@ def test_leader_never_cuts_its_own_log(seed: int) -> None:
 
 
 def test_new_leader_leaves_its_log_as_it_is_and_only_appends() -> None:
-    """5.3: a leader takes no action to make logs agree when it comes to power; its first record is all that it adds."""
+    """5.3: a new leader takes no action to make logs agree; it only adds its first record."""
     node = ScriptedNode(election=election_state(4), epochs=[(1, 0), (3, 6)], log_end_offset=9).start()
     node.advance(500)
     for kind in (PreVoteRequest, VoteRequest):
@@ -219,14 +219,14 @@ def test_new_leader_leaves_its_log_as_it_is_and_only_appends() -> None:
 
 
 def test_first_leader_of_a_log_appends_the_voters_too() -> None:
-    """5.3 and KIP-853: the one exception, a log that does not say yet who votes."""
+    """5.3 and KIP-853: the one exception, a log without voters."""
     node = ScriptedNode(voters=[1]).start()
     kinds = [type(append.content) for append in node.of(AppendAsLeader)]
     assert kinds == [LeaderChange, VotersChange]
 
 
 def test_slow_follower_does_not_hold_up_commits() -> None:
-    """5.3: a record is committed once a majority has it; a minority that is slow or gone changes nothing."""
+    """5.3: a majority commits a record; a slow or dead minority changes nothing."""
     node, _ = leading([1, 2, 3, 4, 5])
     fetch(node, 4, 0)
     node.propose(5)
@@ -236,7 +236,7 @@ def test_slow_follower_does_not_hold_up_commits() -> None:
 
 
 def test_answer_of_a_leader_names_the_end_of_what_is_committed() -> None:
-    """5.3: the leader puts the highest committed offset in what it sends, so that followers learn of it."""
+    """5.3: the leader sends the highest committed offset, so that followers learn it."""
     node, _ = leading([1, 2, 3])
     fetch(node, 2, 2)
     answer = fetch(node, 3, 0)
@@ -255,7 +255,7 @@ def test_own_record_commits_everything_before_it() -> None:
 
 
 def test_delivery_only_goes_up() -> None:
-    """Figure 2: what was applied is not applied again, whatever a later answer says is committed."""
+    """Figure 2: applied records are not applied again, whatever high watermark a later answer has."""
     node = follower()
     for high_watermark in (4, 9, 2, None, 9, 10):
         send, _ = node.sent(FetchRequest)[-1]
@@ -264,7 +264,7 @@ def test_delivery_only_goes_up() -> None:
 
 
 def test_records_keep_their_terms_under_later_leaders() -> None:
-    """5.4.2: a leader sends records of earlier terms as they are, and a follower appends them with the term that they have."""
+    """5.4.2: a leader sends records of earlier terms unchanged, and a follower appends them with their terms."""
     old = ScriptedNode(election=election_state(4), epochs=[(1, 0), (3, 6)], log_end_offset=9).start().elect()
     fetch(old, 2, 6, last_epoch=1)
     (reply,) = old.of(ReplyWithBatches)
@@ -295,7 +295,7 @@ def test_records_keep_their_terms_under_later_leaders() -> None:
 def test_repeated_request_is_answered_alike_and_changes_nothing_more(
     role: str, request_of: Callable[[ScriptedNode], Request]
 ) -> None:
-    """5.5: requests are idempotent: a sender that got no answer may ask again."""
+    """5.5: requests are idempotent: a sender without an answer may ask again."""
     node = VOTERS[role]()
     request = request_of(node)
     first = node.receive(request)
@@ -305,7 +305,7 @@ def test_repeated_request_is_answered_alike_and_changes_nothing_more(
 
 
 def test_vote_whose_answer_was_lost_in_a_crash_is_given_again() -> None:
-    """5.5: a server that crashed between its vote and its answer is asked again, and says the same."""
+    """5.5: a server that crashed between its vote and its answer gives the same answer when asked again."""
     node = ScriptedNode(election=election_state(2), auto_disk=False).start()
     assert node.receive(node.vote_request(2, 3)) is None
     (write,) = node.of(PersistElectionState)
@@ -327,7 +327,7 @@ def test_request_without_an_answer_is_repeated_for_ever(role: str) -> None:
 
 
 def test_times_leave_room_for_each_other() -> None:
-    """5.6: what a healthy leader needs to be heard of is well below what it is given up after."""
+    """5.6: a healthy leader is heard from well before it would be given up."""
     config = RaftConfig()
     assert config.fetch_wait_ms <= config.fetch_wait_ms_max < config.fetch_timeout_ms
     assert config.begin_quorum_epoch_after_ms < config.fetch_timeout_ms < config.check_quorum_timeout_ms

@@ -28,7 +28,7 @@ def members(count: int) -> VoterSet:
 
 @pytest.mark.parametrize("count", range(1, 9))
 def test_majorities_before_and_after_one_change_share_a_voter(count: int) -> None:
-    """6, dissertation 4.1: no two leaders can be elected at the switch, for any two sets that differ by one voter."""
+    """6, dissertation 4.1: at the change no two leaders can be elected, for any two sets that differ by one voter."""
     smaller, larger = members(count), members(count + 1)
     for few in itertools.combinations(smaller.voters, smaller.majority):
         for many in itertools.combinations(larger.voters, larger.majority):
@@ -36,7 +36,7 @@ def test_majorities_before_and_after_one_change_share_a_voter(count: int) -> Non
 
 
 def test_new_server_gets_the_log_before_it_counts() -> None:
-    """6: servers join as members without a vote first, get the log, and count for majorities only afterwards."""
+    """6: servers join without a vote first, get the log, and count for majorities only afterwards."""
     node, _ = settled([1, 2, 3])
     fetch(node, 4, 0)
     assert ask(node, AddVoter(key=key(4), address="n4")) == refused(ChangeRefusal.NOT_CAUGHT_UP)
@@ -48,7 +48,7 @@ def test_new_server_gets_the_log_before_it_counts() -> None:
 
 
 def test_requests_are_served_while_the_voters_change() -> None:
-    """6: the cluster goes on with client requests during a change, and commits them by the new set."""
+    """6: the cluster serves client requests during a change, and commits them by the new set."""
     node, _ = settled([1, 2, 3])
     assert ask(node, RemoveVoter(key=key(3))) == []
     node.propose(2)
@@ -59,7 +59,7 @@ def test_requests_are_served_while_the_voters_change() -> None:
 
 
 def test_removed_server_that_has_not_heard_disturbs_nobody() -> None:
-    """6: a server that was removed times out and asks for votes; those that hear from the leader keep term and leader."""
+    """6: a removed server times out and asks for votes; servers that hear from the leader keep term and leader."""
     node = follower()
     send, _ = node.sent(FetchRequest)[-1]
     node.answer(send, node.leader_answer(3, high_watermark=LOG_END))
@@ -73,7 +73,7 @@ def test_removed_server_that_has_not_heard_disturbs_nobody() -> None:
 
 
 def test_server_answers_others_whatever_its_own_set_of_voters_says() -> None:
-    """6: requests of servers that are not in the own set are served: votes are given, and the log is sent."""
+    """6: requests of servers outside the node's own set are served: votes are granted, and the log is sent."""
     voter = ScriptedNode(election=election_state(2), epochs=[(2, 0)], log_end_offset=4).start()
     answer = voter.receive(voter.vote_request(7, 3, last_epoch=2, log_end_offset=4))
     assert isinstance(answer, VoteResponse)
@@ -89,7 +89,7 @@ def test_server_answers_others_whatever_its_own_set_of_voters_says() -> None:
 
 @pytest.mark.parametrize("offer", [(5, 1), (6, 1)])
 def test_snapshot_of_what_the_log_has_takes_nothing_away(offer: tuple[int, int]) -> None:
-    """7: records that follow the end of a snapshot in the log are kept: an offer of a prefix of the log is refused and reported."""
+    """7: records after a snapshot's end stay in the log: a snapshot of a prefix of the log is refused and reported."""
     node = ScriptedNode(election=election_state(5), epochs=[(1, 0)], log_end_offset=6, committed_offset=4).start()
     send = node.follow(2, 6)
     node.answer(send, node.leader_answer(2, snapshot=offer))
@@ -99,7 +99,7 @@ def test_snapshot_of_what_the_log_has_takes_nothing_away(offer: tuple[int, int])
 
 
 def test_every_node_makes_its_own_snapshots_of_what_is_committed() -> None:
-    """7: each server, leader or follower, makes snapshots by itself, and drops the log below them and older snapshots."""
+    """7: each server, leader or follower, makes snapshots itself, and drops older ones and the log below them."""
     trimmed: list[list[TrimLog]] = []
     for leads in (True, False):
         node = ScriptedNode(
@@ -115,7 +115,7 @@ def test_every_node_makes_its_own_snapshots_of_what_is_committed() -> None:
 
 
 def test_second_snapshot_takes_the_place_of_the_first() -> None:
-    """7: a log that begins at a snapshot already begins at the new one, with its epoch before the start, and goes on from there."""
+    """7: a log that begins at a snapshot begins at the newer one afterwards, with the epoch before its start."""
     node = ScriptedNode(
         election=election_state(5), start=(10, 2), epochs=[(2, 10)], log_end_offset=12, snapshots=[(10, 2)]
     ).start()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every request between quorum nodes is checked for cluster, epoch and voter key, in every role; KIP-595, KIP-853.
 
-A refused request changes nothing, and a request that is wrong in several ways is told the first of them in the order
-cluster, voter key, epoch: what another cluster, or a question to somebody else, says about epochs is not listened to.
+A refused request changes nothing. A request with several mistakes is refused for the first of them in the order cluster, voter key,
+epoch: a node learns no epoch from another cluster or from a request to another voter.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def refusal(node: ScriptedNode, request: Checked) -> Refusal | None:
 
 
 def shape(node: ScriptedNode) -> tuple[object, ...]:
-    """Return what a refused request must not change."""
+    """Return the state that a refused request must not change."""
     state = node.state
     return (state.role, repr(state.role), node.disk, state.election, state.log.end_position, state.high_watermark)
 
@@ -89,7 +89,7 @@ def shape(node: ScriptedNode) -> tuple[object, ...]:
 @pytest.mark.parametrize("role", list(VOTERS))
 @pytest.mark.parametrize("rpc", list(REQUESTS))
 def test_request_of_another_cluster_is_refused(rpc: str, role: str) -> None:
-    """Whatever else it says, also when its epoch is higher: nothing of it is learnt."""
+    """It is refused with a lower, the same and a higher epoch, and the node learns nothing from it."""
     for epoch in (EPOCH - 1, EPOCH, EPOCH + 1):
         node = VOTERS[role]()
         before = shape(node)
@@ -111,7 +111,7 @@ def test_request_of_an_older_epoch_is_fenced(rpc: str, role: str) -> None:
 @pytest.mark.parametrize("role", list(VOTERS))
 @pytest.mark.parametrize("rpc", TO_THE_LEADER)
 def test_request_to_a_leader_of_a_higher_epoch_is_refused(rpc: str, role: str) -> None:
-    """Whom it asks is not the leader that it means; who leads that epoch is learnt from votes and from that leader."""
+    """The sender means another leader; this node learns that leader from votes and from the leader itself."""
     node = VOTERS[role]()
     before = shape(node)
     assert refusal(node, replace(REQUESTS[rpc](node), quorum_epoch=QuorumEpoch(EPOCH + 1))) is Refusal.UNKNOWN_EPOCH
@@ -132,7 +132,7 @@ def test_request_to_a_leader_is_refused_by_others(rpc: str, role: str) -> None:
 @pytest.mark.parametrize("rpc", TO_A_VOTER)
 @pytest.mark.parametrize("wrong", [key(2), ReplicaKey(node_id=key(1).node_id, directory_id=bytes(16))])
 def test_request_for_another_voter_key_is_refused(wrong: ReplicaKey, rpc: str, role: str) -> None:
-    """Another node id, and the same node id on another directory, alike; also when its epoch is higher or lower."""
+    """This holds for another node id, for the same node id on another directory, and for any epoch."""
     for epoch in (EPOCH - 1, EPOCH, EPOCH + 1):
         node = VOTERS[role]()
         before = shape(node)
@@ -145,7 +145,7 @@ def test_request_for_another_voter_key_is_refused(wrong: ReplicaKey, rpc: str, r
 
 @pytest.mark.parametrize("voter", [key(7), ReplicaKey(node_id=key(2).node_id, directory_id=bytes(16))])
 def test_update_for_a_key_that_does_not_vote_is_refused(voter: ReplicaKey) -> None:
-    """Only the voter itself, node id and directory id, has its address in the set changed."""
+    """Only the voter itself, by node id and directory id, may change its address in the set."""
     node = VOTERS["Leader"]()
     before = shape(node)
     request = UpdateVoterRequest(
@@ -156,7 +156,7 @@ def test_update_for_a_key_that_does_not_vote_is_refused(voter: ReplicaKey) -> No
 
 
 def test_every_kind_of_request_is_here() -> None:
-    """A request that is added to the messages must be added to the checks."""
+    """A new kind of request must be added to the checks."""
     from metaquorum.raft import messages
 
     checked = {type(make(VOTERS["Leader"]())) for make in REQUESTS.values()} - {DownloadRequest}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of transitions and of events in `docs/quorum.md`, cell by cell, against the core: what is allowed, and what is not.
+"""The tables of transitions and of events in `docs/quorum.md`, cell by cell, against the core: allowed and forbidden ones.
 
-The page is the literal that the code is compared with: neither is made from the other.
+The test reads the table from the page and compares it with the code; neither is generated from the other.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def test_transition_table_of_the_page_is_that_of_the_core() -> None:
 
 
 def attempts(node: ScriptedNode) -> dict[str, list[tuple[int, Callable[[], None]]]]:
-    """Return every way to a role that the core has, with the epoch that it leads to, by the name of the role."""
+    """Return every way into a role that the core has, with the epoch that it leads to, by the role's name."""
     state, now_ms = node.state, node.now_ms
     candidate = Candidate(election_deadline_ms=0, votes={})
     leader = Leader(started_ms=0, epoch_start_offset=state.log.log_end_offset, voters={}, begin_calls={})
@@ -109,7 +109,7 @@ def attempts(node: ScriptedNode) -> dict[str, list[tuple[int, Callable[[], None]
         return lambda: become_unattached(state, QuorumEpoch(epoch), now_ms=now_ms)
 
     def lead() -> None:
-        # As if it had been elected, and its disk knew: only the table is in the way.
+        # As if it were elected and its disk had the leadership: only the table can forbid it.
         state.election = election_state(EPOCH, leader=1, voted=1)
         become_leader(state, candidate, now_ms=now_ms)
 
@@ -125,7 +125,7 @@ def attempts(node: ScriptedNode) -> dict[str, list[tuple[int, Callable[[], None]
 
 @pytest.mark.parametrize(("old", "new"), list(itertools.product(ROLES, ROLES)))
 def test_transition_is_made_or_stops_the_process(old: str, new: str) -> None:
-    """Each pair of roles, in the same epoch and a higher one: a legal change happens, a forbidden one asserts and changes nothing."""
+    """Each pair of roles, in the same epoch and a higher one: an allowed change happens, a forbidden one asserts and has no effect."""
     cell = TRANSITIONS[old][new]
     for number in range(len(attempts(VOTERS[old]())[new])):
         node = VOTERS[old]()
@@ -151,14 +151,14 @@ NOBODYS_REQUEST: Final = 999
 
 
 def time_passes(node: ScriptedNode) -> None:
-    """Let the time-out of the role pass, and nothing else happen."""
+    """Let the time-out of the role pass, without any other event."""
     config = node.config
     limit_ms = {"Leader": config.check_quorum_timeout_ms, "Follower": config.fetch_timeout_ms}
     node.advance(limit_ms.get(node.role, config.election_timeout_ms))
 
 
 def votes(kind: type[PreVoteRequest | VoteRequest], *, granted: bool) -> Play:
-    """Both other voters answer the requests of this kind; where none is open, such answers come all the same."""
+    """Both other voters answer the requests of this kind; if none is open, the answers come nevertheless."""
 
     def play(node: ScriptedNode) -> None:
         is_open = node.role == ("Prospective" if kind is PreVoteRequest else "Candidate")
@@ -172,7 +172,7 @@ def votes(kind: type[PreVoteRequest | VoteRequest], *, granted: bool) -> Play:
 
 
 def answer(epoch: int, leader: int | None) -> Play:
-    """An answer, to whatever it may be, shows an epoch and perhaps its leader."""
+    """Return an event: an answer to some request, with an epoch and perhaps its leader."""
     response = FetchResponse(
         quorum_epoch=QuorumEpoch(epoch),
         leader_id=None if leader is None else NodeId(leader),
@@ -183,7 +183,7 @@ def answer(epoch: int, leader: int | None) -> Play:
 
 
 def update(epoch: int) -> Play:
-    """Node 2 tells its address, which is known."""
+    """Node 2 reports its address, which the log has already."""
     request = UpdateVoterRequest(cluster_id=CLUSTER_ID, quorum_epoch=QuorumEpoch(epoch), voter=key(2), address="n2")
     return lambda node: node.receive(request)
 
@@ -232,7 +232,7 @@ PLAYS: Final[dict[str, Play]] = {
 
 
 def is_refusal(effect: object) -> bool:
-    """Whether an effect says no."""
+    """Whether an effect is a refusal."""
     match effect:
         case RejectProposal() | RejectRead():
             return True
@@ -245,7 +245,7 @@ def is_refusal(effect: object) -> bool:
 
 
 def outcome(name: str, play: Play) -> str:
-    """Return what an event does to a node, in the words of the page."""
+    """Return the effect of an event on a node, in the words of the page."""
     node = EVERYBODY[name]()
     role = node.state.role
     effect_count = len(node.effects)
@@ -269,7 +269,7 @@ def test_event_does_what_the_page_says(event: str, who: str) -> None:
 
 
 def test_every_allowed_transition_is_made_by_some_event() -> None:
-    """The table allows nothing without need: each of its cells is used by an event of the page."""
+    """The table allows only what is needed: some event of the page uses each of its cells."""
     made: set[tuple[type[Role], type[Role], EpochRule]] = set()
     for cells in EVENTS.values():
         for who, cell in cells.items():

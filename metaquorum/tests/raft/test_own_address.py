@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A voter whose address is not the one in the set of voters: KIP-853 "UpdateRaftVoter"."""
+"""A voter whose address differs from that in the voter set: KIP-853 "UpdateRaftVoter"."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from metaquorum.tests.raft.steps import fetch, leading
 
 
 def moved_follower() -> ScriptedNode:
-    """Node 1 follows node 2; its listener is elsewhere than its log says."""
+    """Node 1 follows node 2; its listener has another address than its log says."""
     node = ScriptedNode(election=election_state(1), epochs=[(1, 0)], log_end_offset=2)
     node.state.identity = replace(node.state.identity, address="moved:1")
     node.start()
@@ -34,12 +34,12 @@ def moved_follower() -> ScriptedNode:
 
 
 def updates(node: ScriptedNode) -> list[Send]:
-    """What the leader was told so far."""
+    """The updates sent to the leader so far."""
     return [send for send, _ in node.sent(UpdateVoterRequest)]
 
 
 def keep_following(node: ScriptedNode, duration_ms: int) -> None:
-    """The leader answers the present fetch again and again."""
+    """Let the leader answer each fetch for some time."""
     for _ in range(duration_ms // 100):
         node.advance(100)
         node.answer(node.sent(FetchRequest)[-1][0], node.leader_answer(2))
@@ -52,7 +52,7 @@ def told(refusal: Refusal | None = None, epoch: int = 3) -> UpdateVoterResponse:
 
 @pytest.mark.parametrize("refusal", [None, Refusal.UNAVAILABLE])
 def test_voter_tells_its_leader_every_two_fetch_timeouts_until_its_log_has_the_address(refusal: Refusal | None) -> None:
-    """An answer is no commit: what counts is the set in the log."""
+    """An answer does not end it: the voter set in the log counts."""
     node = moved_follower()
     [(send, request)] = node.sent(UpdateVoterRequest)
     assert send.address == "n2"
@@ -70,7 +70,7 @@ def test_voter_tells_its_leader_every_two_fetch_timeouts_until_its_log_has_the_a
 
 
 def test_voter_whose_leader_does_not_answer_asks_again_after_a_pause() -> None:
-    """A failure and a silence are both tried again, after pauses that grow; an answer of an earlier try changes nothing."""
+    """It retries after a failure and after silence, with growing pauses; an answer to an earlier request changes nothing."""
     node = moved_follower()
     node.fail(updates(node)[0], Failure.TIMED_OUT)
     keep_following(node, 100)
@@ -83,7 +83,7 @@ def test_voter_whose_leader_does_not_answer_asks_again_after_a_pause() -> None:
 
 
 def test_answer_of_a_later_epoch_is_learnt_from() -> None:
-    """Every answer tells the epoch and its leader."""
+    """Every answer has the epoch and its leader."""
     node = moved_follower()
     node.answer(updates(node)[0], told(Refusal.FENCED_EPOCH, epoch=5))
     assert node.state.quorum_epoch == 5
@@ -98,7 +98,7 @@ def test_observer_tells_nobody() -> None:
 
 
 def update_request(node: ScriptedNode, number: int, **changes: object) -> UpdateVoterRequest:
-    """A voter tells node 1 that it has moved."""
+    """A voter reports its new address to node 1."""
     request = UpdateVoterRequest(
         cluster_id=CLUSTER_ID, quorum_epoch=node.state.quorum_epoch, voter=key(number), address=f"moved:{number}"
     )
@@ -106,7 +106,7 @@ def update_request(node: ScriptedNode, number: int, **changes: object) -> Update
 
 
 def settled() -> ScriptedNode:
-    """Node 1 leads three voters that have everything."""
+    """Node 1 leads three voters that have every record."""
     node, _ = leading([1, 2, 3])
     for _ in range(2):
         for voter in (2, 3):
@@ -144,7 +144,7 @@ def test_leader_appends_the_new_address_and_answers_at_once() -> None:
     ],
 )
 def test_update_request_is_checked_for_cluster_epoch_and_key(changes: dict[str, object], refusal: Refusal) -> None:
-    """Nothing happens when one of them is wrong."""
+    """If one of them is wrong, nothing happens."""
     node = settled()
     before = node.state.voter_set
     answer = node.receive(update_request(node, 2, **changes))
@@ -163,7 +163,7 @@ def test_update_request_to_a_follower_is_refused() -> None:
 
 
 def test_leader_sees_to_its_own_address() -> None:
-    """Once something of its epoch is committed; nobody asked, so nobody is answered."""
+    """It changes the set once a record of its epoch is committed; no request waits for an answer."""
     node, _ = leading([1])
     node.forget()
     node.state.identity = replace(node.state.identity, address="moved:1")
@@ -175,7 +175,7 @@ def test_leader_sees_to_its_own_address() -> None:
 
 
 def test_leader_of_many_whose_own_address_change_is_cut_short_answers_nobody() -> None:
-    """A change without an asker ends without an answer."""
+    """A change without a request ends without an answer."""
     node = settled()
     node.forget()
     node.state.identity = replace(node.state.identity, address="moved:1")
@@ -188,13 +188,13 @@ def test_leader_of_many_whose_own_address_change_is_cut_short_answers_nobody() -
 
 
 def follower_of_a_moved_leader() -> tuple[ScriptedNode, Send]:
-    """Node 1 knows by a third party that node 2 leads epoch 3, and its address by an old set: nobody is there any more."""
+    """Node 1 knows from a third node that node 2 leads epoch 3, and has an old address of it, where no process listens."""
     node = ScriptedNode(election=election_state(3, leader=2), epochs=[(1, 0)], log_end_offset=2).start()
     return node, node.sent(FetchRequest)[-1][0]
 
 
 def test_follower_believes_the_leader_itself_about_its_address() -> None:
-    """Else a voter that missed the new set never gets it, for it is where it cannot fetch (a seed that did not converge)."""
+    """Otherwise a voter that missed the new set could never fetch it from the new address (a seed that did not converge)."""
     node, send = follower_of_a_moved_leader()
     assert send.address == "n2"
     answer = node.receive(replace(node.begin_request(2, 3), leader_address="moved:2"))
@@ -210,7 +210,7 @@ def test_follower_believes_the_leader_itself_about_its_address() -> None:
 
 
 def test_prospective_voter_falls_back_to_where_its_leader_is_now() -> None:
-    """It asked around because it could not reach the leader; that one says where it is meanwhile."""
+    """It could not reach the leader and became prospective; the leader then announces its new address."""
     node, send = follower_of_a_moved_leader()
     node.fail(send)
     node.advance(400)

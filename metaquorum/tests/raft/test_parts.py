@@ -61,7 +61,7 @@ def test_truncation_drops_the_epochs_that_begin_behind_it(to_offset: int, epochs
 
 
 def test_flush_covers_what_was_appended_before_it_began() -> None:
-    """What joins during a flush is not covered by it."""
+    """It does not cover records that are appended during the flush."""
     log = view()
     flush_id = log.begin_flush()
     log.append(epoch=QuorumEpoch(3), next_offset=Offset(12))
@@ -70,7 +70,7 @@ def test_flush_covers_what_was_appended_before_it_began() -> None:
 
 
 def test_flush_overtaken_by_a_truncation_covers_nothing() -> None:
-    """The bytes at an offset may be others by the time that the flush ends."""
+    """The bytes at an offset may be different ones by the end of the flush."""
     log = view()
     first = log.begin_flush()
     log.truncate_suffix(Offset(5))
@@ -177,7 +177,7 @@ def test_call_pauses_double_up_to_the_limit_and_begin_anew_after_a_success() -> 
 
 
 def test_late_request_is_sent_again_and_the_first_answer_to_any_counts() -> None:
-    """Its time says when it may be lost, not that its answer would be of no use."""
+    """The deadline says when an answer may be lost, not that a late answer is useless."""
     config = RaftConfig(retry_backoff_ms=20)
     call = PeerCall(0)
     call.start(1, now_ms=0, timeout_ms=100)
@@ -216,7 +216,7 @@ def outbox_of(*, max_held_messages: int = RaftConfig().max_held_messages) -> Out
 
 
 def test_outbox_holds_messages_until_their_state_is_on_disk() -> None:
-    """Raft figure 2: nothing is said that a crash could make untrue."""
+    """Raft figure 2: no message leaves that a crash could make untrue."""
     outbox = outbox_of()
     outbox.say(reply(1))
     outbox.record(election_state(2))
@@ -234,7 +234,7 @@ def test_outbox_holds_messages_until_their_state_is_on_disk() -> None:
 
 
 def test_outbox_writes_only_the_latest_of_several_changes() -> None:
-    """A later state remembers at least as much as an earlier one, so one write serves both."""
+    """A later state includes the promises of an earlier one, so one write serves both."""
     outbox = outbox_of()
     outbox.record(election_state(1))
     assert outbox.is_persisted

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Properties of the Raft core: clever arithmetic against dumb, and every event in every role."""
+"""Properties of the Raft core: fast arithmetic against simple models, and every event in every role."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_majority_offset_is_the_largest_that_a_majority_has_reached(end_offsets:
     )
 )
 def test_log_view_agrees_with_a_list_of_epochs(steps: list[tuple[str, float, int | None]]) -> None:
-    """A list with the epoch of each record is the dumb model of the epoch table."""
+    """A list with the epoch of each record is the simple model of the epoch table."""
     view = LogView()
     model: list[int] = []
     epoch = 1
@@ -88,7 +88,7 @@ ELECTIONS = [
 
 
 def random_event(node: ScriptedNode, rng: random.Random, outstanding: list[Effect]) -> Event:
-    """Anything that a shell or a peer, right or wrong, may say."""
+    """Any event that a shell or a peer, correct or not, may send."""
     from metaquorum.raft.effects import FlushLog, PersistElectionState, Send
 
     epoch = QuorumEpoch(rng.randint(0, 6))
@@ -144,7 +144,7 @@ def random_event(node: ScriptedNode, rng: random.Random, outstanding: list[Effec
 @settings(deadline=None, derandomize=True)
 @given(st.integers(0, 10**9), st.sampled_from(ELECTIONS), st.sampled_from([1, 9]), st.sampled_from([[1], [1, 2, 3]]))
 def test_no_sequence_of_events_breaks_a_node(seed: int, election: object, number: int, voters: list[int]) -> None:
-    """Whatever peers say, in whatever order, a node asserts nothing and keeps the laws of one node."""
+    """Whatever peers send, in any order, a node never fails an assertion and keeps the laws of a single node."""
     rng = random.Random(seed)
     assert election in ELECTIONS
     start = next(known for known in ELECTIONS if known == election)

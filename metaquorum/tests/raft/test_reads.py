@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linearizable reads: a leader shows what is committed only once a majority has confirmed that it still leads."""
+"""Linearizable reads: a leader answers only once a majority has confirmed that it still leads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def rejected(node: ScriptedNode) -> list[tuple[int, Rejection]]:
 
 
 def committed(voters: list[int], **arguments: object) -> ScriptedNode:
-    """Node 1 leads, and everybody has its first two records (LeaderChange and voters)."""
+    """Node 1 leads, and all voters have its first two records (LeaderChange and voters)."""
     node, role = leading(voters, **arguments)
     for voter in voters[1:]:
         fetch(node, voter, 2, high_watermark=2)
@@ -49,7 +49,7 @@ def test_read_waits_for_a_fetch_that_was_sent_after_it_came() -> None:
 
 
 def test_parked_fetches_of_voters_are_answered_when_a_round_begins() -> None:
-    """Else a read would wait as long as a fetch does; observers have no say and are left alone."""
+    """Otherwise a read would wait as long as a fetch does; observers do not vote and stay parked."""
     node, role = leading([1, 2, 3])
     fetch(node, 2, 2, high_watermark=2)
     assert fetch(node, 2, 2, high_watermark=2) is None
@@ -77,7 +77,7 @@ def test_reads_that_come_during_a_round_share_the_next_one() -> None:
 
 
 def test_majority_of_five_needs_two_others() -> None:
-    """The leader is one of the majority, and a voter that repeats itself is one voter."""
+    """The leader is one of the majority, and a voter that repeats its fetch counts once."""
     node = committed([1, 2, 3, 4, 5])
     read(node, 1)
     for _ in range(2):
@@ -90,7 +90,7 @@ def test_majority_of_five_needs_two_others() -> None:
 
 
 def test_round_that_was_never_begun_confirms_nothing_later() -> None:
-    """A voter that names a round from nowhere (another leader's, a lie) has not heard of the next one."""
+    """A voter that names a round without reason (another leader's, or a wrong one) does not confirm the next one."""
     node = committed([1, 2, 3])
     fetch(node, 2, 2, high_watermark=2, read_round=99)
     read(node, 1)
@@ -100,7 +100,7 @@ def test_round_that_was_never_begun_confirms_nothing_later() -> None:
 
 
 def test_diverging_voter_confirms_as_well() -> None:
-    """What its log has does not matter: it fetches in this epoch, so it gave its vote to nobody later."""
+    """The contents of its log do not matter: it fetches in this epoch, so it has voted in no later one."""
     node = committed([1, 2, 3])
     node.propose()
     read(node, 1)
@@ -111,7 +111,7 @@ def test_diverging_voter_confirms_as_well() -> None:
 
 
 def test_only_voter_answers_at_once() -> None:
-    """A quorum of one needs nobody's word."""
+    """A quorum of one needs no other voter."""
     node = committed([1])
     for read_id in (1, 2):
         read(node, read_id)
@@ -119,7 +119,7 @@ def test_only_voter_answers_at_once() -> None:
 
 
 def test_nobody_but_a_leader_answers() -> None:
-    """A follower rejects; so does a leader that does not know yet what is committed."""
+    """A follower rejects; so does a leader that does not know the high watermark yet."""
     follower = ScriptedNode().start()
     read(follower, 1)
     assert rejected(follower) == [(1, Rejection.NOT_LEADER)]
@@ -129,7 +129,7 @@ def test_nobody_but_a_leader_answers() -> None:
 
 
 def test_waiting_reads_are_bounded() -> None:
-    """Further ones are told to come again."""
+    """Further ones are rejected as busy."""
     node = committed([1, 2, 3], max_pending_reads=2)
     for read_id in (1, 2, 3):
         read(node, read_id)
@@ -137,7 +137,7 @@ def test_waiting_reads_are_bounded() -> None:
 
 
 def test_reads_are_rejected_when_the_leadership_ends() -> None:
-    """Check-quorum bounds the wait of a leader that nobody confirms."""
+    """Check-quorum bounds how long an unconfirmed leader keeps reads waiting."""
     node = committed([1, 2, 3])
     read(node, 1)
     node.advance(1_500)
@@ -147,7 +147,7 @@ def test_reads_are_rejected_when_the_leadership_ends() -> None:
 
 
 def test_follower_repeats_the_round_of_its_leader() -> None:
-    """In the next fetch, whatever else the answer said; another leader's rounds begin anew."""
+    """In the next fetch, whatever else the answer says; another leader's rounds start again from 0."""
     node = ScriptedNode().start()
     send = node.follow(2, 3)
     answer = replace(node.leader_answer(2), read_round=5)
@@ -161,7 +161,7 @@ def test_follower_repeats_the_round_of_its_leader() -> None:
 
 
 def test_answer_from_elsewhere_is_no_round() -> None:
-    """An answer that does not come from the leader of the epoch says nothing."""
+    """An answer of another node than the leader of the epoch does not count."""
     node = ScriptedNode().start()
     send: Send = node.follow(2, 3)
     node.answer(send, replace(node.leader_answer(3), read_round=5, leader_id=key(3).node_id))

@@ -36,7 +36,7 @@ def to_observer(node: ScriptedNode) -> list[tuple[int, int | None]]:
 
 
 def high_watermarks(node: ScriptedNode) -> list[int | None]:
-    """What answers without data have told since the last look away."""
+    """High watermarks of the answers without data since the last `forget`."""
     answers = [reply.response for reply in node.of(Reply)]
     return [answer.high_watermark for answer in answers if isinstance(answer, FetchResponse)]
 
@@ -84,7 +84,7 @@ def test_record_of_an_older_epoch_is_not_committed_by_counting() -> None:
 
 
 def test_leader_counts_itself_only_as_far_as_flushed() -> None:
-    """RaftFsync specification: a leader that counts what it has not flushed may commit what a crash takes back."""
+    """RaftFsync specification: a leader that counts unflushed records may commit records that a crash takes back."""
     node, role = leading([1, 2])
     node.auto_disk = False
     node.propose(3)
@@ -95,7 +95,7 @@ def test_leader_counts_itself_only_as_far_as_flushed() -> None:
 
 
 def test_majority_without_the_leader_commits_before_the_leader_has_flushed() -> None:
-    """The leader's disk is one of many; what it delivers itself still waits for its own flush."""
+    """The leader's disk is one of several; the leader delivers only after its own flush."""
     node, role = leading([1, 2, 3])
     node.auto_disk = False
     node.propose(3)
@@ -166,7 +166,7 @@ def test_fetch_at_the_end_waits_for_new_data() -> None:
 
 
 def test_voter_hears_of_a_commit_with_the_next_data_or_a_little_later() -> None:
-    """KIP-595 answers at once when the high watermark moved; nobody waits for that news, and it costs an exchange."""
+    """KIP-595 answers at once when the high watermark moved; here no voter waits for it, and this saves an exchange."""
     node, role = leading([1, 2, 3])
     fetch(node, 2, 2, high_watermark=2)
     node.propose(3)
@@ -204,7 +204,7 @@ def test_parked_voter_hears_a_little_later_that_the_high_watermark_moved() -> No
 
 
 def test_observer_is_sent_what_is_committed() -> None:
-    """It can use nothing before, so that it is asked for one exchange for each commit and not for two."""
+    """It uses only committed records, so it needs one exchange for each commit and not two."""
     node, role = leading([1, 2, 3])
     fetch(node, 2, 2, high_watermark=2)
     assert fetch(node, 9, 2, high_watermark=2) is None
@@ -218,7 +218,7 @@ def test_observer_is_sent_what_is_committed() -> None:
 
 
 def test_observer_hears_of_commits_in_a_row_together() -> None:
-    """The first commit after a pause is told at once; those within the next 10 ms cost one exchange and not one each."""
+    """The first commit after a pause is sent at once; those within the next 10 ms share one exchange."""
     node, role = leading([1, 2, 3])
     fetch(node, 2, 2, high_watermark=2)
     assert fetch(node, 9, 2, high_watermark=2) is None
@@ -237,7 +237,7 @@ def test_observer_hears_of_commits_in_a_row_together() -> None:
 
 
 def test_observer_that_comes_right_after_a_commit_waits_for_the_next_ones() -> None:
-    """It had everything when it last asked; one that is behind is answered at once, whatever it asks for."""
+    """It had everything at its last fetch; an observer that is behind is answered at once, whatever it asks for."""
     node, role = leading([1, 2, 3])
     fetch(node, 2, 2, high_watermark=2)
     assert fetch(node, 9, 2, high_watermark=2) is None
@@ -261,7 +261,7 @@ def test_observer_that_comes_right_after_a_commit_waits_for_the_next_ones() -> N
 
 
 def test_observer_whose_fetch_waited_while_the_log_was_trimmed_gets_the_snapshot() -> None:
-    """The records that it asked for are gone when its answer is due."""
+    """The requested records are gone when its answer is due."""
     node, _ = leading([1, 2, 3], kept_snapshots=1)
     fetch(node, 2, 2, high_watermark=2)
     assert fetch(node, 9, 2, high_watermark=2) is None
@@ -279,7 +279,7 @@ def test_observer_whose_fetch_waited_while_the_log_was_trimmed_gets_the_snapshot
 
 
 def test_parked_fetch_is_answered_at_its_deadline_which_the_leader_bounds() -> None:
-    """A fetch waits for at most what it asked for, and never longer than the leader allows."""
+    """A fetch waits no longer than it asks for, and no longer than the leader allows."""
     node, role = leading([1, 2, 3])
     fetch(node, 2, 2)
     assert fetch(node, 2, 2, high_watermark=2, max_wait_ms=100) is None
@@ -304,7 +304,7 @@ def test_fetch_that_does_not_want_to_wait_is_answered_at_once() -> None:
 
 
 def test_newer_fetch_of_a_replica_takes_the_place_of_its_parked_one() -> None:
-    """A replica that asks again has given the older request up; it is answered so that nothing leaks."""
+    """A replica that asks again has given the older request up; the leader answers the older one so that nothing leaks."""
     node, role = leading([1, 2, 3])
     fetch(node, 2, 2)
     fetch(node, 2, 2, high_watermark=2)
@@ -323,7 +323,7 @@ def test_parked_fetches_are_bounded() -> None:
 
 
 def test_parked_fetches_are_refused_when_leadership_ends() -> None:
-    """KIP-595: who waits at a former leader is told so, and of the new leader if there is one."""
+    """KIP-595: a fetch that waits at a former leader is refused, with the new leader if it is known."""
     node, _ = leading([1, 2, 3])
     fetch(node, 2, 2)
     fetch(node, 2, 2, high_watermark=2)
@@ -337,7 +337,7 @@ def test_parked_fetches_are_refused_when_leadership_ends() -> None:
 
 
 def test_commit_of_the_step_that_ends_the_leadership_is_delivered_before_its_end() -> None:
-    """A slow disk of the leader: its flush completes a majority when no voter has fetched for too long."""
+    """On a slow disk the leader's flush completes a majority after no voter has fetched for too long."""
     node, _ = leading([1, 2, 3])
     fetch(node, 2, 2)
     node.auto_disk = False
@@ -353,7 +353,7 @@ def test_commit_of_the_step_that_ends_the_leadership_is_delivered_before_its_end
 
 
 def test_leader_that_was_never_active_is_not_deactivated() -> None:
-    """Users hear of the end of a leadership only if they heard of its start."""
+    """Users see the end of a leadership only if they saw its start."""
     node, _ = leading([1, 2, 3])
     node.receive(node.begin_request(3, 9))
     assert node.of(Deactivate) == []
@@ -384,7 +384,7 @@ def test_fetch_is_checked(change: dict[str, object], refusal: Refusal) -> None:
 
 
 def test_follower_names_its_leader_to_those_who_fetch_from_it() -> None:
-    """KIP-595: any node that knows the leader says so with its address."""
+    """KIP-595: any node that knows the leader names it with its address."""
     node = ScriptedNode(election=election_state(4, leader=2)).start()
     answer = node.receive(node.fetch_request(9, offset=0, last_epoch=0))
     assert answer == FetchResponse(

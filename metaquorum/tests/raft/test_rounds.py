@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds: what is appended while records wait for their commit goes out, and is flushed, together."""
+"""Rounds: records that are appended while others wait for their commit are sent and flushed together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from metaquorum.tests.raft.steps import fetch, leading
 
 
 def sent(node: ScriptedNode) -> list[int]:
-    """Fetch offsets of what was answered with data since the last look away."""
+    """Fetch offsets of the answers with data since the last `forget`."""
     return [reply.fetch_offset for reply in node.of(ReplyWithBatches)]
 
 
@@ -23,7 +23,7 @@ def flush_of(effects: list[Effect]) -> FlushLog:
 
 
 def in_round(proposal_count: int, **arguments: object) -> tuple[ScriptedNode, Leader]:
-    """A leader of three whose last committed round had so many proposals; both voters wait for more."""
+    """A leader of three whose last committed round had this many proposals; both voters wait for more."""
     node, role = leading([1, 2, 3], **arguments)
     fetch(node, 2, 2, high_watermark=2)
     fetch(node, 3, 2, high_watermark=2)
@@ -41,7 +41,7 @@ def in_round(proposal_count: int, **arguments: object) -> tuple[ScriptedNode, Le
 
 
 def test_lone_record_waits_for_nothing() -> None:
-    """The voter that a commit needs is sent it in the step that appends it, and the leader flushes at the same time."""
+    """The voter that a commit needs gets it in the same step, and the leader flushes at the same time."""
     node, role = in_round(1)
     for offset in range(4, 8):
         node.propose()
@@ -52,7 +52,7 @@ def test_lone_record_waits_for_nothing() -> None:
 
 
 def test_what_comes_meanwhile_makes_the_next_round() -> None:
-    """Four records, one exchange and one flush; a voter that lacks a part of the round is sent everything there is."""
+    """Four records, one exchange and one flush; a voter that lacks a part of the round is sent the whole rest."""
     node, role = in_round(1)
     node.auto_disk = False
     flush = flush_of(node.propose())
@@ -74,7 +74,7 @@ def test_what_comes_meanwhile_makes_the_next_round() -> None:
 
 
 def test_after_a_crowded_round_the_next_one_waits_for_as_many() -> None:
-    """The answers of a round bring their next questions one by one: they share the next round, and one more may come."""
+    """The answers of a round bring the next proposals one by one: these share the next round, and one more may come."""
     node, role = in_round(4)
     for _ in range(4):
         node.propose()
@@ -86,7 +86,7 @@ def test_after_a_crowded_round_the_next_one_waits_for_as_many() -> None:
 
 
 def test_the_wait_is_short() -> None:
-    """Whoever comes alone after a crowd waits a few milliseconds, once."""
+    """A proposal that comes alone after a crowd waits a few milliseconds, once."""
     node, role = in_round(4, crowd_wait_ms=5)
     node.propose()
     node.advance(3)
@@ -104,7 +104,7 @@ def test_the_wait_is_short() -> None:
 
 
 def commit_round(node: ScriptedNode, role: Leader, size: int, *, wait_ms: int = 0) -> None:
-    """Propose, wait, and let the voter that was given the round have it."""
+    """Propose, wait, and let the voters fetch the round."""
     node.forget()
     for _ in range(size):
         node.propose()
@@ -117,7 +117,7 @@ def commit_round(node: ScriptedNode, role: Leader, size: int, *, wait_ms: int = 
 
 
 def test_rounds_grow_until_one_waits_in_vain() -> None:
-    """How many ask is not known while their questions wait unread: a little more is waited for each time, then as many as came."""
+    """The leader does not know how many proposals are unread: it waits for a few more each time, then for as many as came."""
     node, role = in_round(8, crowd_wait_ms=5, crowd_hold_rounds=2)
     assert role.round_target == 10
     commit_round(node, role, 10)
@@ -126,14 +126,14 @@ def test_rounds_grow_until_one_waits_in_vain() -> None:
     for _ in range(2):
         assert role.round_target == 11
         commit_round(node, role, 11)
-    # Everybody may have had to wait for one that was late: more is tried again later.
+    # All others may have waited for a late one: the leader tries a larger round again later.
     assert role.round_target == 11
     commit_round(node, role, 11)
     assert role.round_target == 13
 
 
 def test_more_than_was_waited_for_is_a_larger_crowd() -> None:
-    """What came by itself while a round was under way ends the hold."""
+    """Proposals that arrive without a hold while a round is under way end the hold."""
     node, role = in_round(8, crowd_wait_ms=5, crowd_hold_rounds=50)
     commit_round(node, role, 6, wait_ms=5)
     assert (role.round_target, role.round_hold) == (6, 50)
@@ -150,7 +150,7 @@ def test_more_than_was_waited_for_is_a_larger_crowd() -> None:
 
 
 def test_size_of_a_crowd_counts_proposals() -> None:
-    """One asker with many records in each proposal is no crowd."""
+    """One caller with many records in each proposal is no crowd."""
     node, role = in_round(1)
     node.propose(50)
     fetch(node, 2, 54, high_watermark=4)
@@ -161,7 +161,7 @@ def test_size_of_a_crowd_counts_proposals() -> None:
 
 
 def test_control_record_is_never_held_back() -> None:
-    """A new voter commits nothing before it has the record that names it: the round that waits for it would wait for ever."""
+    """A new voter commits nothing without the record that names it: a round that waits for that voter would wait for ever."""
     node, role = leading([1], crowd_wait_ms=5)
     fetch(node, 2, 2, high_watermark=2)
     node.auto_disk = False

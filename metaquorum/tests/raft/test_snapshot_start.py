@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots in the core at a start, and in the shadow of the log: what the disk says, and what must not be."""
+"""Snapshots in the core: what a start finds on the disk, and which snapshots may not exist below the log start."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_disk_that_the_shell_should_have_healed_is_refused(changes: dict[str, 
     ("newest", "restarts"),
     [
         (None, False),
-        ((9, 2), False),  # of a time before the log start: removed, not gone back to
+        ((9, 2), False),  # below the log start: removed, never used again
         ((10, 2), False),
         ((10, 1), True),
         ((20, 3), False),
@@ -75,7 +75,7 @@ def test_an_interrupted_install_is_seen_at_the_next_start(newest: tuple[int, int
 
 
 def test_a_trimmed_log_keeps_its_epochs_from_the_start_on() -> None:
-    """The epoch that the start lies in begins there; one that ends there is known as the one before."""
+    """The epoch at the log start begins there; the one that ends there is known as the previous epoch."""
     log = LogView(
         epochs=[(QuorumEpoch(1), Offset(0)), (QuorumEpoch(3), Offset(10)), (QuorumEpoch(5), Offset(25))],
         log_end_offset=Offset(30),
@@ -96,7 +96,7 @@ def test_a_trimmed_log_keeps_its_epochs_from_the_start_on() -> None:
 
 
 def test_a_flush_under_way_proves_nothing_after_an_install() -> None:
-    """It was about the log that is gone."""
+    """It was about the log that the install replaced."""
     log = LogView(epochs=[(QuorumEpoch(1), Offset(0))], log_end_offset=Offset(4), flushed_offset=Offset(2))
     flush_id = log.begin_flush()
     log.truncate_fully(snapshot_id(20, 3))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots in the core: who is offered one, how it is installed, when the log is trimmed, and what does no harm."""
+"""Snapshots in the core: which replica is offered one, how it is installed, when the log is trimmed, and what does no harm."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def trimmed_leader() -> ScriptedNode:
 
 
 def answer_to(node: ScriptedNode, offset: int, last_epoch: int) -> FetchResponse:
-    """What the leader answers at once to a fetch of node 2."""
+    """Return the leader's immediate answer to a fetch of node 2."""
     response = node.receive(node.fetch_request(2, offset=offset, last_epoch=last_epoch, max_wait_ms=0))
     assert isinstance(response, FetchResponse), f"no answer: {response}"
     return response
 
 
-# What a leader answers.
+# The answers of a leader.
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_log_that_the_leader_cannot_continue_is_offered_the_newest_snapshot(
 
 @pytest.mark.parametrize(("offset", "last_epoch"), [(10, 2), (12, 3), (30, 5)])
 def test_a_log_that_the_leader_can_continue_gets_batches(offset: int, last_epoch: int) -> None:
-    """At the log start with the right epoch, and anywhere beyond, the log will do."""
+    """With the right epoch at the log start, and anywhere beyond it, the replica gets the log."""
     response = answer_to(trimmed_leader(), offset, last_epoch)
     assert response.snapshot is None
     assert response.diverging is None
@@ -105,14 +105,14 @@ def test_a_log_that_the_leader_can_continue_gets_batches(offset: int, last_epoch
     ],
 )
 def test_logs_that_part_inside_the_leaders_log_diverge(offset: int, last_epoch: int, end: tuple[int, int]) -> None:
-    """No snapshot where a diverging epoch can be named, not even for the epoch of the record before the log start."""
+    """No snapshot is offered if the leader can name a diverging epoch, even that of the record before the log start."""
     response = answer_to(trimmed_leader(), offset, last_epoch)
     assert response.snapshot is None
     assert response.diverging == EpochEnd(epoch=QuorumEpoch(end[0]), end_offset=Offset(end[1]))
 
 
 def test_an_empty_replica_is_offered_a_snapshot_though_the_log_has_everything() -> None:
-    """It is sooner there; without a snapshot it gets the log from 0 on."""
+    """The snapshot is quicker; without a snapshot the replica gets the log from 0 on."""
     whole = ScriptedNode(election=election_state(1), epochs=[(1, 0)], log_end_offset=8, snapshots=[(5, 1)]).start()
     assert answer_to(whole.elect(), 0, 0).snapshot == snapshot_id(5, 1)
     assert answer_to(whole, 3, 1).snapshot is None
@@ -121,7 +121,7 @@ def test_an_empty_replica_is_offered_a_snapshot_though_the_log_has_everything() 
 
 
 def test_the_offer_does_not_count_as_progress() -> None:
-    """A replica that has to be sent a snapshot has nothing of this log: the high watermark does not move by it."""
+    """A replica that needs a snapshot has none of this log: the high watermark does not move."""
     node = trimmed_leader()
     before = node.state.high_watermark
     answer_to(node, 15, 1)
@@ -145,14 +145,14 @@ def test_the_offer_does_not_count_as_progress() -> None:
     ],
 )
 def test_who_may_download(changes: dict[str, object], refusal: Refusal | None) -> None:
-    """Only the leader of the very epoch serves, only snapshots that it keeps, and not to itself."""
+    """Only the leader of the request's epoch serves, only kept snapshots, and not to itself."""
     node = trimmed_leader()
     request = {"cluster_id": CLUSTER_ID, "quorum_epoch": 6, "replica": key(2), "snapshot": snapshot_id(20, 3)}
     assert check_download(node.state, **{**request, **changes}) is refusal  # pyright: ignore[reportArgumentType]
 
 
 def test_a_follower_serves_no_snapshot() -> None:
-    """Its snapshot may be as good, but what it says of the leader's log is hearsay."""
+    """A follower may have the same snapshot, and does not know the leader's present log."""
     node, _ = following()
     refusal = check_download(
         node.state,
@@ -165,12 +165,12 @@ def test_a_follower_serves_no_snapshot() -> None:
 
 
 def test_a_voter_that_downloads_counts_for_the_majority() -> None:
-    """It does not fetch meanwhile; the leader resigns only when nobody downloads either."""
+    """A voter does not fetch during its download; the leader resigns only when none downloads either."""
     node = trimmed_leader()
     for _ in range(4):
         node.advance(1_000)
         node.step(SnapshotServed(replica=key(2)))
-        # An observer, a wiped voter and a stranger change nothing.
+        # An observer and a wiped voter change nothing.
         for stranger in (key(9), key(2).__class__(node_id=NodeId(3), directory_id=b"another-disk-016")):
             node.step(SnapshotServed(replica=stranger))
         assert node.role == "Leader"
@@ -180,7 +180,7 @@ def test_a_voter_that_downloads_counts_for_the_majority() -> None:
     assert node.role == "Resigned"
 
 
-# What a follower does.
+# The actions of a follower.
 
 
 def following(
@@ -201,7 +201,7 @@ def following(
 
 
 def test_an_offer_begins_a_download_and_no_fetch() -> None:
-    """The download goes to the leader of the epoch; the high watermark that came with it is not believed."""
+    """The follower downloads from the leader of the epoch; it ignores the high watermark of the offer."""
     node, download = following()
     assert (download.address, download.quorum_epoch, download.snapshot) == ("n2", 6, snapshot_id(20, 3))
     assert node.sent(FetchRequest) == []
@@ -212,7 +212,7 @@ def test_an_offer_begins_a_download_and_no_fetch() -> None:
 
 @pytest.mark.parametrize("number", [1, 9])
 def test_an_installed_snapshot_takes_the_place_of_the_log(number: int) -> None:
-    """Log, epoch before it, voters and high watermark are those of the snapshot; the next fetch goes on from there."""
+    """Log, the epoch before it, voters and high watermark are those of the snapshot; the next fetch begins at its end."""
     node, download = following(number=number)
     effects = node.step(SnapshotDownloaded(download_id=download.download_id, voters=MEMBERS))
     install = InstallSnapshot(download_id=download.download_id, snapshot=snapshot_id(20, 3))
@@ -240,7 +240,7 @@ def test_a_longer_log_of_another_history_gives_way() -> None:
 
 
 def test_pieces_keep_the_leader_alive_and_silence_does_not() -> None:
-    """The fetch timer is reset by each piece of this download, and by nothing else."""
+    """Only the pieces of this download reset the fetch timer."""
     node, download = following()
     role = node.state.role
     assert isinstance(role, Follower)
@@ -261,7 +261,7 @@ def test_pieces_keep_the_leader_alive_and_silence_does_not() -> None:
 
 
 def test_news_of_a_download_that_is_over_changes_nothing() -> None:
-    """Late pieces, ends and failures after a change of role; what was downloaded in vain is removed."""
+    """Late pieces, ends and failures after a change of role; a useless download is removed."""
     node, download = following()
     node.follow(3, 7)
     assert node.of(DiscardSnapshot) == [DiscardSnapshot(download_id=download.download_id)]
@@ -291,7 +291,7 @@ def test_a_second_end_of_the_same_download_changes_nothing() -> None:
 
 
 def test_a_repeated_fetch_answer_begins_no_second_download() -> None:
-    """The request of the first answer is done; the other one is nobody's."""
+    """The first answer has completed the request; the second one is dropped."""
     node, download = following()
     send = node.state.next_request_id()
     for request_id in range(1, send):
@@ -301,7 +301,7 @@ def test_a_repeated_fetch_answer_begins_no_second_download() -> None:
 
 @pytest.mark.parametrize(("failure", "gone"), [(Failure.REFUSED, True), (Failure.TIMED_OUT, False)])
 def test_a_failed_download_is_forgotten_and_the_leader_asked_again(failure: Failure, gone: bool) -> None:
-    """After a pause it fetches; a leader that refuses connections counts as gone."""
+    """It fetches after a pause; a leader that refuses connections counts as gone."""
     node, download = following()
     node.step(SnapshotFailed(download_id=download.download_id, failure=failure))
     role = node.state.role
@@ -314,7 +314,7 @@ def test_a_failed_download_is_forgotten_and_the_leader_asked_again(failure: Fail
 
 @pytest.mark.parametrize("offer", [(4, 6), (3, 1), (20, 7), (20, 0)])
 def test_an_offer_that_no_correct_leader_makes_is_reported(offer: tuple[int, int]) -> None:
-    """At or below the high watermark, or of an epoch that is not yet: nothing is downloaded, nothing given up."""
+    """A snapshot at or below the high watermark, or of a future epoch: the follower downloads nothing and keeps its log."""
     node = ScriptedNode(
         election=election_state(5), epochs=[(1, 0)], log_end_offset=6, committed_offset=4, snapshots=[(3, 1)]
     ).start()
@@ -326,7 +326,7 @@ def test_an_offer_that_no_correct_leader_makes_is_reported(offer: tuple[int, int
 
 
 def test_a_truncation_below_an_installed_snapshot_is_refused() -> None:
-    """What the snapshot has is committed."""
+    """The records of the snapshot are committed."""
     node, download = following()
     node.step(SnapshotDownloaded(download_id=download.download_id, voters=MEMBERS))
     send = node.sent(FetchRequest)[-1][0]
@@ -351,7 +351,7 @@ def committed_leader(kept_snapshots: int) -> ScriptedNode:
 
 
 def test_the_log_begins_at_the_oldest_of_the_kept_snapshots() -> None:
-    """Nothing is trimmed before there are as many as are kept; then always to the oldest, which stays."""
+    """The log is trimmed once the wanted number of snapshots is kept; then always to the oldest of them, which stays."""
     node = committed_leader(2)
     node.step(SnapshotCreated(snapshot=snapshot_id(4, 1)))
     assert node.of(TrimLog) == []
@@ -366,7 +366,7 @@ def test_the_log_begins_at_the_oldest_of_the_kept_snapshots() -> None:
 
 
 def test_a_log_may_be_trimmed_to_its_end_and_goes_on() -> None:
-    """With one kept snapshot nothing is left of the log; the next record is of the same epoch."""
+    """With one kept snapshot the log becomes empty; the next record is of the same epoch."""
     node = committed_leader(1)
     node.step(SnapshotCreated(snapshot=snapshot_id(12, 1)))
     assert node.of(TrimLog) == [TrimLog(snapshot=snapshot_id(12, 1))]
@@ -378,7 +378,7 @@ def test_a_log_may_be_trimmed_to_its_end_and_goes_on() -> None:
 
 
 def test_a_snapshot_that_was_overtaken_is_ignored() -> None:
-    """One of the leader was installed while an older one of this node was being made."""
+    """A snapshot of the leader was installed while this node was making an older one."""
     node, download = following()
     node.step(SnapshotDownloaded(download_id=download.download_id, voters=MEMBERS))
     node.forget()
@@ -389,6 +389,6 @@ def test_a_snapshot_that_was_overtaken_is_ignored() -> None:
 
 @pytest.mark.parametrize(("snapshot", "text"), [((13, 1), "beyond what is committed"), ((5, 2), "not of the log")])
 def test_a_snapshot_of_what_is_not_committed_is_a_bug(snapshot: tuple[int, int], text: str) -> None:
-    """The process stops before such a snapshot could be served."""
+    """The process stops before it could serve such a snapshot."""
     with pytest.raises(AssertionError, match=text):
         committed_leader(2).step(SnapshotCreated(snapshot=snapshot_id(*snapshot)))

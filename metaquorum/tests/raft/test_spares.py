@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spare voters: a round goes at once to as many voters as its commit needs, to the others a little later."""
+"""Spare voters: a round goes at once to as many voters as its commit needs, and to the others a little later."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from metaquorum.tests.raft.steps import fetch, leading
 
 
 def told(node: ScriptedNode) -> list[int]:
-    """Fetch offsets of what was answered with data since the last look away."""
+    """Fetch offsets of the answers with data since the last `forget`."""
     return [reply.fetch_offset for reply in node.of(ReplyWithBatches)]
 
 
 def waiting(voters: list[int], **arguments: object) -> tuple[ScriptedNode, Leader]:
-    """A leader whose other voters have everything, know that it is committed, and wait; the last one came last."""
+    """A leader whose other voters have every record, know its commit, and wait; the last one waits last."""
     node, role = leading(voters, **arguments)
     for voter in voters[1:]:
         fetch(node, voter, 2, high_watermark=0)
@@ -29,7 +29,7 @@ def waiting(voters: list[int], **arguments: object) -> tuple[ScriptedNode, Leade
 
 
 def holders(role: Leader) -> list[int]:
-    """Node ids of the voters that a round is on its way to."""
+    """Node ids of the voters that are being sent a round."""
     return [number for number, progress in role.voters.items() if progress.sent_end_offset is not None]
 
 
@@ -75,7 +75,7 @@ def test_a_spare_hears_a_little_later_with_all_that_came_meanwhile() -> None:
 
 
 def test_a_voter_that_was_chosen_and_went_silent_costs_one_wait() -> None:
-    """The spare commits the round then, and is chosen for the next one: who is silent waits for nothing."""
+    """The spare commits that round and is chosen for the next one: no later round waits for the silent voter."""
     node, role = waiting([1, 2, 3], spare_wait_ms=20)
     node.propose()
     (silent,) = holders(role)
@@ -92,7 +92,7 @@ def test_a_voter_that_was_chosen_and_went_silent_costs_one_wait() -> None:
 
 
 def test_the_quickest_is_chosen() -> None:
-    """A voter whose disk takes long is the spare from its first slow exchange on."""
+    """A voter with a slow disk is the spare after its first slow exchange."""
     node, role = waiting([1, 2, 3], spare_wait_ms=20)
     node.propose()
     (slow,) = holders(role)
@@ -109,7 +109,7 @@ def test_the_quickest_is_chosen() -> None:
 
 
 def test_a_voter_that_catches_up_is_neither_held_back_nor_relied_upon() -> None:
-    """It lacks more than its last answer: it is answered at once, and the round goes to another one as well."""
+    """It lacks more than its last answer had: it is answered at once, and the round also goes to another voter."""
     node, role = waiting([1, 2, 3])
     for offset in (2, 3):
         node.propose()
@@ -117,7 +117,7 @@ def test_a_voter_that_catches_up_is_neither_held_back_nor_relied_upon() -> None:
     node.advance(100)
     node.propose()
     fetch(node, 3, 5, high_watermark=4)
-    # Less than what it was given: as one whose answer was cut at its size.
+    # It has fewer records than it was sent, like a voter whose answer was cut at the size limit.
     fetch(node, 2, 3, high_watermark=2)
     node.advance(20)
     node.forget()
@@ -131,7 +131,7 @@ def test_a_voter_that_catches_up_is_neither_held_back_nor_relied_upon() -> None:
 
 
 def test_spares_take_part_in_rounds_of_reads() -> None:
-    """A read waits for a majority's word, and asks everybody for it."""
+    """A read waits for a majority, and its round goes to all voters."""
     node, role = waiting([1, 2, 3])
     node.propose()
     (chosen,) = holders(role)
@@ -143,7 +143,7 @@ def test_spares_take_part_in_rounds_of_reads() -> None:
 
 
 def test_a_leader_that_is_removed_needs_one_voter_more() -> None:
-    """It is not counted, so that both of two others are."""
+    """The leader does not count, so both other voters do."""
     node, role = waiting([1, 2, 3])
     node.step(VoterChangeRequested(token=1, change=RemoveVoter(key=key(1))))
     assert not node.state.is_voter

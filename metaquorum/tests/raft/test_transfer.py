@@ -30,7 +30,7 @@ from metaquorum.tests.raft.steps import fetch, leading
 
 
 def settled(voters: list[int]) -> tuple[ScriptedNode, Leader]:
-    """Node 1 leads, everybody has everything."""
+    """Node 1 leads, and all voters have every record."""
     node, role = leading(voters)
     for _ in range(2):
         for voter in voters[1:]:
@@ -62,7 +62,7 @@ def test_leader_resigns_at_once_for_a_voter_that_has_everything(to: int | None, 
 
 
 def test_proposals_wait_while_the_successor_catches_up() -> None:
-    """Otherwise it might never have everything; all that was appended is committed and delivered first."""
+    """Otherwise it might never catch up; all appended records are committed and delivered first."""
     node, _ = settled([1, 2, 3])
     node.propose()
     end = node.state.log.log_end_offset
@@ -81,7 +81,7 @@ def test_proposals_wait_while_the_successor_catches_up() -> None:
 
 
 def test_commit_is_delivered_before_the_leadership_ends() -> None:
-    """Whoever proposed hears of the commit, and not of an unknown outcome."""
+    """The proposer sees the commit, and not an unknown outcome."""
     node, _ = settled([1, 2, 3])
     node.propose()
     ask(node, 3)
@@ -113,7 +113,7 @@ def test_leader_gives_up_after_the_transfer_timeout_and_leads_on() -> None:
 
 
 def test_anybody_is_the_first_that_has_everything() -> None:
-    """Without a name, whoever catches up first succeeds."""
+    """Without a named successor, the first voter that catches up becomes leader."""
     node, _ = settled([1, 2, 3])
     node.propose()
     ask(node, None)
@@ -125,7 +125,7 @@ def test_anybody_is_the_first_that_has_everything() -> None:
 
 
 def refusal(node: ScriptedNode, to: int | None) -> ChangeRefusal | None:
-    """Why a transfer is refused; None when it is not."""
+    """Return why a transfer is refused; None if it is not."""
     node.forget()
     ask(node, to, token=6)
     match answers(node):
@@ -136,7 +136,7 @@ def refusal(node: ScriptedNode, to: int | None) -> ChangeRefusal | None:
 
 
 def test_transfer_is_refused_for_what_it_cannot_do() -> None:
-    """Typed refusals; the leadership stays as it is."""
+    """The refusals are typed; the leadership does not change."""
     node, _ = settled([1, 2, 3])
     assert refusal(node, 1) is ChangeRefusal.ALREADY_LEADER
     assert refusal(node, 9) is ChangeRefusal.VOTER_NOT_FOUND
@@ -150,7 +150,7 @@ def test_transfer_is_refused_for_what_it_cannot_do() -> None:
 
 
 def test_only_voter_and_a_leader_without_a_commit_have_no_successor() -> None:
-    """There is nobody, or nobody yet."""
+    """It has no other voter, or none that may lead yet."""
     node, _ = leading([1])
     assert refusal(node, None) is ChangeRefusal.NO_SUCCESSOR
     node, _ = leading([1, 2, 3])
@@ -177,7 +177,7 @@ def test_one_transfer_at_a_time_and_no_change_of_voters_meanwhile() -> None:
 
 @pytest.mark.parametrize("is_shutdown", [True, False])
 def test_leadership_that_ends_otherwise_answers_the_transfer_once(*, is_shutdown: bool) -> None:
-    """Not by this transfer: nothing was handed over, and somebody else may lead."""
+    """The transfer has failed: another node may lead without it."""
     node, _ = settled([1, 2, 3])
     node.propose()
     ask(node, 2)

@@ -16,7 +16,7 @@ LOG_END = 10
 
 
 def unattached() -> ScriptedNode:
-    """Knows the epoch and nobody in it."""
+    """Knows the epoch, and neither its leader nor a candidate."""
     return ScriptedNode(election=election_state(EPOCH), epochs=[(3, 0)], log_end_offset=LOG_END).start()
 
 
@@ -31,7 +31,7 @@ def unattached_voted_for_3() -> ScriptedNode:
 
 
 def unattached_with_leader() -> ScriptedNode:
-    """Knows that node 8 leads and not where it is."""
+    """Knows that node 8 leads, and not its address."""
     return ScriptedNode(election=election_state(EPOCH, leader=8), epochs=[(3, 0)], log_end_offset=LOG_END).start()
 
 
@@ -109,7 +109,7 @@ def follower_of_a_gone_leader() -> ScriptedNode:
 
 
 def follower_of_a_resigning_leader() -> ScriptedNode:
-    """Has fetched from node 3, which then said that it resigns."""
+    """A follower of node 3, which has announced its resignation."""
     node = follower_that_fetched()
     node.receive(node.end_request(3, EPOCH, [2, 1]))
     return node
@@ -140,7 +140,7 @@ IDS = [entry[0].__name__ for entry in MATRIX]
 
 
 def ask(node: ScriptedNode, *, pre_vote: bool, log: tuple[int, int]) -> bool:
-    """Node 2 asks in the node's epoch; whether it got a yes."""
+    """Let node 2 ask in the node's epoch; return whether it is granted."""
     make = node.pre_vote_request if pre_vote else node.vote_request
     answer = node.receive(make(2, EPOCH, last_epoch=log[0], log_end_offset=log[1]))
     assert isinstance(answer, VoteResponse)
@@ -151,7 +151,7 @@ def ask(node: ScriptedNode, *, pre_vote: bool, log: tuple[int, int]) -> bool:
 
 @pytest.mark.parametrize(("build", "role", "pre_vote", "vote"), MATRIX, ids=IDS)
 def test_up_to_date_pre_vote(build: Callable[[], ScriptedNode], role: str, pre_vote: bool, vote: bool) -> None:
-    """A pre-vote binds nobody: it may be given to several, and leaves role and disk as they were."""
+    """A pre-vote binds no voter: several candidates may get one, and role and disk stay the same."""
     node = build()
     assert node.role == role
     before = node.disk
@@ -162,7 +162,7 @@ def test_up_to_date_pre_vote(build: Callable[[], ScriptedNode], role: str, pre_v
 
 @pytest.mark.parametrize(("build", "role", "pre_vote", "vote"), MATRIX, ids=IDS)
 def test_up_to_date_vote(build: Callable[[], ScriptedNode], role: str, pre_vote: bool, vote: bool) -> None:
-    """A vote is given once in an epoch, and not where a leader of the epoch is known."""
+    """A vote is granted once in an epoch, and not if a leader of the epoch is known."""
     node = build()
     before = node.disk
     assert ask(node, pre_vote=False, log=UP_TO_DATE) is vote
@@ -174,7 +174,7 @@ def test_up_to_date_vote(build: Callable[[], ScriptedNode], role: str, pre_vote:
 def test_log_that_is_behind_gets_neither(
     build: Callable[[], ScriptedNode], role: str, pre_vote: bool, vote: bool
 ) -> None:
-    """Raft 5.4.1; nor is a vote given before repeated: the candidate may be back with less than it had."""
+    """Raft 5.4.1; an earlier vote is not repeated either: the candidate may have returned with a shorter log."""
     node = build()
     assert ask(node, pre_vote=True, log=BEHIND) is False
     assert ask(node, pre_vote=False, log=BEHIND) is False

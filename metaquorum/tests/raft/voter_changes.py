@@ -12,7 +12,7 @@ from metaquorum.tests.raft.steps import fetch, leading
 
 
 def settled(voters: list[int], **arguments: object) -> tuple[ScriptedNode, Leader]:
-    """Node 1 leads, everybody has caught up and everything is committed."""
+    """Node 1 leads, all voters have caught up and every record is committed."""
     node, role = leading(voters, **arguments)
     catch_up(node, *[voter for voter in voters if voter != 1])
     return node, role
@@ -26,7 +26,7 @@ def catch_up(node: ScriptedNode, *replicas: int) -> None:
 
 
 def ask(node: ScriptedNode, change: VoterChange, *, token: int = 7) -> list[ChangeOutcome]:
-    """Ask for a change; the answers of that very step."""
+    """Ask for a change; return the answers of that step."""
     effects = node.step(VoterChangeRequested(token=token, change=change))
     return [effect.outcome for effect in effects if isinstance(effect, AnswerVoterChange)]
 

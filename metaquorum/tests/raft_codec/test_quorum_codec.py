@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Core messages survive the way over the wire, and what no correct peer sends is refused."""
+"""Core messages survive encoding and decoding, and messages that no correct peer sends are refused."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ CLUSTERS = st.text(max_size=20)
     ),
 )
 def test_vote_round_trip(request_: VoteRequest | PreVoteRequest, response: VoteResponse) -> None:
-    """Vote and pre-vote stay apart; an absent leader stays absent."""
+    """Vote and pre-vote stay distinct; an absent leader stays absent."""
     assert codec.decode_vote_request(codec.encode_vote_request(request_)) == request_
     assert codec.decode_vote_response(codec.encode_vote_response(response)) == response
 
@@ -168,7 +168,7 @@ def test_fetched_batches_show_spans_and_voter_sets() -> None:
 @settings(deadline=None, derandomize=True)
 @given(st.data())
 def test_damaged_batches_are_refused(data: st.DataObject) -> None:
-    """A flipped bit or a cut in fetched batches is an error, or is in the offset or epoch that the core checks."""
+    """A flipped bit or a cut in fetched batches is an error, or shows in the offset or epoch that the core checks."""
     whole = control_batch(VotersChange(voters=VOTERS), 7, 4)
     if data.draw(st.booleans()):
         damaged = whole[: data.draw(st.integers(1, len(whole) - 1))]
@@ -248,7 +248,7 @@ def test_unknown_refusal_of_a_newer_peer_is_unavailable() -> None:
     st.builds(UpdateVoterResponse, quorum_epoch=EPOCHS, leader_id=st.none() | NODE_IDS, refusal=REFUSALS),
 )
 def test_update_round_trip(request_: UpdateVoterRequest, response: UpdateVoterResponse) -> None:
-    """What a voter tells of its address arrives as it was."""
+    """The address that a voter reports arrives unchanged."""
     assert codec.decode_update_request(codec.encode_update_request(request_)) == request_
     assert codec.decode_update_response(codec.encode_update_response(response)) == response
 
@@ -275,7 +275,7 @@ IMPOSSIBLE_ADDRESSES = (
 
 @pytest.mark.parametrize("address", ["", *IMPOSSIBLE_ADDRESSES])
 def test_update_and_begin_with_an_impossible_address_are_refused(address: str) -> None:
-    """No correct peer sends none, or one that is no host of at most 255 characters and a port."""
+    """A correct peer always sends an address, with a host of at most 255 characters and a port."""
     key = pb.ReplicaKey(node_id=1, directory_id=b"d" * 16)
     with pytest.raises(InvalidMessageError):
         codec.decode_update_request(pb.UpdateVoterRequest(voter=key, address=address))
@@ -285,7 +285,7 @@ def test_update_and_begin_with_an_impossible_address_are_refused(address: str) -
 
 @pytest.mark.parametrize("address", IMPOSSIBLE_ADDRESSES)
 def test_answer_with_an_impossible_address_of_the_leader_is_refused(address: str) -> None:
-    """Whoever believed it would dial it, log it and tell it to others."""
+    """The receiver would dial that address, log it and pass it on."""
     with pytest.raises(InvalidMessageError, match="leader_address"):
         codec.decode_fetch_response(pb.FetchQuorumResponse(leader_id=1, leader_address=address))
     with pytest.raises(InvalidMessageError, match="leader_address"):

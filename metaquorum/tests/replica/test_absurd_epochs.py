@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Epochs that no peer can have reached: they are not believed, and the last one there is ends no process and no start."""
+"""Epochs that no peer can have reached: nodes refuse them, and even the last epoch stops no process and no start."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def node(epoch: int = EPOCH) -> ScriptedNode:
 
 
 def update_request(made: ScriptedNode, epoch: int) -> Request:
-    """A voter says where it is."""
+    """A voter reports its address."""
     del made
     return UpdateVoterRequest(cluster_id=CLUSTER_ID, quorum_epoch=QuorumEpoch(epoch), voter=key(2), address="a:1")
 
@@ -52,7 +52,7 @@ REQUESTS = {
 @pytest.mark.parametrize("kind", list(REQUESTS))
 @pytest.mark.parametrize("epoch", [BEYOND, MAX_QUORUM_EPOCH])
 def test_request_of_an_absurd_epoch_is_refused_and_teaches_nothing(kind: str, epoch: int) -> None:
-    """Whatever it asks; the operator reads of it, and the node is in its own epoch as before."""
+    """Any kind of request is refused; the operator sees it in the log, and the node keeps its own epoch."""
     made = node()
     before = made.state.election
     response = made.receive(REQUESTS[kind](made, epoch))
@@ -65,14 +65,14 @@ def test_request_of_an_absurd_epoch_is_refused_and_teaches_nothing(kind: str, ep
 
 @pytest.mark.parametrize("kind", ["vote", "pre-vote", "begin"])
 def test_epoch_that_is_just_plausible_is_believed(kind: str) -> None:
-    """A node that was away for a million elections learns the epoch from whoever asks."""
+    """A node that was away for a million elections learns the epoch from the request."""
     made = node()
     made.receive(REQUESTS[kind](made, BEYOND - 1))
     assert made.state.quorum_epoch == BEYOND - 1
 
 
 def test_replica_without_an_epoch_joins_an_old_quorum() -> None:
-    """A wiped or new replica knows epoch 0: it believes any epoch that leaves room for elections, and no other one."""
+    """A wiped or new replica knows epoch 0: it accepts any epoch that leaves room for elections, and no other one."""
     made = node(0)
     made.receive(made.begin_request(2, MAX_QUORUM_EPOCH - MAX_EPOCH_LEAP + 1))
     assert made.state.quorum_epoch == 0
@@ -81,7 +81,7 @@ def test_replica_without_an_epoch_joins_an_old_quorum() -> None:
 
 
 def test_answer_of_an_absurd_epoch_counts_as_none() -> None:
-    """It is asked again later, as after a lost answer."""
+    """The request is repeated later, as after a lost answer."""
     made = node()
     made.advance(10_000)
     epoch = made.state.quorum_epoch
@@ -94,7 +94,7 @@ def test_answer_of_an_absurd_epoch_counts_as_none() -> None:
 
 @pytest.mark.parametrize("voters", [1, 3])
 def test_node_in_the_last_epoch_elects_nobody_and_says_what_to_do(voters: int) -> None:
-    """It asks for pre-votes, and opens no epoch that cannot be stored; alone it does not spin."""
+    """It asks for pre-votes, and opens no epoch that cannot be stored; an only voter does not loop."""
     made = ScriptedNode(election=election_state(MAX_QUORUM_EPOCH), voters=list(range(1, voters + 1))).start()
     for _ in range(50):
         made.advance(100)
@@ -121,7 +121,7 @@ async def forge(cluster: QuorumCluster, node_id: int, *, pre_vote: bool) -> quor
 
 
 async def test_forged_votes_stop_no_voter(tmp_path: Path) -> None:
-    """Two of three voters exited with "Value out of range: 2147483648", and could not start again."""
+    """Two of three voters once exited with "Value out of range: 2147483648", and could not start again."""
     async with quorum_cluster(tmp_path, 3) as cluster:
         for node_id in cluster.voters:
             for pre_vote in (True, False):
@@ -138,7 +138,7 @@ async def test_forged_votes_stop_no_voter(tmp_path: Path) -> None:
 async def test_log_has_a_line_a_second_at_most_for_each_kind(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many forged requests come; the next line says for how many it stands."""
+    """However many forged requests come; the next line has their count."""
     monkeypatch.setattr(sparse_log, "LOG_INTERVAL_S", 1e9)
 
     def lines() -> list[str]:
@@ -155,7 +155,7 @@ async def test_log_has_a_line_a_second_at_most_for_each_kind(
 
 
 def set_epoch(cluster: QuorumCluster, node_id: int, epoch: int) -> None:
-    """Give a stopped voter an epoch, as a version left it that believed any."""
+    """Give a stopped voter an epoch, as an earlier version without the check may have left it."""
     own = ReplicaKey(node_id=NodeId(node_id), directory_id=node_id.to_bytes(16, "big"))
     store = ElectionStore(PosixDisk(), f"{cluster.path(node_id)}/metadata", own)
     store.load()
@@ -165,7 +165,7 @@ def set_epoch(cluster: QuorumCluster, node_id: int, epoch: int) -> None:
 async def test_quorum_in_the_last_epoch_starts_says_how_to_recover_and_recovers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """All voters of three; what was committed before is there after."""
+    """All three voters are in the last epoch; their committed records are there after the recovery."""
     async with quorum_cluster(tmp_path, 3) as cluster:
         await asyncio.gather(*(cluster.stop(node_id) for node_id in list(cluster.servers)))
         for node_id in cluster.voters:
@@ -190,7 +190,7 @@ async def test_quorum_in_the_last_epoch_starts_says_how_to_recover_and_recovers(
 
 
 async def test_reset_refuses_an_epoch_that_had_a_leader_or_is_no_way_back(tmp_path: Path) -> None:
-    """Below the log an epoch could get a second leader; upwards it is no recovery."""
+    """An epoch below that of the log could get a second leader; a higher one is no recovery."""
     async with quorum_cluster(tmp_path, 1) as cluster:
         await cluster.stop(1)
         found = read_epochs(cluster.path(1))

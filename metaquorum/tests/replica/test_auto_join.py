@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A replica that wants to vote, and a leader that answers nonsense, or not at all, before it answers."""
+"""A replica that wants to become a voter, and a leader that answers nonsense, or nothing, before it answers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def refuse(_: str) -> bytes:
 
 
 def agree(method: str) -> bytes:
-    """Describe a quorum that this replica follows, and let it in."""
+    """Describe a quorum that this replica follows, and accept it as a voter."""
     response: Any = admin_pb2.AddVoterResponse()
     if method == "DescribeQuorum":
         observer = admin_pb2.QuorumReplica(node_id=3, directory_id=OWN, last_caught_up_age_ms=1)
@@ -50,7 +50,7 @@ def agree(method: str) -> bytes:
 
 
 async def test_whatever_is_answered_the_replica_asks_again_until_it_is_let_in(monkeypatch: Any) -> None:
-    """Bytes that do not decode end nothing: without a person who looks the quorum would stay one voter short."""
+    """Bytes that do not decode end nothing: otherwise the quorum would lack a voter until an operator notices."""
     monkeypatch.setattr(auto_join, "PAUSE_MS", 1)
     answers: list[Answer] = [nonsense, nonsense_within, refuse, agree]
     asked: list[str] = []

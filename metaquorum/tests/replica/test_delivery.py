@@ -21,7 +21,7 @@ from storage.testing.sim_disk import SimDisk
 
 
 class Story(RecordingListener):
-    """Remembers in which order it was told of what: offsets of commits, and words."""
+    """Records its calls in order: the offset of a commit, or a text."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Delivery:
             self.log.append_as_leader(effect, encode_records([b"record"]))
 
     async def lead(self, *, delivered: int) -> None:
-        """Deliver so many batches to a listener that leads epoch 1."""
+        """Deliver some batches to a listener that leads epoch 1."""
         self.feed.advance(delivered)
         self.feed.activate(1, delivered)
         await turns()
@@ -89,7 +89,7 @@ async def turns(count: int = 20) -> None:
 
 
 async def test_what_was_committed_in_the_step_that_ended_the_leadership_is_delivered_first() -> None:
-    """Who waits for the commit learns of it, and not of an unknown outcome."""
+    """A caller that waits for the commit sees it, and not an unknown outcome."""
     one = Delivery(3)
     await one.lead(delivered=1)
     one.feed.advance(3)
@@ -101,7 +101,7 @@ async def test_what_was_committed_in_the_step_that_ended_the_leadership_is_deliv
 
 
 async def test_delivery_under_way_is_ended_before_the_leadership_and_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long backlog does not hold up the loop, and nothing of it comes after the end."""
+    """A long backlog does not block the loop, and none of it is delivered after the end."""
     monkeypatch.setattr(delivery, "SLICE_BYTES", 1)
     one = Delivery(8)
     await one.lead(delivered=2)
@@ -118,7 +118,7 @@ async def test_delivery_under_way_is_ended_before_the_leadership_and_in_slices(m
 
 
 async def test_deactivation_with_everything_delivered_is_told_at_once() -> None:
-    """Nobody waits for anything then."""
+    """No commit is left to deliver first."""
     one = Delivery(2)
     await one.lead(delivered=2)
     one.feed.deactivate()
@@ -126,7 +126,7 @@ async def test_deactivation_with_everything_delivered_is_told_at_once() -> None:
 
 
 async def test_next_leadership_of_the_same_node_does_not_overtake_the_end_of_the_last() -> None:
-    """A listener that leads is not told to lead, and each leadership has its commits between its own two words."""
+    """The listener hears the end of one leadership before the next one begins, with the commits of each in between."""
     one = Delivery(6)
     await one.lead(delivered=1)
     one.feed.advance(3)
@@ -139,7 +139,7 @@ async def test_next_leadership_of_the_same_node_does_not_overtake_the_end_of_the
 
 
 async def test_leadership_that_ends_before_it_was_told_is_never_told() -> None:
-    """Also behind one whose end is still to be told."""
+    """This holds also if the end of an earlier leadership is still to be delivered."""
     one = Delivery(4)
     await one.lead(delivered=1)
     one.feed.advance(3)
@@ -151,7 +151,7 @@ async def test_leadership_that_ends_before_it_was_told_is_never_told() -> None:
 
 
 async def test_snapshot_comes_after_the_end_of_a_leadership_that_had_commits_left() -> None:
-    """The log that they were in is gone, and the image of the leader has them."""
+    """The log with these commits is gone, and the leader's image has them."""
     one = Delivery(4)
     await one.lead(delivered=1)
     one.feed.advance(3)
@@ -177,7 +177,7 @@ async def test_orderly_stop_delivers_what_the_last_leadership_committed(monkeypa
 
 
 async def test_closed_feed_tells_the_end_once_and_nothing_more() -> None:
-    """As after a crash: what is left is delivered by the next life."""
+    """As after a crash: the next start delivers the rest."""
     one = Delivery(4)
     await one.lead(delivered=1)
     one.feed.advance(3)
@@ -190,7 +190,7 @@ async def test_closed_feed_tells_the_end_once_and_nothing_more() -> None:
 
 
 async def test_listener_that_fails_in_its_last_commit_is_told_nothing_more() -> None:
-    """It is wrong from there on; the node stops."""
+    """The listener may be wrong from then on; the node stops."""
     one = Delivery(3)
     await one.lead(delivered=1)
     one.listener.failure = RuntimeError("cannot apply")
@@ -220,7 +220,7 @@ async def test_listener_that_may_lag_is_told_of_several_commits_at_once() -> Non
 
 
 async def test_leadership_and_whoever_waits_end_the_lag() -> None:
-    """Nobody who waits for a commit waits for the lag of a standby."""
+    """No caller that waits for a commit waits for the lag of a standby."""
     one = Delivery(6)
     one.listener.may_lag = True
     one.feed.hurry()
@@ -274,7 +274,7 @@ def batch(base_offset: int, next_offset: int, *, epoch: int = 1, is_control: boo
 
 
 def test_only_neighbours_of_one_epoch_with_records_of_users_are_joined() -> None:
-    """A control batch stands alone, and a batch is of one epoch."""
+    """A control batch stays alone, and a batch has one epoch."""
     made = joined([batch(0, 1, is_control=True), batch(1, 3), batch(3, 4), batch(4, 5, epoch=2), batch(5, 6, epoch=2)])
     assert [(one.base_offset, one.next_offset, one.quorum_epoch, one.size_bytes) for one in made] == [
         (0, 1, 1, 10),

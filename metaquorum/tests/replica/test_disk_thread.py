@@ -27,7 +27,7 @@ async def thread() -> AsyncIterator[DiskThread]:
 
 
 class Store:
-    """A log on a simulated disk, its flusher, and what that has said."""
+    """A log on a simulated disk, its flusher, and the reports of the flusher."""
 
     def __init__(self, thread: DiskThread) -> None:
         self.disk = SimDisk()
@@ -62,7 +62,7 @@ class Store:
 
 
 async def test_work_runs_in_order_in_one_thread(thread: DiskThread) -> None:
-    """Each piece after the one before, its end reported on the loop, a failure with it."""
+    """Each piece runs after the one before; its end, or its failure, is reported on the loop."""
     ran: list[tuple[int, str]] = []
     ends: list[tuple[int, str]] = []
     last = asyncio.Event()
@@ -86,7 +86,7 @@ async def test_work_runs_in_order_in_one_thread(thread: DiskThread) -> None:
 
 
 async def test_close_finishes_everything_first() -> None:
-    """What was submitted is done and reported; a second close finds it done."""
+    """All submitted work is done and reported; a second close does nothing."""
     thread = DiskThread("test-disk")
     ends: list[BaseException | None] = []
     for _ in range(3):
@@ -99,7 +99,7 @@ async def test_close_finishes_everything_first() -> None:
 
 
 async def test_settle_waits_for_the_work_and_not_for_its_report(thread: DiskThread) -> None:
-    """The loop is held up, so that nothing is reported meanwhile."""
+    """The loop is blocked, so that no report can arrive."""
     ran: list[int] = []
     ends: list[BaseException | None] = []
     thread.submit(lambda: ran.append(1), ends.append)
@@ -108,7 +108,7 @@ async def test_settle_waits_for_the_work_and_not_for_its_report(thread: DiskThre
 
 
 async def test_flush_is_reported_when_it_is_done(thread: DiskThread) -> None:
-    """Not before the log knows of it."""
+    """The log learns of it first."""
     store = Store(thread)
     store.append(3)
     store.flusher.flush(7)
@@ -118,7 +118,7 @@ async def test_flush_is_reported_when_it_is_done(thread: DiskThread) -> None:
 
 
 async def test_nothing_to_flush_is_reported_too(thread: DiskThread) -> None:
-    """Whoever asked may wait for it."""
+    """The caller may wait for the report."""
     store = Store(thread)
     store.flusher.flush(1)
     assert store.flushed == [(1, 0)]
@@ -139,7 +139,7 @@ async def test_flush_that_is_asked_for_meanwhile_follows(thread: DiskThread) -> 
 
 
 async def test_stopped_flusher_begins_no_more(thread: DiskThread) -> None:
-    """The one under way is taken back, the next one is not begun."""
+    """The flush under way is reported, and no other one begins."""
     store = Store(thread)
     store.append(1)
     store.flusher.flush(1)
@@ -150,7 +150,7 @@ async def test_stopped_flusher_begins_no_more(thread: DiskThread) -> None:
 
 
 async def test_failed_flush_is_never_reported_as_done(thread: DiskThread) -> None:
-    """What is not on stable storage must not be spoken of."""
+    """A record that is not on stable storage must not be acknowledged."""
     store = Store(thread)
     store.append(1)
     store.disk.refuse("sync", ".log", Refusal.IO_ERROR)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small proposals become one batch, and nobody who looks at the log can tell when they were written."""
+"""Small proposals become one batch, and readers of the log see no difference."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def store(disk: SimDisk) -> LogStore:
 
 
 def effect_at(offset: int, count: int, *, epoch: int = 1) -> AppendAsLeader:
-    """What the core says."""
+    """Return the core's effect."""
     return AppendAsLeader(
         base_offset=Offset(offset),
         next_offset=Offset(offset + count),
@@ -88,7 +88,7 @@ def test_proposals_become_one_batch(store: LogStore) -> None:
     ids=["read", "read committed", "flush", "truncate", "append", "close"],
 )
 def test_whoever_looks_finds_them(disk: SimDisk, store: LogStore, look: Callable[[LogStore], object]) -> None:
-    """Everything that touches the log writes them first."""
+    """Every read or write of the log writes them first."""
     gather(store, b"a", b"b", offset=0)
     look(store)
     store.close(is_clean=True)
@@ -96,7 +96,7 @@ def test_whoever_looks_finds_them(disk: SimDisk, store: LogStore, look: Callable
 
 
 def test_flush_covers_what_was_gathered(disk: SimDisk, store: LogStore) -> None:
-    """What a flush has reported survives a loss of power; what came after it does not, and was not promised."""
+    """Flushed records survive a power loss; later ones do not, and no report has promised them."""
     gather(store, b"a", offset=0)
     gather(store, b"b", offset=1)
     flush(store)
@@ -107,7 +107,7 @@ def test_flush_covers_what_was_gathered(disk: SimDisk, store: LogStore) -> None:
 
 
 def test_log_that_begins_again_has_nothing_of_them(store: LogStore) -> None:
-    """They are written and go with the rest."""
+    """The gathered proposals are written and dropped with the rest of the log."""
     gather(store, b"a", offset=0)
     store.truncate_fully(snapshot_id(20, 3))
     assert (store.log_start_offset, store.end_offset) == (20, 20)
@@ -150,13 +150,13 @@ def test_gap_is_a_contradiction(store: LogStore) -> None:
     ids=["empty", "one", "largest", "most", "mixed"],
 )
 def test_size_is_an_upper_bound(records: list[bytes]) -> None:
-    """The core bounds what is uncommitted by it, so that it must not be too low."""
+    """The core bounds uncommitted bytes by this size, so it must not be too low."""
     size_bytes = gathered_size(records)
     assert size_bytes is not None
     assert len(encode_batch(records, timestamps_ms=1_700_000_000_000)) <= size_bytes
 
 
 def test_big_proposals_are_batches_of_their_own() -> None:
-    """Too many bytes or too many records: encoded by the caller, who is told when they fit no batch."""
+    """The caller encodes proposals with too many bytes or records, and learns if they fit no batch."""
     assert gathered_size([b"x" * MAX_PROPOSAL_BYTES, b"y"]) is None
     assert gathered_size([b""] * (MAX_PROPOSAL_RECORDS + 1)) is None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damage of a batch's leader epoch in the metadata log: no CRC covers it, so the log's own epochs judge it."""
+"""Damage of a batch's leader epoch in the metadata log: no CRC covers it, so the log's own epoch list decides."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def log_of_two_epochs() -> tuple[SimDisk, LogStore]:
 
 
 def damage_epoch(disk: SimDisk, store: LogStore, offset: int) -> None:
-    """Let the header of the batch with one record say epoch 4."""
+    """Write epoch 4 into the header of the batch with one record."""
     batch_bytes = store.size_bytes() // 6
     disk.corrupt(FILE, offset * batch_bytes + EPOCH_END - 1, b"\x04")
 
 
 @pytest.mark.parametrize("offset", [1, 4])
 def test_batch_with_another_epoch_than_the_log_has_there_is_never_served(offset: int) -> None:
-    """A follower would append it, and two logs would have different records under one name (a seed of the simulation)."""
+    """A follower would append it, and two logs would have different records at one offset and epoch (a seed of the simulation)."""
     disk, store = log_of_two_epochs()
     damage_epoch(disk, store, offset)
     with pytest.raises(DamagedLogError, match=f"offset {offset} .*epoch 4.*Wipe"):
@@ -58,7 +58,7 @@ def test_batch_with_another_epoch_than_the_log_has_there_is_never_served(offset:
 
 @pytest.mark.parametrize("offset", [0, 4])
 def test_start_that_reads_such_a_batch_is_refused(offset: int) -> None:
-    """Without an image the whole log is read for its voters; what stands there must be what the epochs say."""
+    """Without an image the whole log is read for its voters; the epochs in it must match the epoch list."""
     disk, store = log_of_two_epochs()
     store.close(is_clean=True)
     damage_epoch(disk, store, offset)
@@ -67,7 +67,7 @@ def test_start_that_reads_such_a_batch_is_refused(offset: int) -> None:
 
 
 def test_damage_that_is_found_on_the_way_to_what_is_read_keeps_the_node_from_starting() -> None:
-    """Below the image's offset nothing is read at a start, but headers there are walked over: what is noted then counts (seed 1802)."""
+    """Below the image's offset a start reads only headers; damage that it finds there counts as well (seed 1802)."""
     disk, store = log_of_two_epochs()
     batch_bytes = store.size_bytes() // 6
     store.close(is_clean=True)
@@ -78,7 +78,7 @@ def test_damage_that_is_found_on_the_way_to_what_is_read_keeps_the_node_from_sta
 
 
 def test_reads_across_epochs_are_whole() -> None:
-    """What is not damaged is read as before."""
+    """Undamaged batches are read as before."""
     _, store = log_of_two_epochs()
     read = store.read_committed(0, 1_000_000, commit_offset=6)
     assert [(batch.base_offset, batch.quorum_epoch) for batch in read] == [(n, 3 if n < 3 else 5) for n in range(6)]

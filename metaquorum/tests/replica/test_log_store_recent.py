@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes of the log that were just read or appended are not read from the disk again, and never outlive what they were."""
+"""Recently read or appended bytes of the log are not read from the disk again, and are dropped when the log changes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_second_follower_of_a_round_and_the_own_image_cost_no_read() -> None:
 
 
 def test_what_a_follower_appended_is_delivered_as_it_came() -> None:
-    """The bytes of the leader are in memory when they are committed."""
+    """The leader's bytes are still in memory when they are committed."""
     leader = new_store()
     append(leader, b"one", b"two", epoch=3)
     data = leader.read(0, LIMIT)
@@ -68,7 +68,7 @@ def test_what_a_follower_appended_is_delivered_as_it_came() -> None:
 
 
 def test_bytes_beyond_the_commit_are_not_delivered() -> None:
-    """What was read for a follower reaches to the end of the log."""
+    """Bytes that were read for a follower reach to the end of the log, beyond the commit."""
     store = new_store()
     append(store, b"committed")
     append(store, b"not yet")
@@ -77,7 +77,7 @@ def test_bytes_beyond_the_commit_are_not_delivered() -> None:
 
 
 def test_read_after_another_append_has_everything() -> None:
-    """Memory of a shorter log does not hide the records that came since."""
+    """Remembered bytes of a shorter log do not hide later records."""
     store = new_store()
     append(store, b"first")
     assert values(store.read(0, LIMIT)) == [b"first"]
@@ -87,7 +87,7 @@ def test_read_after_another_append_has_everything() -> None:
 
 
 def test_truncated_records_are_forgotten() -> None:
-    """A log of the same length with other records in it is read anew."""
+    """A log of the same length with other records is read from the disk again."""
     store = new_store()
     append(store, b"first")
     append(store, b"lost", epoch=1)
@@ -99,7 +99,7 @@ def test_truncated_records_are_forgotten() -> None:
 
 
 def test_small_limit_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever takes less than is remembered gets less; what is too large is not remembered."""
+    """A caller with a small limit gets fewer bytes; a read that is too large is not remembered."""
     store = new_store()
     append(store, b"a" * 100)
     append(store, b"b" * 100)

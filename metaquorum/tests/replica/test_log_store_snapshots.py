@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metadata log and snapshots on a simulated disk: trimmed, begun again, and a crash between any two writes."""
+"""The metadata log and snapshots on a simulated disk: trims, installs, and a crash between any two writes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ VOTERS = voter_set([Voter(key=ReplicaKey(node_id=NodeId(1), directory_id=bytes(1
 
 
 def base(image_offset: int, *snapshots: SnapshotId) -> LogBase:
-    """What image and snapshots know."""
+    """Return the state of image and snapshots for a start."""
     return LogBase(image_offset=Offset(image_offset), voters=VOTERS, snapshots=snapshots)
 
 
 def test_a_trimmed_log_begins_at_the_snapshot_after_a_restart() -> None:
-    """Start, the epoch before it and the epochs in it come back."""
+    """The restart finds the log start, the epoch before it and the epochs of the log."""
     disk, store = log_of(10)
     append(store, 5, epoch=3)
     store.truncate_prefix(snapshot_id(8, 1))
@@ -65,7 +65,7 @@ def test_only_the_tail_above_the_image_is_read() -> None:
 
 @pytest.mark.parametrize(("count", "epoch"), [(0, 1), (5, 1), (30, 1)])
 def test_a_log_begins_again_at_a_snapshot_and_goes_on(count: int, epoch: int) -> None:
-    """Shorter, longer or empty before: nothing of it is left, and a lower epoch than before may follow."""
+    """The old log may be empty, shorter or longer: nothing of it is left, and the next epoch may be lower."""
     disk, store = log_of(count)
     append(store, 2, epoch=9)
     store.truncate_fully(snapshot_id(20, 3))
@@ -80,7 +80,7 @@ def test_a_log_begins_again_at_a_snapshot_and_goes_on(count: int, epoch: int) ->
 
 
 def test_a_flush_that_was_under_way_is_taken_back() -> None:
-    """Its end, reported later, is about a log that is gone."""
+    """The flush ends later, and was of a log that no longer exists."""
     disk, store = log_of(3)
     offset = store.end_offset
     effect = AppendAsLeader(
@@ -102,7 +102,7 @@ def test_a_flush_that_was_under_way_is_taken_back() -> None:
 
 
 def crash_points(disk: SimDisk, action: Callable[[], None]) -> list[SimDisk]:
-    """Copies of the disk before each call of an action that changes something, and after the last."""
+    """Copies of the disk before each modifying call of an action, and after the last."""
     points: list[SimDisk] = []
     disk.on_call = lambda call: points.append(disk.fork())
     action()
@@ -112,7 +112,7 @@ def crash_points(disk: SimDisk, action: Callable[[], None]) -> list[SimDisk]:
 
 @pytest.mark.parametrize("count", [9, 30])
 def test_every_crash_point_of_an_install_is_healed(count: int) -> None:
-    """Whatever of the install reached the disk, the next start has the log at the snapshot, empty and usable."""
+    """Whatever part of the install reached the disk, the next start has the log at the snapshot, empty and usable."""
     disk, store = log_of(count)
     store.truncate_prefix(snapshot_id(8, 1))
     append(store, 1, epoch=2)
@@ -130,7 +130,7 @@ def test_every_crash_point_of_an_install_is_healed(count: int) -> None:
 
 
 def test_every_crash_point_of_a_trim_leaves_a_log_at_a_snapshot() -> None:
-    """At the old one or at the new one, with every record from there on."""
+    """The log begins at the old or at the new snapshot, with every record from there on."""
     disk, store = log_of(30)
     store.truncate_prefix(snapshot_id(10, 1))
     points = crash_points(disk, lambda: store.truncate_prefix(snapshot_id(20, 1)))
@@ -152,7 +152,7 @@ def test_every_crash_point_of_a_trim_leaves_a_log_at_a_snapshot() -> None:
 @pytest.mark.parametrize("how", list(Crash))
 @pytest.mark.parametrize("count", [5, 30])
 def test_a_crash_after_the_snapshot_got_its_name_is_healed(how: Crash, count: int) -> None:
-    """The log was not touched yet: the start begins it again at the snapshot, shorter or diverging as it may be."""
+    """The log is unchanged: the start begins it again at the snapshot, even if it is shorter or diverges."""
     disk, store = log_of(count)
     store.close(is_clean=False)
     disk.crash(how, random.Random(1))
@@ -165,7 +165,7 @@ def test_a_crash_after_the_snapshot_got_its_name_is_healed(how: Crash, count: in
 
 
 def test_a_log_that_has_the_end_of_the_newest_snapshot_stays() -> None:
-    """A node's own snapshot, or an install that was finished."""
+    """The snapshot is the node's own, or the install was finished."""
     disk, store = log_of(30)
     store.close(is_clean=False)
     store = LogStore.open(disk, LOG, base(25, snapshot_id(20, 1)))
@@ -174,7 +174,7 @@ def test_a_log_that_has_the_end_of_the_newest_snapshot_stays() -> None:
 
 
 def test_snapshots_below_the_log_start_are_not_kept() -> None:
-    """A crash between the new log start and their removal."""
+    """The node crashed between the new log start and their removal."""
     disk, store = log_of(30)
     store.truncate_prefix(snapshot_id(20, 1))
     store.close(is_clean=False)
@@ -185,7 +185,7 @@ def test_snapshots_below_the_log_start_are_not_kept() -> None:
 
 @pytest.mark.parametrize("snapshots", [(), (snapshot_id(10, 1),)])
 def test_a_trimmed_log_without_its_snapshot_refuses_to_start(snapshots: tuple[SnapshotId, ...]) -> None:
-    """What was below is nowhere."""
+    """The records below its start exist nowhere."""
     disk, store = log_of(30)
     store.truncate_prefix(snapshot_id(20, 1))
     store.close(is_clean=True)
@@ -194,7 +194,7 @@ def test_a_trimmed_log_without_its_snapshot_refuses_to_start(snapshots: tuple[Sn
 
 
 def test_a_log_that_is_shorter_than_its_image_refuses_to_start() -> None:
-    """The image has records that were flushed here: the log has lost them."""
+    """The image has records that this log had flushed: the log has lost them."""
     disk, store = log_of(10)
     store.close(is_clean=True)
     with pytest.raises(DamagedLogError, match="its image at 11"):
@@ -202,7 +202,7 @@ def test_a_log_that_is_shorter_than_its_image_refuses_to_start() -> None:
 
 
 def test_a_damaged_snapshot_is_covered_by_a_log_that_has_its_end() -> None:
-    """From an older snapshot, or from the beginning; what the damaged one held is known to be committed."""
+    """The log begins at an older snapshot, or at 0; the records of the damaged snapshot are known to be committed."""
     for start in (0, 8):
         disk, store = log_of(30)
         if start:
@@ -218,7 +218,7 @@ def test_a_damaged_snapshot_is_covered_by_a_log_that_has_its_end() -> None:
 
 @pytest.mark.parametrize("damaged", [snapshot_id(31, 1), snapshot_id(20, 2)])
 def test_a_damaged_snapshot_that_the_log_does_not_have_keeps_the_node_from_starting(damaged: SnapshotId) -> None:
-    """An install was under way; nobody can tell whether the log still has what this voter gave its word for."""
+    """An install was interrupted; it is unknown whether the log still has the records that this voter acknowledged."""
     disk, store = log_of(30)
     store.close(is_clean=True)
     found = LogBase(image_offset=Offset(0), voters=VOTERS, damaged=(damaged,))
@@ -231,7 +231,7 @@ def test_a_damaged_snapshot_that_the_log_does_not_have_keeps_the_node_from_start
 
 @pytest.mark.parametrize("count", [9, 30])
 def test_no_crash_point_of_an_install_is_taken_for_a_whole_log_when_the_new_snapshot_is_damaged(count: int) -> None:
-    """Whatever of the install reached the disk: without the snapshot the start refuses, and never votes with an emptied log."""
+    """Whatever part of the install reached the disk: without the snapshot the start refuses, and never votes with an empty log."""
     disk, store = log_of(count)
     store.truncate_prefix(snapshot_id(8, 1))
     append(store, 1, epoch=2)

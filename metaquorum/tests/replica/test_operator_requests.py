@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators that wait for the core: one answer each, also when the node stops or they have gone away."""
+"""Requests of operators that wait for the core: one answer each, also when the node stops or the caller is gone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def settle() -> None:
 
 
 async def test_each_request_gets_the_answer_with_its_token() -> None:
-    """Answers come in any order, and to nobody twice."""
+    """Answers come in any order, and a second one for the same token is dropped."""
     events: list[Event] = []
     requests = OperatorRequests(events.append)
     change = asyncio.create_task(requests.change_voters(CHANGE))
@@ -45,7 +45,7 @@ async def test_each_request_gets_the_answer_with_its_token() -> None:
 
 
 async def test_answer_to_somebody_who_went_away_is_dropped() -> None:
-    """The change goes on; only its asker is gone."""
+    """The change continues; only its caller is gone."""
     requests = OperatorRequests(lambda event: None)
     change = asyncio.create_task(requests.change_voters(CHANGE))
     await settle()
@@ -56,7 +56,7 @@ async def test_answer_to_somebody_who_went_away_is_dropped() -> None:
 
 
 async def test_next_leader_is_the_first_of_a_higher_epoch() -> None:
-    """Epochs that are not above the one asked for, and epochs without a leader, are none."""
+    """Epochs up to the given one, and epochs without a leader, do not count."""
     requests = OperatorRequests(lambda event: None)
     old = QuorumLeader(leader_id=1, quorum_epoch=4, address="a")
     new = QuorumLeader(leader_id=2, quorum_epoch=5, address="b")
@@ -72,7 +72,7 @@ async def test_next_leader_is_the_first_of_a_higher_epoch() -> None:
 
 
 async def test_stop_tells_everybody_what_is_known() -> None:
-    """A change may have been begun, a leadership was not handed over, the next leader is nobody that is known."""
+    """A change may have begun, the leadership was not handed over, and the next leader is unknown."""
     requests = OperatorRequests(lambda event: None)
     change = asyncio.create_task(requests.change_voters(CHANGE))
     transfer = asyncio.create_task(requests.transfer_leadership(None))
@@ -87,7 +87,7 @@ async def test_stop_tells_everybody_what_is_known() -> None:
 
 
 async def test_too_many_waiting_operators_are_refused() -> None:
-    """`MAX_REQUESTS` bounds them; the refusal says that something is under way."""
+    """`MAX_REQUESTS` bounds them; the refusal says that a request is pending."""
     events: list[Event] = []
     requests = OperatorRequests(events.append)
     waiting = [asyncio.create_task(requests.change_voters(CHANGE)) for _ in range(MAX_REQUESTS)]

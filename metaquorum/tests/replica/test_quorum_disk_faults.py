@@ -24,7 +24,7 @@ DIRECTORY = "/metadata"
 
 
 def test_crash_at_any_point_of_a_save_leaves_the_old_or_the_new_vote() -> None:
-    """Every call of a save is cut off in every way; what is read back is never a third state, and never nothing."""
+    """Every call of a save is cut off in every way; the next read finds the old or the new vote."""
     disk = SimDisk()
     disk.make_directory(DIRECTORY)
     disk.sync_directory("/")
@@ -113,7 +113,7 @@ async def server() -> AsyncIterator[SimulatedServer]:
 
 
 async def test_failed_flush_stops_the_node(server: SimulatedServer) -> None:
-    """After a failed fsync nothing is known about the disk: nothing more is committed, appended or said."""
+    """After a failed fsync the state of the disk is unknown: the node commits, appends and sends nothing more."""
     node = await server.lead()
     server.append(b"kept")
     await wait_for(lambda: server.listener.records == [b"kept"], "the first record")
@@ -129,7 +129,7 @@ async def test_failed_flush_stops_the_node(server: SimulatedServer) -> None:
 
 
 async def test_failed_append_stops_the_node(server: SimulatedServer) -> None:
-    """The log and its shadow in the core must not part: a failed write ends the process."""
+    """The log and its shadow in the core must not diverge: a failed write ends the process."""
     node = await server.lead()
     server.disk.refuse("append", ".log", Refusal.IO_ERROR)
     with pytest.raises(NotLeaderError):
@@ -139,7 +139,7 @@ async def test_failed_append_stops_the_node(server: SimulatedServer) -> None:
 
 
 async def test_failed_vote_write_stops_the_node(server: SimulatedServer) -> None:
-    """A vote that may not be on disk is never spoken of: the only voter does not even lead."""
+    """A vote that may not be on disk is never sent: the only voter does not even lead."""
     server.disk.refuse("sync", "quorum-state", Refusal.IO_ERROR)
     node = await server.start()
     with pytest.raises(DiskFailedError):
@@ -149,7 +149,7 @@ async def test_failed_vote_write_stops_the_node(server: SimulatedServer) -> None
 
 @pytest.mark.parametrize("how", list(Crash))
 async def test_power_failure_loses_nothing_that_was_delivered(server: SimulatedServer, how: Crash) -> None:
-    """What a listener has seen is on disk; the node comes back in a later epoch with it."""
+    """Delivered records are on disk; the node returns with them in a later epoch."""
     await server.lead()
     expected = [b"record-%d" % number for number in range(20)]
     for record in expected:
@@ -164,7 +164,7 @@ async def test_power_failure_loses_nothing_that_was_delivered(server: SimulatedS
 
 
 async def test_damaged_log_refuses_to_start(server: SimulatedServer) -> None:
-    """Flushed records that are damaged may be committed ones: the node must not go on with the rest."""
+    """Damaged records that were flushed may be committed ones: the node must not use the rest."""
     node = await server.lead()
     for number in range(5):
         server.append(b"record-%d" % number)

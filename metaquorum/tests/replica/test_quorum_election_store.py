@@ -40,7 +40,7 @@ def test_what_was_saved_is_loaded(tmp_path: Path, state: ElectionState) -> None:
 @pytest.mark.parametrize("lost", [FILE_NAME, COPY_NAME])
 @pytest.mark.parametrize("how", ["missing", "empty", "flipped bit", "not json", "an array"])
 def test_one_bad_copy_is_mended_from_the_other(tmp_path: Path, lost: str, how: str) -> None:
-    """CTRL: one good copy is enough, because both held the state before it was spoken of."""
+    """CTRL: one good copy is enough, because both had the state before the node sent it."""
     store(tmp_path).create()
     saving = store(tmp_path)
     saving.load()
@@ -67,7 +67,7 @@ def damage(path: Path, how: str) -> None:
 
 
 def test_newer_copy_wins_after_a_crash_between_the_two_writes(tmp_path: Path) -> None:
-    """The first copy may be one write ahead; that write was not spoken of, and is as good as the one before."""
+    """The first copy may be one write ahead; the node has not sent that state, so either is correct."""
     store(tmp_path).create()
     saving = store(tmp_path)
     saving.load()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""First start: the decision table, and what formatting leaves on disk."""
+"""First start: the decision table, and the files that formatting writes."""
 
 from __future__ import annotations
 
@@ -75,37 +75,37 @@ def voters_of(decision: object) -> list[ReplicaKey]:
 
 
 def test_three_fresh_nodes_format_with_each_other() -> None:
-    """Every peer answers "nothing committed" and accepts this node: it is an initial voter."""
+    """Every peer answers that nothing is committed and accepts this node: it is an initial voter."""
     assert voters_of(decide(fresh(2), fresh(3))) == [key(1), key(2), key(3)]
 
 
 def test_silent_peer_means_wait() -> None:
-    """Architecture 7: two fresh nodes and one silent do not begin a cluster without it."""
+    """Two fresh nodes do not begin a cluster without the silent third one."""
     assert decide(fresh(2)) == Wait(reason="no answer from nodes [3]")
     assert isinstance(decide(), Wait)
 
 
 def test_peer_with_history_makes_an_observer_even_when_another_is_silent() -> None:
-    """A wiped voter is never the old voter: one peer that knows better is enough."""
+    """A wiped voter is never the old voter: one peer with history is enough."""
     decision = decide(formatted(2, key(1, "old"), key(2), key(3), history=True))
     assert isinstance(decision, FormatObserver)
 
 
 def test_formatted_peer_without_history_makes_an_observer_of_a_wiped_disk() -> None:
-    """Also before the first record: the old disk may have voted elsewhere."""
+    """This holds also before the first record: the old disk may have voted elsewhere."""
     decision = decide(formatted(2, key(1, "old"), key(2), key(3)), fresh(3))
     assert isinstance(decision, FormatObserver)
 
 
 def test_peer_that_was_formatted_with_this_disk_makes_a_voter_whatever_it_knows() -> None:
-    """The others went ahead with this very disk as a voter; it has not voted, for it was never formatted."""
+    """The others were formatted with this disk as a voter; it has not voted, because it was never formatted."""
     members = (key(1), key(2), key(3))
     assert voters_of(decide(formatted(2, *members, history=True))) == list(members)
     assert voters_of(decide(formatted(2, *members), fresh(3))) == list(members)
 
 
 def test_history_decides_between_peers_that_were_formatted_differently() -> None:
-    """A node that was wiped meanwhile leaves two sets; the one that is in use counts."""
+    """A node that was wiped in between leaves two voter sets; the one with history counts."""
     old = (key(1), key(2), key(3, "old"))
     new = (key(1), key(2), key(3))
     assert voters_of(decide(formatted(2, *old), formatted(3, *new, history=True))) == list(new)
@@ -124,7 +124,7 @@ def test_peer_that_does_not_accept_this_node_means_wait() -> None:
     [fresh(2, cluster_id="c2"), formatted(2, key(1), key(2), key(7), history=True)],
 )
 def test_peer_of_another_cluster_or_set_is_refused(answer: ProbeAnswer) -> None:
-    """Going on would mix clusters."""
+    """A start would mix two clusters."""
     assert isinstance(decide(answer, fresh(3)), Refuse)
 
 
@@ -200,7 +200,7 @@ def test_bad_cluster_id_is_refused(tmp_path: Path, cluster_id: str) -> None:
 
 
 def test_path_that_cannot_be_a_directory_is_a_clear_error(tmp_path: Path) -> None:
-    """A file where the directory should be is said so."""
+    """A file at the path of the directory gives a clear error."""
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(DirectoryNotWritableError, match=f"^{tmp_path}/file: it is a file, not a directory"):
         format_observer(tmp_path / "file" / "data", node_id=1, cluster_id="c1")
@@ -219,7 +219,7 @@ def test_damaged_voters_file_is_a_clear_error(tmp_path: Path) -> None:
 
 
 def test_directory_id_survives_a_crash_before_the_format(tmp_path: Path) -> None:
-    """The id that peers were told is the id that is formatted with."""
+    """The node formats with the id that it has told its peers."""
 
     def drawn(node_id: int = 1, cluster_id: str = "c1") -> bytes:
         from lograft.internal.v1 import quorum_pb2 as pb

@@ -38,7 +38,7 @@ def commit(offset: int) -> AdvanceCommit:
 
 
 def test_window_tells_sums_for_ever_and_average_and_maximum_of_the_last_minute() -> None:
-    """What is older than the window stays in sum and buckets; bounds of buckets are inclusive."""
+    """Samples older than the window stay in sum and buckets; the bounds of buckets are inclusive."""
     window = LatencyWindow()
     empty = window.read(now_s=0.0)
     assert (empty.count, empty.sum_s, empty.recent_avg_s, empty.recent_max_s) == (0, 0.0, None, None)
@@ -57,7 +57,7 @@ def test_window_tells_sums_for_ever_and_average_and_maximum_of_the_last_minute()
 
 
 def test_one_record_of_those_that_wait_is_timed_to_its_commit() -> None:
-    """The next one is timed when that is committed; a commit below it is not its commit."""
+    """The next record is timed from that commit on; a commit below the timed record does not end its time."""
     clock = Clock()
     meter = QuorumMeter(clock, quorum_epoch=0)
     meter.note(append(0, 3))
@@ -87,7 +87,7 @@ def test_records_and_cuts_are_counted() -> None:
 
 
 def test_election_is_timed_from_the_loss_of_the_leader_to_the_next_one() -> None:
-    """A leader that comes back in its own epoch is no election; a record that was being timed is forgotten."""
+    """A leader that returns in its own epoch is not an election; the record whose commit was being timed is dropped."""
     clock = Clock()
     node = ScriptedNode().start()
     meter = QuorumMeter(clock, quorum_epoch=node.state.quorum_epoch)
@@ -124,7 +124,7 @@ def test_election_is_timed_from_the_loss_of_the_leader_to_the_next_one() -> None
 
 
 def test_idle_share_of_the_loop_is_that_since_the_last_look() -> None:
-    """The first look has nothing to compare with; rounding never gives more than all or less than nothing."""
+    """The first reading has no earlier one; rounding never gives a share above 1 or below 0."""
     clock, busy = Clock(), Clock()
     loop = LoopClock(thread_s=busy, now_s=clock)
     assert loop.read() == (1_000.0, None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real nodes over loopback gRPC with real files: election, replication, restart, wipe, observers, limits."""
+"""Real nodes over loopback connections with real files: election, replication, restart, wipe, observers, limits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ QuorumOf = Callable[[int], LoopbackQuorum]
 
 @pytest.fixture
 async def quorum_of(tmp_path: Path) -> AsyncIterator[QuorumOf]:
-    """Makes quorums of some voters; whatever still runs at the end is stopped."""
+    """Make quorums of some voters; stop those that still run at the end."""
     made: list[LoopbackQuorum] = []
 
     def make(voter_count: int) -> LoopbackQuorum:
@@ -89,7 +89,7 @@ async def test_three_nodes_elect_replicate_and_deliver_in_order(quorum_of: Quoru
 
 
 async def test_follower_and_wrong_epoch_refuse_to_append(quorum_of: QuorumOf) -> None:
-    """A user that does not lead is told who does; nothing is appended."""
+    """A caller of a node that does not lead learns the leader; nothing is appended."""
     quorum = quorum_of(3)
     await quorum.start()
     leader = await quorum.wait_for_leader()
@@ -130,7 +130,7 @@ async def test_killed_leader_is_replaced_within_three_seconds_and_rejoins(quorum
 
 
 async def test_stopped_leader_hands_over(quorum_of: QuorumOf) -> None:
-    """An orderly stop takes less than an election timeout, and the log goes on."""
+    """An orderly stop takes less than an election timeout, and the quorum continues to commit."""
     quorum = quorum_of(3)
     await quorum.start()
     leader = await quorum.wait_for_leader()
@@ -144,7 +144,7 @@ async def test_stopped_leader_hands_over(quorum_of: QuorumOf) -> None:
 
 
 async def test_stopping_leader_commits_what_it_appended_before_it_hands_over(quorum_of: QuorumOf) -> None:
-    """Who waits for a commit at a leader that stops in an orderly way learns of it, instead of an unknown outcome."""
+    """A caller that waits for a commit at a leader in an orderly stop sees it, and not an unknown outcome."""
     quorum = quorum_of(3)
     await quorum.start()
     leader = await quorum.wait_for_leader()
@@ -159,7 +159,7 @@ async def test_stopping_leader_commits_what_it_appended_before_it_hands_over(quo
 
 
 async def test_whole_quorum_restarts_with_its_log(quorum_of: QuorumOf) -> None:
-    """Killed all at once, the quorum comes back with everything that was committed, in a later epoch."""
+    """The voters are killed at once; the quorum restarts with everything committed, in a later epoch."""
     quorum = quorum_of(3)
     await quorum.start()
     first = await quorum.wait_for_leader()
@@ -175,7 +175,7 @@ async def test_whole_quorum_restarts_with_its_log(quorum_of: QuorumOf) -> None:
 
 
 async def test_minority_commits_nothing_and_its_leader_resigns(quorum_of: QuorumOf) -> None:
-    """Without a majority nothing is committed; the leader notices by itself."""
+    """Without a majority nothing commits; the leader detects that itself."""
     quorum = quorum_of(3)
     await quorum.start()
     leader = await quorum.wait_for_leader()
@@ -189,7 +189,7 @@ async def test_minority_commits_nothing_and_its_leader_resigns(quorum_of: Quorum
 
 
 async def test_observer_follows_by_addresses_alone(quorum_of: QuorumOf) -> None:
-    """A broker knows where the quorum is, not who votes; it delivers the same log, also after a change of leader."""
+    """A broker knows the quorum's addresses and not its voters; it delivers the same log, also after a change of leader."""
     quorum = quorum_of(3)
     await quorum.start()
     leader = await quorum.wait_for_leader()
@@ -210,7 +210,7 @@ async def test_observer_follows_by_addresses_alone(quorum_of: QuorumOf) -> None:
 
 
 async def test_first_start_of_three_nodes_makes_one_quorum(quorum_of: QuorumOf) -> None:
-    """Fresh nodes format only when all have answered; two and a silent one wait."""
+    """Fresh nodes format only when all have answered; two of them wait for a silent third."""
     quorum = quorum_of(3)
     await quorum.serve()
     silent = quorum.machines[2]
@@ -229,7 +229,7 @@ async def test_first_start_of_three_nodes_makes_one_quorum(quorum_of: QuorumOf) 
 
 
 async def test_wiped_voter_comes_back_as_an_observer_and_gets_no_vote(quorum_of: QuorumOf) -> None:
-    """A wiped disk is never the old voter: fresh directory id, no vote given to it, none counted from it."""
+    """A wiped disk is never the old voter: it has a fresh directory id, gets no vote, and its votes do not count."""
     quorum = quorum_of(3)
     await quorum.start()
     leader = await quorum.wait_for_leader()
@@ -278,7 +278,7 @@ async def test_voter_without_its_vote_file_refuses_to_start(quorum_of: QuorumOf)
 
 
 async def test_listener_that_fails_stops_its_node_and_no_other(quorum_of: QuorumOf) -> None:
-    """An image that missed a batch must not be used; the quorum goes on without it."""
+    """An image that missed a batch must not be used; the rest of the quorum continues."""
     quorum = quorum_of(3)
     await quorum.start()
     leader = await quorum.wait_for_leader()
@@ -323,7 +323,7 @@ async def test_long_log_is_delivered_to_a_new_node_in_slices(quorum_of: QuorumOf
 
 
 async def test_requests_of_another_cluster_and_nonsense_are_refused(quorum_of: QuorumOf) -> None:
-    """Every request is checked at the door, and the node goes on."""
+    """The server checks every request before the node sees it, and the node continues."""
     quorum = quorum_of(1)
     await quorum.start()
     leader = await quorum.wait_for_leader()
@@ -352,7 +352,7 @@ async def test_requests_of_another_cluster_and_nonsense_are_refused(quorum_of: Q
 
 
 async def test_server_of_another_cluster_is_not_heard(quorum_of: QuorumOf) -> None:
-    """It is told so before it can ask anything."""
+    """The connection ends with that reason before a request."""
     quorum = quorum_of(1)
     await quorum.start()
     leader = await quorum.wait_for_leader()
@@ -362,7 +362,7 @@ async def test_server_of_another_cluster_is_not_heard(quorum_of: QuorumOf) -> No
 
 
 async def test_node_that_stops_answers_fetches_that_wait(quorum_of: QuorumOf) -> None:
-    """It says so, and need not wait for its followers: they look for the next leader at once."""
+    """The answers say so: followers look for the next leader at once, and the stop does not wait for them."""
     quorum = quorum_of(1)
     await quorum.start()
     leader = await quorum.wait_for_leader()
@@ -385,12 +385,12 @@ async def test_node_that_stops_answers_fetches_that_wait(quorum_of: QuorumOf) ->
         assert not fetching.done()
         await leader.stop()
         async with asyncio.timeout(5):
-            # As by one that leads no more, or that is gone for its core.
+            # From a node that no longer leads, or whose core is gone.
             assert (await fetching).error in (pb.QUORUM_ERROR_NOT_LEADER, pb.QUORUM_ERROR_UNAVAILABLE)
 
 
 async def test_server_without_a_node_is_unavailable(quorum_of: QuorumOf) -> None:
-    """A node that is starting or stopping says so, and is asked again."""
+    """A node that is starting or stopping says so, and the caller retries."""
     (machine,) = quorum_of(1).machines
     await machine.serve()
     key = pb.ReplicaKey(node_id=1, directory_id=bytes(16))
@@ -431,7 +431,7 @@ async def test_node_on_the_directory_of_another_is_refused(quorum_of: QuorumOf) 
 async def test_deadline_that_is_put_off_needs_no_new_timer(
     quorum_of: QuorumOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nearly every event puts some deadline off; the timer that waits is left alone then, and is set again when it fires too early."""
+    """Nearly every event puts some deadline off; the timer stays then, and is set again when it fires too early."""
     quorum = quorum_of(3)
     await quorum.start()
     leader = await quorum.wait_for_leader()

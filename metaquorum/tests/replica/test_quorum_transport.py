@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way to the peers: answers belong to their requests, failures are named, a connection that is silent is left."""
+"""Requests to peers: each answer belongs to its request, failures are named, and a silent connection is closed."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ CLUSTER = "transport"
 WAIT_S, WAIT_MS, LONG_MS = 30.0, 30_000, 600_000
 SHORT_MS = 100
 SUSPICIOUS = replace(Limits(), ping_after_ms=LONG_MS, liveness_ms=LONG_MS, suspect_ms=50)
-"""Limits under which nothing but an unanswered call makes anybody look after a connection, and then soon."""
+"""Limits under which only an unanswered call makes a connection suspect, and then soon."""
 
 Answer: TypeAlias = "asyncio.Future[Response | PeerFailureError]"
 
 GOODBYE_BYTES = 200
-"""At most so many bytes say why a connection is left."""
+"""Largest size of the reason with which a connection is closed."""
 
 SNAPSHOT = pb.FetchSnapshotRequest(cluster_id=CLUSTER)
 
 
 def fetched(offset: int) -> bytes:
-    """An answer that a test can tell from others."""
+    """Return an answer that a test can recognize."""
     return pb.FetchQuorumResponse(quorum_epoch=1, log_start_offset=offset).SerializeToString()
 
 
 class Peer:
-    """A voter that answers as a test says, and can be gone at once."""
+    """A voter whose answers the test chooses, and that can stop at once."""
 
     def __init__(self, cluster_id: str = CLUSTER) -> None:
         self.asked: list[ServedCall] = []
@@ -79,7 +79,7 @@ class Peer:
         )
 
     async def close(self) -> None:
-        """Be gone. Idempotent."""
+        """Stop. Idempotent."""
         self._server.close()
         for task in self._tasks:
             task.cancel()
@@ -119,7 +119,7 @@ async def never(_: Stream) -> None:
 
 @asynccontextmanager
 async def running(peer: Peer) -> AsyncIterator[Peer]:
-    """A peer that is there."""
+    """Run a peer."""
     await peer.start()
     try:
         yield peer
@@ -184,7 +184,7 @@ async def failure_in(answer: Answer) -> PeerFailureError:
 
 
 async def within(answer: Answer) -> Response | PeerFailureError:
-    """Wait for an outcome that comes before the test gives up."""
+    """Wait for an outcome, with a time limit."""
     async with asyncio.timeout(WAIT_S):
         return await answer
 
@@ -212,7 +212,7 @@ async def download_failure(transport: QuorumTransport, address: str, *, timeout_
 async def test_many_fetches_share_a_connection_and_each_gets_its_own_answer(
     transport: QuorumTransport, peer: Peer
 ) -> None:
-    """Whatever the order in which they are answered."""
+    """The order of the answers does not matter."""
     held: list[ServedCall] = []
     peer.answer = held.append
     answers = [fetch(transport, peer.address, offset) for offset in range(20)]
@@ -224,7 +224,7 @@ async def test_many_fetches_share_a_connection_and_each_gets_its_own_answer(
 
 
 async def test_late_answer_does_not_count_for_the_next_fetch(transport: QuorumTransport, peer: Peer) -> None:
-    """It is dropped, and the connection goes on: a slow leader is not a silent one."""
+    """It is dropped, and the connection stays: a slow leader is not a silent one."""
     held: list[ServedCall] = []
     peer.answer = held.append
     late = fetch(transport, peer.address, 1, timeout_ms=SHORT_MS)
@@ -238,7 +238,7 @@ async def test_late_answer_does_not_count_for_the_next_fetch(transport: QuorumTr
 
 
 async def test_port_without_a_listener_refuses(transport: QuorumTransport) -> None:
-    """A process that is gone is told apart from one that is slow: an election need not wait."""
+    """A dead process is distinguished from a slow one, so that an election need not wait."""
     with socket.socket() as gone:
         gone.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{gone.getsockname()[1]}"
@@ -250,7 +250,7 @@ async def test_port_without_a_listener_refuses(transport: QuorumTransport) -> No
 
 
 async def test_port_that_takes_connections_and_says_nothing_is_slow_at_most(transport: QuorumTransport) -> None:
-    """As a process that is stopped does."""
+    """A stopped process does this."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         assert (await failure_in(vote(transport, address, timeout_ms=SHORT_MS))).failure is Failure.TIMED_OUT
@@ -258,7 +258,7 @@ async def test_port_that_takes_connections_and_says_nothing_is_slow_at_most(tran
 
 
 async def test_silent_peer_times_out_and_gets_a_new_connection(transport: QuorumTransport, carrier: Carrier) -> None:
-    """One unanswered call and one unanswered ping; what else waits over that connection is told then, not when its time is up."""
+    """One unanswered call and one unanswered ping; the other calls on that connection then fail early, before their deadlines."""
     async with VoidServer(CLUSTER) as void:
         waiting = fetch(transport, void.address, 1, timeout_ms=LONG_MS)
         link = await carrier.peers.connected(void.address, timeout_ms=WAIT_MS)
@@ -271,7 +271,7 @@ async def test_silent_peer_times_out_and_gets_a_new_connection(transport: Quorum
 
 
 async def test_peer_that_dies_under_requests_refuses(transport: QuorumTransport, peer: Peer) -> None:
-    """Those that wait are told at once; so is whoever downloads."""
+    """Waiting requests and downloads fail at once."""
     peer.answer = lambda _: None
     answers = [fetch(transport, peer.address, 1, timeout_ms=LONG_MS), vote(transport, peer.address, timeout_ms=LONG_MS)]
     downloading = asyncio.create_task(download(transport, peer.address, timeout_ms=LONG_MS))
@@ -286,13 +286,13 @@ async def test_peer_that_dies_under_requests_refuses(transport: QuorumTransport,
 
 
 def said_first(void: VoidServer) -> int:
-    """How many bytes the greeting and the HELLO have that came over its first connection; the frame says how long it is."""
+    """Size of the greeting and the HELLO on its first connection, from the frame's length."""
     begin = len(GREETING)
     return begin + 4 + int.from_bytes(void.taken[begin : begin + 4], "big")
 
 
 async def test_connection_that_breaks_is_a_refusal(transport: QuorumTransport) -> None:
-    """Without a word of the other side, as by kill -9."""
+    """The other side closes without a goodbye, as after kill -9."""
     async with VoidServer(CLUSTER) as void:
         answer = fetch(transport, void.address, 1, timeout_ms=LONG_MS)
         await until(lambda: len(void.taken) > said_first(void), what="the request")
@@ -301,7 +301,7 @@ async def test_connection_that_breaks_is_a_refusal(transport: QuorumTransport) -
 
 
 async def test_server_of_another_cluster_is_told_apart(transport: QuorumTransport) -> None:
-    """First starts end with the reason; requests go unanswered."""
+    """A first start fails with the reason; requests stay unanswered."""
     async with running(Peer("other")) as stranger:
         failures = [await failure_in(vote(transport, stranger.address))]
         await asyncio.sleep(0.15)
@@ -316,7 +316,7 @@ async def test_server_of_another_cluster_is_told_apart(transport: QuorumTranspor
 
 
 async def test_other_program_at_the_port_is_told_nothing(transport: QuorumTransport) -> None:
-    """Who does not greet is not taken for a peer, and gets no request."""
+    """A server that sends no greeting does not count as a peer, and gets no request."""
     async with VoidServer(CLUSTER, says=b"HTTP/1.1 400 Bad Request\r\n\r\n") as other:
         failure = await failure_in(vote(transport, other.address))
         assert failure.failure is Failure.TIMED_OUT
@@ -333,7 +333,7 @@ async def test_other_program_at_the_port_is_told_nothing(transport: QuorumTransp
     ids=["no message", "out of range"],
 )
 async def test_answer_that_is_none_counts_as_lost(transport: QuorumTransport, peer: Peer, nonsense: bytes) -> None:
-    """Anything may have happened; the connection and the next request are not concerned."""
+    """The request may have been handled; the connection and the next request are not affected."""
     peer.answer = lambda call: call.respond(nonsense)
     failure = await failure_in(fetch(transport, peer.address, 1))
     assert failure.failure is Failure.TIMED_OUT
@@ -346,7 +346,7 @@ async def test_answer_that_is_none_counts_as_lost(transport: QuorumTransport, pe
 async def test_fault_in_the_reading_of_an_answer_is_told_as_a_lost_one(
     transport: QuorumTransport, peer: Peer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A replica that never heard what became of its fetch would never fetch again."""
+    """A replica that never learned the outcome of its fetch would never fetch again."""
 
     def faulty(_: object) -> FetchResponse:
         raise RuntimeError("a fault of this process")
@@ -359,7 +359,7 @@ async def test_fault_in_the_reading_of_an_answer_is_told_as_a_lost_one(
 
 
 async def test_probe_answered_with_nonsense_counts_as_lost(transport: QuorumTransport, peer: Peer) -> None:
-    """As other requests do."""
+    """Other requests behave the same."""
     peer.answer = lambda call: call.respond(b"\xff\xff\xff")
     with pytest.raises(PeerFailureError) as error:
         await transport.probe(peer.address, pb.ProbeRequest(), timeout_ms=WAIT_MS)
@@ -367,7 +367,7 @@ async def test_probe_answered_with_nonsense_counts_as_lost(transport: QuorumTran
 
 
 async def test_refusal_of_a_peer_is_one(transport: QuorumTransport, peer: Peer) -> None:
-    """One that stops, one that knows no such method."""
+    """From a peer that stops, and from one without such a method."""
     peer.answer = lambda call: call.fail(RefusalError(ErrorCode.SHUTTING_DOWN, "it stops").encode())
     failure = await failure_in(fetch(transport, peer.address, 1))
     assert failure.failure is Failure.REFUSED
@@ -379,7 +379,7 @@ async def test_refusal_of_a_peer_is_one(transport: QuorumTransport, peer: Peer) 
 
 
 async def test_outcome_comes_after_the_request_also_when_nothing_can_be_sent(peer: Peer) -> None:
-    """The core that sends is not told in the middle of it; `send` looks after that."""
+    """`send` reports later, so that the sending core is not called within its own step."""
     own = Carrier(cluster_id=CLUSTER, node_id=1, limits=replace(Limits(), open_calls=1))
     await own.start(None)
     peer.answer = lambda _: None
@@ -408,7 +408,7 @@ async def pieces(stream: Stream) -> None:
 
 
 async def test_snapshot_comes_in_pieces_to_its_end(transport: QuorumTransport, peer: Peer) -> None:
-    """And nothing of the download is left."""
+    """The second download uses the same connection."""
     peer.serve = pieces
     assert [piece.header.voters_record for piece in await download(transport, peer.address)] == [b"0", b"1", b"2"]
     assert [piece.header.voters_record for piece in await download(transport, peer.address)] == [b"0", b"1", b"2"]
@@ -416,7 +416,7 @@ async def test_snapshot_comes_in_pieces_to_its_end(transport: QuorumTransport, p
 
 
 async def test_silent_snapshot_download_ends_and_costs_nobody_else(transport: QuorumTransport, peer: Peer) -> None:
-    """The time is that of a piece. Its server learns that nobody waits, and the connection carries other requests on."""
+    """The time limit is per piece. The server's side learns of the end, and the connection carries other requests."""
     may_end = asyncio.Event()
 
     async def two_and_silence(stream: Stream) -> None:
@@ -440,7 +440,7 @@ async def test_silent_snapshot_download_ends_and_costs_nobody_else(transport: Qu
 
 
 async def test_download_that_is_given_up_ends_its_server(transport: QuorumTransport, peer: Peer) -> None:
-    """It would wait for room for ever."""
+    """Otherwise it would wait for ever for room to write."""
 
     async def endless(stream: Stream) -> None:
         while True:

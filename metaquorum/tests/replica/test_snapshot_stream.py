@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FetchSnapshot over real connections: what it sends, what it refuses, and downloads that go wrong on the way."""
+"""FetchSnapshot over real connections: its messages, its refusals, and downloads that fail on the way."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ async def voter(tmp_path: Path) -> AsyncIterator[QuorumCluster]:
 
 
 def newest_snapshot(cluster: QuorumCluster, node_id: int) -> SnapshotId:
-    """The newest snapshot that a voter serves; one more may be made meanwhile, for two are kept."""
+    """Return the newest snapshot that a voter serves; if it makes another one, this one stays, because two are kept."""
     return cluster.servers[node_id].node.kept_snapshots[-1]
 
 
 def request_for(cluster: QuorumCluster, **changes: object) -> pb.FetchSnapshotRequest:
-    """A good request of an observer, and changes for the worse."""
+    """Return a valid request of an observer, with changes that may make it invalid."""
     snapshot = newest_snapshot(cluster, 1)
     fields: dict[str, object] = {
         "cluster_id": CLUSTER,
@@ -69,7 +69,7 @@ async def fetched(cluster: QuorumCluster, request: pb.FetchSnapshotRequest) -> l
 
 
 async def test_a_stream_is_header_rows_and_end(voter: QuorumCluster) -> None:
-    """Pieces are bounded, each has its CRC, and the digest at the end is over all of it."""
+    """Pieces are bounded, each has its CRC, and the digest at the end covers all of it."""
     request = request_for(voter)
     header, *middle, end = await fetched(voter, request)
     assert header.header.snapshot == request.snapshot
@@ -107,7 +107,7 @@ async def test_what_cannot_be_served_is_refused_in_band(
 
 
 async def test_streams_have_a_limit(voter: QuorumCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One more is told to come again."""
+    """One more is refused with advice to retry."""
     monkeypatch.setattr(snapshot_server, "MAX_STREAMS", 0)
     (message,) = await fetched(voter, request_for(voter))
     assert message.error == pb.QUORUM_ERROR_UNAVAILABLE
@@ -116,7 +116,7 @@ async def test_streams_have_a_limit(voter: QuorumCluster, monkeypatch: pytest.Mo
 async def test_a_reader_that_goes_away_gives_its_place_back(
     voter: QuorumCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A broken stream neither holds the limit nor the snapshot's files."""
+    """A broken stream frees its slot and the snapshot's files."""
     monkeypatch.setattr(snapshot_server, "MAX_STREAMS", 1)
     stream = await voter.client.open_snapshot(voter.voters[1], request_for(voter, max_bytes=1))
     assert await stream.read() is not None
@@ -131,7 +131,7 @@ async def test_a_reader_that_goes_away_gives_its_place_back(
 
 
 async def catch_up(cluster: QuorumCluster) -> None:
-    """Empty a follower's directory, start it again, and wait until it has everything."""
+    """Empty a follower's directory, start it again, and wait until it has caught up."""
     empty = next(node_id for node_id in cluster.voters if not cluster.servers[node_id].host.is_active)
     await cluster.stop(empty)
     cluster.format_again(empty)
@@ -145,7 +145,7 @@ async def catch_up(cluster: QuorumCluster) -> None:
 async def test_a_damaged_piece_is_noticed_and_the_snapshot_fetched_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The first download has a wrong CRC in it, the second a wrong digest, the third is whole."""
+    """The first download has a wrong CRC, the second a wrong digest, the third is whole."""
     cluster = await running(tmp_path, 3)
     lies = iter(["crc", "digest"])
     lie = next(lies)
@@ -176,7 +176,7 @@ async def test_a_damaged_piece_is_noticed_and_the_snapshot_fetched_again(
 
 
 async def test_a_leader_that_dies_in_a_download_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The follower forgets the download, another leads, and the snapshot comes from that one."""
+    """The follower drops the download, another voter becomes leader, and the follower installs its snapshot."""
     cluster = await running(tmp_path, 3)
     started = asyncio.Event()
     hold = asyncio.Event()

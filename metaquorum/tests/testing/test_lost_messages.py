@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A few messages in a row that are lost in silence cost the quorum no leadership, whichever they are: simulated, one by one."""
+"""A few lost messages in a row cost the quorum no leadership, whichever they are: each case is simulated."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LosingNetwork(SimNetwork):
     sent_count = 0
 
     def send(self, source: str, target: str, deliver: Callable[[], None]) -> None:
-        """Carry a message, but for those."""
+        """Carry a message, except for the lost ones."""
         self.sent_count += 1
         if self.sent_count - 1 not in self.lost:
             super().send(source, target, deliver)
@@ -65,7 +65,7 @@ def propose(quorum: SimulatedQuorum) -> None:
 
 @pytest.mark.parametrize("lost_count", [1, 4])
 def test_messages_lost_in_a_row_cost_no_leadership(lost_count: int) -> None:
-    """Fetch, answer, vote or announcement: the one leadership that there is without loss is the only one with it.
+    """Fetch, answer, vote or announcement: the run has one leadership, with and without the loss.
 
     Four are what both followers send, or are sent, at one time.
     """

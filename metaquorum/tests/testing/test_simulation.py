@@ -32,7 +32,7 @@ SMOKE_EVENTS = 3_500
 
 
 def test_smoke_seeds_are_clean_and_every_fault_occurs() -> None:
-    """Every law holds after every event of 40 seeds, and the seeds do exercise what they are for."""
+    """Every law holds after every event of 40 seeds, and the seeds have the faults that they are meant to have."""
     seen: Counter[str] = Counter()
     for seed in SMOKE_SEEDS:
         seen.update(run_seed(seed, SMOKE_EVENTS).counts.keys())
@@ -69,14 +69,14 @@ def test_smoke_seeds_are_clean_and_every_fault_occurs() -> None:
 
 
 def test_no_disk_is_lost_that_two_voters_of_a_snapshot_need() -> None:
-    """Voters that only a snapshot knows any more bound the faults too; else nothing can converge (a seed that did not)."""
+    """Voters that only a snapshot still names bound the faults as well; otherwise a seed could not converge (one did not)."""
     quorum = run_seed(268, 20_000)
     assert quorum.counts["voter removed"] > 0
     assert quorum.counts["log trimmed"] > 0
 
 
 def test_same_seed_gives_the_same_trace_under_any_hash_seed() -> None:
-    """Nothing in core or simulator depends on the order of a set or a hash."""
+    """The trace depends on the order of no set and no hash."""
     outputs: list[str] = []
     for hash_seed in ("0", "1", "12345"):
         arguments = [sys.executable, "-m", "metaquorum.testing.run"]
@@ -89,7 +89,7 @@ def test_same_seed_gives_the_same_trace_under_any_hash_seed() -> None:
 
 
 def test_different_seeds_give_different_traces() -> None:
-    """The digest sees what happens."""
+    """The digest depends on the events."""
     assert run_seed(1, 500).scheduler.digest() != run_seed(2, 500).scheduler.digest()
 
 
@@ -100,7 +100,7 @@ def test_mutant_is_found(mutant: Mutant) -> None:
 
 
 def test_storm_is_clean_without_a_mutant() -> None:
-    """The options of the hunts find nothing in the core as it is, and that of snapshots loses power where it matters."""
+    """The options of the hunts find nothing in the unchanged core, and the snapshot storm loses power during trims and installs."""
     seen: Counter[str] = Counter()
     for seed in range(10):
         if seed < 4:
@@ -149,7 +149,7 @@ def test_command_line_hunts_mutants(capsys: pytest.CaptureFixture[str], monkeypa
 
 
 def leading() -> tuple[ScriptedNode, SimDisk, dict[object, SimDisk]]:
-    """A leader of epoch 1 with two records, and its disk in step with it."""
+    """A leader of epoch 1 with two records, and its matching disk."""
     node = ScriptedNode().start().elect()
     disk = SimDisk()
     for end in (1, 2):
@@ -169,12 +169,12 @@ def check(change: Callable[[ScriptedNode, SimDisk, dict[object, SimDisk]], None]
 
 
 def other_leader(node: ScriptedNode, disk: SimDisk, disks: object) -> None:
-    """The disk says that somebody else leads the epoch."""
+    """The disk has another leader for the epoch."""
     disk.election = election_state(1, leader=2, voted=1)
 
 
 def older_epoch(node: ScriptedNode, disk: SimDisk, disks: object) -> None:
-    """The disk goes back to an older epoch."""
+    """The disk returns to an older epoch."""
     disk.election = election_state(0)
 
 
@@ -184,19 +184,19 @@ def shadow_out_of_step(node: ScriptedNode, disk: SimDisk, disks: object) -> None
 
 
 def log_start_out_of_step(node: ScriptedNode, disk: SimDisk, disks: object) -> None:
-    """The disk was trimmed and the core does not know."""
+    """The disk was trimmed without the core's knowledge."""
     disk.snapshots.append(SimSnapshot(last=disk.batches[0]))
     disk.truncate_prefix(snapshot_id(1, 1))
 
 
 def trimmed_without_a_snapshot(node: ScriptedNode, disk: SimDisk, disks: object) -> None:
-    """The log begins above 0 and nothing stands for what is gone."""
+    """The log begins above 0 without a snapshot for the records below."""
     disk.truncate_prefix(snapshot_id(1, 1))
     node.state.log.truncate_prefix(snapshot_id(1, 1))
 
 
 def snapshot_not_on_disk(node: ScriptedNode, disk: SimDisk, disks: object) -> None:
-    """The core would offer a snapshot that is not there."""
+    """The core would offer a snapshot that is not on the disk."""
     node.state.snapshots.replace([snapshot_id(1, 1)])
 
 
@@ -206,12 +206,12 @@ def flushed_ahead(node: ScriptedNode, disk: SimDisk, disks: object) -> None:
 
 
 def high_watermark_alone(node: ScriptedNode, disk: SimDisk, disks: object) -> None:
-    """A leader commits what no other voter has."""
+    """A leader commits records that no other voter has."""
     node.state.high_watermark = Offset(2)
 
 
 def log_of_the_future(node: ScriptedNode, disk: SimDisk, disks: object) -> None:
-    """The log ends in an epoch that the node has never heard of."""
+    """The log ends in an epoch that the node does not know."""
     node.state.election = election_state(0)
 
 
@@ -238,7 +238,7 @@ def test_broken_state_is_found(
 
 
 def test_falling_high_watermark_is_found() -> None:
-    """What was known to be committed once stays so; after a restart a node may know less."""
+    """A high watermark never falls during a run of a node; after a restart the node may know a lower one."""
     node, disk, disks = leading()
     disks[key(2)] = disk
     checker = Checker()
@@ -287,7 +287,7 @@ def vote(granted: bool, epoch: int = 1) -> VoteResponse:
 
 
 def test_words_that_the_disk_does_not_back_are_found() -> None:
-    """Messages, votes, fetches and activations are held against the disk of who says them."""
+    """The checker compares messages, votes, fetches and activations with the sender's disk."""
     node, disk, _ = leading()
     checker = Checker()
 
@@ -314,7 +314,7 @@ def test_words_that_the_disk_does_not_back_are_found() -> None:
 
 
 def test_scheduler_runs_by_time_and_then_in_order() -> None:
-    """Two actions of one millisecond run in the order in which they were scheduled."""
+    """Two actions at the same millisecond run in the order in which they were scheduled."""
     scheduler = Scheduler(1)
     ran: list[str] = []
     for delay_ms, name in ((5, "c"), (1, "a"), (5, "d"), (2, "b")):
@@ -328,7 +328,7 @@ def test_scheduler_runs_by_time_and_then_in_order() -> None:
 
 
 def quiet(**changes: object) -> SimOptions:
-    """Options without faults but for the changes."""
+    """Options without faults, apart from the changes."""
     fields: dict[str, object] = {
         "voter_count": 1,
         "observer_count": 0,
@@ -351,7 +351,7 @@ def quiet(**changes: object) -> SimOptions:
 
 
 def test_network_loses_repeats_cuts_and_heals() -> None:
-    """Each fault of the network does what it says."""
+    """Each fault of the network has its effect."""
 
     def arrivals(options: SimOptions, *, cut: bool = False, heal: bool = False) -> int:
         scheduler, arrived = Scheduler(1), [0]
@@ -381,7 +381,7 @@ def test_network_loses_repeats_cuts_and_heals() -> None:
 
 
 def test_crash_keeps_what_was_durable() -> None:
-    """The fault budget: nothing flushed is ever lost, and of the rest a prefix survives."""
+    """The fault budget: flushed batches are never lost, and a prefix of the rest survives."""
     rng = Scheduler(1).rng("crash")
     for _ in range(20):
         disk = SimDisk()
@@ -396,7 +396,7 @@ def test_crash_keeps_what_was_durable() -> None:
 
 
 def test_whatever_the_shell_lets_through_is_a_failure_of_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Real code of the log runs in the simulation: an error of it does not end the run of the other seeds."""
+    """The simulation runs real code of the log: its error does not end the run of the other seeds."""
 
     def fail(_quorum: SimulatedQuorum, _event_count: int) -> None:
         raise OSError("no such luck")

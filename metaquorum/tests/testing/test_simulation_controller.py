@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulated quorum with a controller on each leader: its laws hold, it does what it is for, and mistakes are found."""
+"""The simulated quorum with a controller on each leader: its laws hold, its events occur, and mistakes are found."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EVENTS = 3_000
 
 
 def run(seeds: range) -> Counter[str]:
-    """Run seeds; return what occurred."""
+    """Run seeds; return the counts of their events."""
     counts: Counter[str] = Counter()
     for seed in seeds:
         quorum = SimulatedQuorum(seed, controller_storm(seed))
@@ -41,7 +41,7 @@ def test_controllers_come_right_through_changes_of_leadership() -> None:
 
 
 def test_interval_alone_elects_unclean_leaders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With sweeps that never elect one, the look at the interval still does; only the topics that allow it get one."""
+    """Sweeps never elect an unclean leader here; the periodic work still does, and only for topics that allow it."""
     monkeypatch.setattr("metaquorum.controller.elections.rules_of", lambda *_: ElectionRules())
     assert run(range(8))["unclean leader elected"] >= 3
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulator's disks with the real files on them, voters that move, and what a range of seeds must have gone through."""
+"""The simulator's disks with the real files on them, voters that move, and the faults that a range of seeds must have had."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ pytestmark = pytest.mark.simulation
 
 @pytest.mark.parametrize("mutant", DISK_MUTANTS, ids=lambda mutant: mutant.name)
 def test_mutant_of_the_files_is_found(mutant: Mutant) -> None:
-    """Each known mistake about what is on the disk is found within 150 seeds, most within five."""
+    """Each known mistake about files on the disk is found within 150 seeds, most within five."""
     assert find_mutant(mutant, range(150), 4_000) is not None
 
 
 def run_storm(options: SimOptions, seed: int) -> Counter[str]:
-    """Run a seed; returns what occurred."""
+    """Run a seed; return the counts of its events."""
     quorum = SimulatedQuorum(seed, options)
     quorum.run(4_000)
     return quorum.counts
@@ -66,7 +66,7 @@ def new_disk(trouble: Trouble | None = None) -> StoredDisk:
 
 
 def append(disk: StoredDisk, count: int, *, epoch: int = 1) -> SimBatch:
-    """Append batches of two records; returns the last one."""
+    """Append batches of two records; return the last one."""
     for number in range(count):
         base = disk.log_end_offset
         effect = AppendAsLeader(
@@ -80,7 +80,7 @@ def append(disk: StoredDisk, count: int, *, epoch: int = 1) -> SimBatch:
 
 
 def test_lists_and_files_agree_through_appends_flushes_cuts_and_a_start() -> None:
-    """What the lists say is read from the files, byte for byte, before and after."""
+    """The lists equal the contents of the files, byte for byte, before and after."""
     disk = new_disk()
     disk.flushed(append(disk, 120))
     disk.flushed(append(disk, 3, epoch=4))
@@ -98,7 +98,7 @@ def test_lists_and_files_agree_through_appends_flushes_cuts_and_a_start() -> Non
 
 
 def test_unflushed_batches_are_lost_and_a_torn_one_is_cut() -> None:
-    """Over many crashes every outcome occurs, and what was flushed always stays."""
+    """Over many crashes every outcome occurs, and flushed batches always stay."""
     seen = Counter[str]()
     for seed in range(60):
         disk = new_disk()
@@ -112,7 +112,7 @@ def test_unflushed_batches_are_lost_and_a_torn_one_is_cut() -> None:
 
 
 def test_vote_that_was_being_written_is_the_old_or_the_new_one() -> None:
-    """Both occur; afterwards it stays what it was found to be."""
+    """Both occur; afterwards the vote stays as the first read found it."""
     old, new = election_state(1, voted=2), election_state(2, voted=3)
     found: set[int] = set()
     for seed in range(40):
@@ -139,7 +139,7 @@ def cut(disk: StoredDisk, kind: int) -> None:
 
 
 def test_power_that_goes_in_the_middle_of_an_operation_leaves_a_disk_that_starts() -> None:
-    """Every kind of operation is cut short somewhere; whatever is left obeys the laws of a start."""
+    """Every kind of operation is cut short somewhere; the resulting disk keeps the laws of a start."""
     lost = 0
     for seed in range(60):
         disk = new_disk()
@@ -158,7 +158,7 @@ def test_power_that_goes_in_the_middle_of_an_operation_leaves_a_disk_that_starts
 
 
 def test_refused_write_is_an_error_and_the_next_start_has_what_was_flushed() -> None:
-    """A refusal says nothing about what is on the disk; the start finds out."""
+    """A refused write leaves the disk in an unknown state; the next start reads it."""
     disk = new_disk()
     disk.flushed(append(disk, 2))
     disk.trouble = Trouble(refusal=100.0)
@@ -180,7 +180,7 @@ def start_and_read(disk: StoredDisk) -> None:
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("kind", [Damage.BATCH, Damage.EPOCH, Damage.VOTES])
 def test_damage_never_goes_unseen(kind: Damage, seed: int) -> None:
-    """A start refuses it, or whoever reads it."""
+    """Either the start or the read fails."""
     disk = new_disk()
     disk.flushed(append(disk, 40))
     assert disk.damage(kind, random.Random(seed))
@@ -209,11 +209,11 @@ def test_files_that_lost_flushed_batches_are_seen() -> None:
         disk.recover()
 
 
-# What a range of seeds went through.
+# The faults and events of a range of seeds.
 
 
 def coverage_of(seeds: int, **shares: int) -> Coverage:
-    """A range in which everything that is demanded occurs in every seed, but for what is said."""
+    """Return a range in which every demanded event occurs in every seed, except for the given counts."""
     coverage = Coverage()
     for seed in range(seeds):
         names = [name for name in DEMANDED if seed < shares.get(name.replace(" ", "_"), seeds)]
@@ -222,7 +222,7 @@ def coverage_of(seeds: int, **shares: int) -> Coverage:
 
 
 def test_a_range_that_lacks_what_is_demanded_fails() -> None:
-    """Below a fifth of the seeds a fault proves nothing; a handful of seeds proves nothing either way."""
+    """A fault that occurs in less than a fifth of the seeds fails the range; a handful of seeds is not judged."""
     assert coverage_of(MIN_JUDGED_SEEDS).shortfalls(event_count=20_000) == []
     assert coverage_of(100, torn_write=20).shortfalls(event_count=20_000) == []
     [shortfall] = coverage_of(100, torn_write=19).shortfalls(event_count=20_000)
@@ -241,7 +241,7 @@ def test_a_range_of_short_seeds_fails() -> None:
 
 
 def test_report_counts_clean_seeds_only_and_shows_what_never_occurred() -> None:
-    """A failed seed ended early: its counts would say too little."""
+    """A failed seed ended early: its counts would be too low."""
     coverage = coverage_of(2)
     coverage.add(SeedResult(seed=2, failure="a law"))
     report = coverage.report(1.0)
@@ -253,7 +253,7 @@ def test_report_counts_clean_seeds_only_and_shows_what_never_occurred() -> None:
 
 
 def test_run_fails_for_lack_of_coverage(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clean seeds in which nothing happens are no success."""
+    """Clean seeds without events are no success."""
     from metaquorum.testing import coverage
 
     monkeypatch.setattr(coverage, "MIN_JUDGED_SEEDS", 2)

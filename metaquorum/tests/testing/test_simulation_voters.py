@@ -33,24 +33,24 @@ CALM = replace(
 
 
 class AskedOperator(SimOperator):
-    """An operator whose hands are free for a test."""
+    """An operator that acts only when the test calls it."""
 
     def ask_change(self, node: SimNode) -> int:
-        """Note a request for a senseless change under a token."""
+        """Register a request for a pointless change under a token."""
         token = self._ask(node)
         self._change_of[token] = self._senseless([node.key])
         return token
 
 
 def settled(options: SimOptions = CALM) -> tuple[SimulatedQuorum, SimNode, AskedOperator]:
-    """A world after a while, its leader, and an operator."""
+    """A world after 1.5 s, its leader, and an operator."""
     world = SimulatedQuorum(2, options)
     world.run(1_500)
     return world, next(node for node in world.nodes if node.is_leader), AskedOperator(world)
 
 
 def test_answer_that_comes_twice_or_from_another_is_seen() -> None:
-    """Exactly one answer, from the process that was asked."""
+    """Each request has exactly one answer, from the process that got it."""
     world, leader, operator = settled()
     token = operator.ask_change(leader)
     answer = AnswerVoterChange(token=token, outcome=ChangeCommitted(next_offset=Offset(2)))
@@ -69,7 +69,7 @@ def test_answer_that_comes_twice_or_from_another_is_seen() -> None:
     ],
 )
 def test_commit_that_is_none_is_seen(outcome: ChangeOutcome, law: str) -> None:
-    """What is reported as committed is in the committed log."""
+    """A change that is reported as committed is in the committed log."""
     _, leader, operator = settled()
     token = operator.ask_change(leader)
     with pytest.raises(InvariantViolation, match=law):
@@ -77,7 +77,7 @@ def test_commit_that_is_none_is_seen(outcome: ChangeOutcome, law: str) -> None:
 
 
 def test_leader_that_hands_over_and_leads_on_is_seen() -> None:
-    """Who says that it has resigned must have."""
+    """A leader that reports its resignation must have resigned."""
     _, leader, operator = settled()
     token = operator.ask_change(leader)
     outcome = TransferResigned(quorum_epoch=QuorumEpoch(1), successor=key(2))
@@ -96,7 +96,7 @@ def test_request_without_an_answer_is_seen_unless_its_process_is_gone() -> None:
 
 
 def test_no_disk_is_lost_while_the_voters_disagree_or_are_few() -> None:
-    """The fault budget: a set that shrinks at this moment may have no voter to spare."""
+    """The fault budget: a voter set that shrinks at this moment may have no voter left to lose."""
     world, leader, operator = settled()
     lost = operator.disk_to_lose(())
     assert lost is not None
@@ -108,7 +108,7 @@ def test_no_disk_is_lost_while_the_voters_disagree_or_are_few() -> None:
 
 
 def test_no_disk_is_lost_beside_a_damaged_one() -> None:
-    """The fault budget: with one voter damaged the others are needed."""
+    """The fault budget: with one damaged voter the others are needed."""
     _, leader, operator = settled()
     assert operator.disk_to_lose((leader.key,)) is None
 
