@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make bench-partitions`: brokers with very many partitions that nobody uses: made, stopped, started again.
+"""`make bench-partitions`: brokers with very many idle partitions: creation, stop, start.
 
 Two set-ups, real processes on loopback: `lograft dev` (voter and broker in one process), and one voter with one broker. Two shapes:
 topics of one partition, made by one call of `Admin.create_topics`, and few topics of up to 10,000 partitions. Times are of the wall

@@ -207,7 +207,7 @@ def reset_epoch_command(
         ),
     ] = None,
 ) -> None:
-    """Show the epochs of a stopped voter, or with --to bring it back from an epoch in which nobody can be elected."""
+    """Show the epochs of a stopped voter, or with --to reset one whose epoch is so high that no node can be elected."""
 
     def run() -> None:
         if to is None:

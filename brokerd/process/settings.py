@@ -131,7 +131,7 @@ class BrokerSettings:
                 )
         check_metrics_listen(self.metrics_listen, insecure_plaintext=self.insecure_plaintext)
         if self.advertise is not None and (self.advertise.is_wildcard or self.advertise.port == 0):
-            raise SettingsError(f"nobody can connect to {self.advertise}: advertise a real address and port")
+            raise SettingsError(f"no client can connect to {self.advertise}: advertise a real address and port")
         if self.listen.is_wildcard and self.advertise is None:
             raise SettingsError(f"--listen {self.listen} is every interface: name one with --advertise host:port")
 

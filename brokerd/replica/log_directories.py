@@ -126,7 +126,7 @@ def _check_new(first: DataDirectory, disk: PosixDisk, path: str, known: dict[byt
         raise DirectoryMissingError(
             path,
             "it was a log directory of this broker and is empty now: mount its disk; if that is lost for good, take its line "
-            f"out of {_known_path(first)}, and its partitions begin anew",
+            f"out of {_known_path(first)}, and its partitions start empty",
         )
     names = set(disk.list_directory(path)) - _ALLOWED_NAMES
     if names == {PARTITIONS_DIRECTORY}:
@@ -143,7 +143,7 @@ def _check_complete(first: DataDirectory, further: Sequence[DataDirectory], know
             raise DirectoryMissingError(
                 path,
                 f"it was log directory {directory_id.hex()} of this broker and is not there: name it with --data-dir; if it is "
-                f"lost for good, take its line out of {_known_path(first)}, and its partitions begin anew",
+                f"lost for good, take its line out of {_known_path(first)}, and its partitions start empty",
             )
     if now != known:
         lines = [f"{directory_id.hex()} {path}\n" for directory_id, path in sorted(now.items())]

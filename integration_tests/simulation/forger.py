@@ -164,7 +164,7 @@ class Forger:
         if isinstance(answer, PeerFailureError):
             return
         require(answer.refusal is not None, "a request of an absurd epoch is refused", (request, answer))
-        require(answer.quorum_epoch <= REACHED_EPOCH_MAX, "nobody learns an absurd epoch", (request, answer))
+        require(answer.quorum_epoch <= REACHED_EPOCH_MAX, "no node learns an absurd epoch", (request, answer))
 
     async def _beat(self) -> None:
         broker = self._rng.choice(self._world.brokers)

@@ -94,7 +94,7 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
         storm=kill_storm,
     ),
     WorldMutant(
-        name="nobody but the leader counts",
+        name="only the leader counts",
         owner=Leadership,
         function="_least",
         old="if node_id == self._node_id:",
@@ -227,7 +227,7 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
         storm=loss_storm,
     ),
     WorldMutant(
-        name="in the place of a lost leader anybody leads",
+        name="any replica replaces a lost leader",
         owner=lost_replicas,
         function="without_lost",
         old="rules_of(image, topic)",
@@ -252,7 +252,7 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
     ),
     # The quorum.
     WorldMutant(
-        name="an epoch that nobody has reached is believed",
+        name="an epoch that no node has reached is believed",
         owner=peers,
         function="is_plausible",
         old="return epoch <= own + MAX_EPOCH_LEAP",
@@ -260,7 +260,7 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
         storm=forgery_storm,
     ),
     WorldMutant(
-        name="a broker may have applied what nobody has appended",
+        name="a broker may have applied records that no leader has appended",
         owner=ControllerHost,
         function="check_applied",
         old="if not 0 <= metadata_offset <= end_offset:",

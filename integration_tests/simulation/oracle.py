@@ -194,7 +194,7 @@ class Oracle:
 
     def _on_cut(self, replica: Replica, effect: TruncateLog | RestartLog) -> None:
         if isinstance(effect, RestartLog):
-            self._counts["log begun anew"] += 1
+            self._counts["log restarted"] += 1
             self._compared.pop(replica, None)
             return
         require(not effect.loses_committed, "what is committed is not cut", (str(replica), effect))

@@ -175,7 +175,7 @@ class World:
             self._read_all("second")
         self._compare()
         if self._faults_seen:
-            raise InvariantViolation(f"a fault that nobody caught: {self._faults_seen}")
+            raise InvariantViolation(f"a fault that no code caught: {self._faults_seen}")
 
     def _throw_away(self) -> None:
         """Release all processes, which never end by themselves."""
@@ -292,7 +292,7 @@ class World:
             if self.oracle.violation is not None:
                 raise self.oracle.violation
             if self._faults_seen:
-                raise InvariantViolation(f"a fault that nobody caught: {self._faults_seen}")
+                raise InvariantViolation(f"a fault that no code caught: {self._faults_seen}")
             if not self.scheduler.run_next():
                 raise InvariantViolation("nothing is left to do")
 

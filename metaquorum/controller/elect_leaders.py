@@ -119,7 +119,7 @@ def _preferred(
     if change is not None:
         return change
     reasons = (
-        (partition.leader_id is None, "nobody leads it, so nobody has to give way; an unclean election may help"),
+        (partition.leader_id is None, "it has no leader, so no leader has to resign; an unclean election may help"),
         (preferred not in partition.isr, f"its first replica {preferred} is not in sync; wait until it is"),
         (True, f"its first replica {preferred} is fenced or leaving; wait until it is active"),
     )

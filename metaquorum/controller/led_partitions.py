@@ -52,5 +52,6 @@ def find(image: AppendedImage, named: Named) -> tuple[TopicImage, PartitionImage
 
 def not_leading(partition: PartitionImage, broker_id: int) -> str:
     """Return the message for a broker that does not lead a partition."""
-    leader = "nobody" if partition.leader_id is None else partition.leader_id
-    return f"broker {broker_id} does not lead it, {leader} does"
+    if partition.leader_id is None:
+        return f"broker {broker_id} does not lead it; it has no leader"
+    return f"broker {broker_id} does not lead it, broker {partition.leader_id} does"

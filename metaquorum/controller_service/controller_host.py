@@ -198,7 +198,9 @@ class ControllerHost:
         self.require_active()
         end_offset = self._quorum().log_end_offset
         if not 0 <= metadata_offset <= end_offset:
-            message = f"metadata offset {metadata_offset}: the log ends at {end_offset}, nobody can have applied more"
+            message = (
+                f"metadata offset {metadata_offset}: the log ends at {end_offset}, no broker can have applied more"
+            )
             raise CommandError(ErrorCode.INVALID_REQUEST, message)
 
     def session_of(self, broker: BrokerImage) -> BrokerSession | None:

@@ -111,7 +111,7 @@ class ImageState:
         except InvalidMessageError as error:
             raise ImageUnreadableError(f"voters of the image: {error}") from error
         if not isinstance(change, VotersChange):
-            raise ImageUnreadableError("the state row has another record in the place of voters")
+            raise ImageUnreadableError("the state row has another record instead of voters")
         return change.voters
 
 

@@ -72,7 +72,7 @@ class QuorumCollector(Collector):
 def _gauges(sample: QuorumSample) -> Iterator[tuple[str, str, float | None]]:
     log_end, high_watermark = sample.log_end_offset, sample.high_watermark
     yield "leader_id", "Node id of the leader of the epoch; -1: none known.", _node(sample.leader_id)
-    yield "voted_id", "Node id that has this node's vote in the epoch; -1: nobody.", _node(sample.voted_id)
+    yield "voted_id", "Node id that has this node's vote in the epoch; -1: none.", _node(sample.voted_id)
     yield "epoch", "Highest quorum epoch seen.", sample.quorum_epoch
     yield "is_voter", "1 where this node votes, 0 where it observes.", int(sample.is_voter)
     yield "high_watermark_offset", "End of the committed log, exclusive; absent: not known.", high_watermark

@@ -199,7 +199,7 @@ class QuorumServerSettings:
         if self.advertise is None and self.listen.is_wildcard:
             raise SettingsError(f"{self.listen} stands for all addresses: say with --advertise which one peers use")
         if self.advertise is not None and (self.advertise.is_wildcard or self.advertise.port == 0):
-            raise SettingsError(f"nobody can connect to {self.advertise}: advertise a real address and port")
+            raise SettingsError(f"no client can connect to {self.advertise}: advertise a real address and port")
         if min(self.snapshots.kept, self.snapshots.log_bytes, self.snapshots.interval_ms) < 1:
             raise SettingsError(f"{self.snapshots}: each of the three must be at least 1")
         if self.first_start and self.node_id not in self.voters:

@@ -23,7 +23,7 @@ from metaquorum.raft.transitions import (
 from metaquorum.raft.types import MAX_QUORUM_EPOCH, ElectionState, LogPosition, NodeId
 
 EPOCHS_USED_UP = (
-    f"the quorum is in epoch {MAX_QUORUM_EPOCH}, the last one there is: nobody can be elected any more. Stop all voters, run "
+    f"the quorum is in epoch {MAX_QUORUM_EPOCH}, the last one that exists: no node can be elected any more. Stop all voters, run "
     "`metaquorum reset-epoch` on the data directory of each, and start them again (docs/quorum.md, 'An epoch that ran out')"
 )
 """Log message for the operator."""

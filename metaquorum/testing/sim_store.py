@@ -384,7 +384,7 @@ class StoredDisk(SimDisk):
         found = end in (self.log_end_offset, start) or self._find(end) is not None
         require(found, "what is left is a prefix of what was written", (self._key, end))
         known = [one for one in DamagedRanges.load(self.files, LOG_DIRECTORY).all() if one.end_offset > start]
-        require(not known, "nobody starts on a log with known damage", (self._key, known))
+        require(not known, "no node starts on a log with known damage", (self._key, known))
         before = len(self.batches)
         self.batches = [batch for batch in self.batches if batch.next_offset <= end]
         self._require_tail(durable_end)

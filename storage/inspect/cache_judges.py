@@ -21,7 +21,7 @@ from storage.inspect.formats import OffsetIndexFile, TimeIndexFile
 from storage.segment.seal import NO_TIMESTAMP_MS, SEAL_CHUNK_BYTES, Seal, differing_chunks
 from storage.types import Boundary
 
-STALE = "it was made for another size or end of the segment: not used, and made anew"
+STALE = "it was made for another size or end of the segment: not used, and built again"
 
 
 class OffsetIndexJudge:

@@ -137,7 +137,7 @@ def _is_restarting(files: LogFiles, report: LogReport) -> bool:
     """Tell whether the next opening will finish a restart; then no other file in the directory counts."""
     marked = [(offset, name) for name in files.sizes if (offset := parse_restart_file_name(name)) is not None]
     for files.log_start_offset, name in marked:
-        message = f"the log was being emptied: it begins anew at {files.log_start_offset} when it is opened"
+        message = f"the log was being emptied: it restarts at {files.log_start_offset} when it is opened"
         report.add(Severity.NOTE, name, message)
     return bool(marked)
 
@@ -191,7 +191,7 @@ def _load_texts(files: LogFiles, report: LogReport) -> None:
         files.epochs = LeaderEpochs(epochs)
     elif EPOCH_FILE not in files.sizes and files.segments and files.flushed_offset > files.segments[0].base_offset:
         report.add(
-            Severity.CACHE, EPOCH_FILE, "it is missing although records were flushed: built anew from the headers"
+            Severity.CACHE, EPOCH_FILE, "it is missing although records were flushed: built again from the headers"
         )
     files.known = _parse(files, DAMAGE_FILE, parse_damaged_ranges, Severity.CACHE, report) or ()
     _parse(files, CLEANER_FILE, parse_cleaner_checkpoint, Severity.CACHE, report)

@@ -71,6 +71,8 @@ def _judge(suffix: str, content: bytes, segment: SegmentFile, file: File) -> _Ju
 def report_malformed(name: str, content: bytes, reason: str, report: LogReport) -> None:
     """Report a cache that cannot be parsed: as a note if a power failure may have left it so."""
     if was_never_written(content):
-        report.add(Severity.NOTE, name, f"parts of it were never written ({reason}): made anew when the log is opened")
+        report.add(
+            Severity.NOTE, name, f"parts of it were never written ({reason}): built again when the log is opened"
+        )
     else:
         report.add(Severity.CACHE, name, f"it is damaged: {reason}")

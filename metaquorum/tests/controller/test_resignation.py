@@ -240,13 +240,13 @@ def test_only_the_leader_may_resign(world: World) -> None:
     follower = refusal(world, led(), broker_id=1)
     assert (follower.code, follower.message) == (
         ErrorCode.INVALID_REQUEST,
-        "partition 0: broker 1 does not lead it, 0 does",
+        "partition 0: broker 1 does not lead it, broker 0 does",
     )
     change(world, leader=LeaderChange(leader_id=None))
-    nobody = refusal(world, led(leader_epoch=1))
-    assert (nobody.code, nobody.message) == (
+    leaderless = refusal(world, led(leader_epoch=1))
+    assert (leaderless.code, leaderless.message) == (
         ErrorCode.INVALID_REQUEST,
-        "partition 0: broker 0 does not lead it, nobody does",
+        "partition 0: broker 0 does not lead it; it has no leader",
     )
 
 

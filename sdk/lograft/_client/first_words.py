@@ -23,7 +23,7 @@ class Seen(Enum):
 
     NOTHING = "has not answered yet; is it running?"
     UNKNOWN_NAME = "cannot be resolved; check the host name"
-    REFUSED = "refuses connections: nobody listens there; is it running?"
+    REFUSED = "refuses connections: no process listens there; is it running?"
     UNREACHABLE = "cannot be reached; check the address, and what is between"
     SILENT = "accepts connections and says nothing; is it a Lograft broker, or does it hang?"
     CLOSED = "closes connections without a word; is it a Lograft broker?"

@@ -237,7 +237,9 @@ class FetchEngine:
         if is_other:
             self._fail(
                 fetcher,
-                UnknownTopicError(f"topic {tp.topic!r} was deleted and made anew; its old offsets mean nothing: seek"),
+                UnknownTopicError(
+                    f"topic {tp.topic!r} was deleted and created again; its old offsets mean nothing: seek"
+                ),
             )
             return
         if is_behind and fetcher.stream is not None:

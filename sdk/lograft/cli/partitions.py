@@ -32,7 +32,10 @@ def elect(
     ] = False,
     unclean: Annotated[
         bool,
-        typer.Option("--unclean", help="Where nobody else can lead, a replica that may lack records, which are lost."),
+        typer.Option(
+            "--unclean",
+            help="Where no other replica can lead, elect one that may lack records; those records are lost.",
+        ),
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before an unclean election.")] = False,
     dry_run: DryRun = False,

@@ -71,7 +71,7 @@ def remove_voter(admin: Admin, node: Node, directory: Directory = None, as_json:
 
 @admin_command(quorum_app, Admin.replace_voter, name="replace-voter")
 def replace_voter(admin: Admin, node: Node, as_json: Json = False) -> None:
-    """Put the replica that now fetches under a voter's node id in the place of the one whose disk was lost."""
+    """Replace a voter whose disk was lost with the replica that now fetches under its node id."""
     found = admin.replace_voter(node)
     _print_voter("votes now", node, found, as_json)
 

@@ -100,7 +100,7 @@ KINDS = {
     "tls": "speaks TLS, and Lograft speaks plaintext; give the address of the plaintext port",
     "mute tls": "speaks TLS, and Lograft speaks plaintext; give the address of the plaintext port",
     "silent": "accepts connections and says nothing; is it a Lograft broker, or does it hang?",
-    "refused": "refuses connections: nobody listens there; is it running?",
+    "refused": "refuses connections: no process listens there; is it running?",
     "closed": "closes connections without a word; is it a Lograft broker?",
     "other": r"speaks another protocol, so it is no Lograft broker; check the port (it began with b'SSH-2.0-it\r\n')",
     "name": "cannot be resolved; check the host name",

@@ -125,7 +125,7 @@ def test_topic_made_anew_is_not_read_with_old_offsets(broker: ScriptedBroker) ->
     with Consumer(broker.bootstrap) as consumer:
         consumer.assign([TP])
         assert read(consumer, 5) == list(range(5))
-        with pytest.raises(UnknownTopicError, match="anew"):
+        with pytest.raises(UnknownTopicError, match="created again"):
             consumer.poll(timeout_ms=DEADLINE_MS)
 
 

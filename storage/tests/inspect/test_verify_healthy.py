@@ -54,7 +54,7 @@ def test_log_in_use_is_healthy(tmp_path: Path) -> None:
     log = open_partition(tmp_path)
     directory = Path(log.directory)
     append(log, [b"more"], leader_epoch=9)
-    assert notes(directory) == ["it was made for another size or end of the segment: not used, and made anew"] * 2
+    assert notes(directory) == ["it was made for another size or end of the segment: not used, and built again"] * 2
     log.flush()
     fill_more(log)
     assert failures(directory) == []
@@ -306,7 +306,7 @@ def test_snapshot_and_stale_seal_in_a_damaged_place_are_no_findings(tmp_path: Pa
     second.write_bytes(content)
     (directory / f"{int(second.stem) + 1:020d}{SNAPSHOT_SUFFIX}").unlink()
     segment_path(directory, int(second.stem), ".seal").write_bytes(segment_path(directory, 0, ".seal").read_bytes())
-    assert notes(directory) == ["it was made for another size or end of the segment: not used, and made anew"]
+    assert notes(directory) == ["it was made for another size or end of the segment: not used, and built again"]
 
 
 def test_torn_batch_at_the_end_of_a_segment_in_front_of_others(tmp_path: Path) -> None:
@@ -347,7 +347,7 @@ def test_log_that_is_being_emptied_is_as_empty_as_its_next_opening_makes_it(tmp_
     mark.touch()
     report = check(directory)
     assert [(finding.severity, finding.file) for finding in report.findings] == [(Severity.NOTE, mark.name)]
-    assert "it begins anew at 17 when it is opened" in report.findings[0].message
+    assert "it restarts at 17 when it is opened" in report.findings[0].message
     assert (report.log_start_offset, report.log_end_offset) == (17, 17)
     log = open_partition(tmp_path)
     assert (log.log_start_offset, log.log_end_offset, log.damaged) == (17, 17, ())
