@@ -28,8 +28,6 @@ RETRY_S = 0.1
 """Seconds before the next voter is tried."""
 
 CALL_TIMEOUT_MS = 3_000
-CAUGHT_UP_OFFSET = 2**62
-"""Metadata offset that the brokers claim to have applied, because they hold no metadata."""
 
 
 class HollowBroker:
@@ -76,7 +74,8 @@ class HollowBroker:
             cluster_id=CLUSTER_ID,
             broker_id=self.broker_id,
             broker_epoch=answer.broker_epoch,
-            metadata_offset=CAUGHT_UP_OFFSET,
+            # The broker holds no metadata. It claims its own registration, which is enough to be unfenced.
+            metadata_offset=answer.broker_epoch + 1,
         )
         while True:
             response = await controller.heartbeat(beat, timeout_ms=CALL_TIMEOUT_MS)

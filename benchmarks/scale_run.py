@@ -3,7 +3,8 @@
 
 Three voters run as processes on loopback and sync every change. Topics have 100 partitions on ten brokers. The brokers register and
 send heartbeats but have no replicas (`scale_brokers`). Beside them, one real broker process without partitions holds a broker's view
-of all. Each size has its own cluster. Memory is resident memory minus that of the same process before the first topic. With few
+of all. For a while, one of the voters runs as voter and broker in one process ("combined"), also without partitions of its own. Each
+size has its own cluster. Memory is resident memory minus that of the same process before the first topic. With few
 partitions that is mostly what any working process takes.
 
 A killed voter is started again with its data ("restart"), and without ("catch-up": it joins under another directory id). The lost
@@ -33,7 +34,8 @@ import psutil
 from benchmarks.scale_brokers import HollowBrokers
 from benchmarks.scale_calls import Created, Voters, topic_name, until
 from benchmarks.scale_replicas import ReplicaAdder
-from integration_tests.harness.cluster import Cluster
+from integration_tests.harness.cluster import CLUSTER_ID, HOST, Cluster
+from integration_tests.harness.ports import free_port
 from integration_tests.harness.process import Process
 
 SIZES = (10_000, 100_000, 1_000_000)
@@ -65,6 +67,7 @@ class Row:
     voter_bytes: float = 0.0
     restarted_voter_bytes: float = 0.0
     broker_bytes: float = 0.0
+    combined_bytes: float = 0.0
     broker_start_s: float = 0.0
     restart_s: float = 0.0
     restart_replayed_records: int = 0
@@ -93,6 +96,8 @@ class Run:
         for process in self.cluster.voters.values():
             process.arguments.append("--auto-join")
         self.voters = Voters(self.cluster.admin_addresses)
+        self.combined_id = max(self.cluster.voters)
+        self.combined_address = f"{HOST}:{free_port()}"
         self.brokers = HollowBrokers(FIRST_BROKER_ID, BROKERS, self.cluster.voter_addresses)
         self.row = Row(partitions=partitions)
         self._started = time.monotonic()
@@ -109,6 +114,7 @@ class Run:
         await until(self._broker_serves, PHASE_TIMEOUT_S, "the broker to serve")
         empty_broker = _resident(self.broker)
         await asyncio.to_thread(self.broker.stop)
+        empty_combined = await self._combined_resident()
         await self.brokers.start()
         empty = {node_id: _resident(process) for node_id, process in self.cluster.voters.items()}
         created = await self._create()
@@ -118,6 +124,9 @@ class Run:
         self.row.voter_bytes = round(grown / self.row.partitions, 1)
         await self._start_broker(empty_broker)
         self._say("broker started")
+        combined = await self._combined_resident()
+        self.row.combined_bytes = round((combined - empty_combined) / self.row.partitions, 1)
+        self._say("voter and broker in one process")
         await self._fail_over(min(empty.values()))
         self._say("leader replaced")
         await self._snapshot()
@@ -164,6 +173,33 @@ class Run:
         await until(self._broker_serves, PHASE_TIMEOUT_S, "the broker to serve")
         self.row.broker_start_s = round(time.monotonic() - started, 2)
         self.row.broker_bytes = round((_resident(self.broker) - empty) / self.row.partitions, 1)
+
+    async def _combined_resident(self) -> int:
+        """Run one voter as voter and broker in one process. Return its resident memory once it serves as both."""
+        voter = self.cluster.voters[self.combined_id]
+        await asyncio.to_thread(voter.stop)
+        # A broker that is left over from the time before would lead the new topics as well: it is fenced by its orderly stop.
+        addresses = self.cluster.voter_addresses
+        command = ["-m", "brokerd", "run", "--combined", "--listen", self.combined_address]
+        command += ["--quorum-listen", addresses[self.combined_id], "--cluster-id", CLUSTER_ID]
+        command += ["--voters", ",".join(f"{node_id}@{address}" for node_id, address in addresses.items())]
+        command += ["--data-dir", str(self.cluster.data_directory(voter)), "--node-id", str(self.combined_id)]
+        combined = Process("combined", command, self.cluster.directory / "combined.log")
+        combined.start()
+        try:
+            await until(self._combined_serves, PHASE_TIMEOUT_S, "the combined process to serve")
+            return _resident(combined)
+        except BaseException:
+            sys.stderr.write(combined.log_tail())
+            raise
+        finally:
+            await asyncio.to_thread(combined.stop)
+            voter.start()
+            await until(lambda: self.voters.is_serving(self.combined_id), PHASE_TIMEOUT_S, "the voter to serve")
+            await self._wait_for(self.combined_id)
+
+    async def _combined_serves(self) -> bool:
+        return await self.voters.broker_serves(self.combined_id, self.combined_address)
 
     async def _broker_serves(self) -> bool:
         return await self.voters.broker_serves(*next(iter(self.cluster.broker_addresses.items())))
@@ -287,6 +323,7 @@ COLUMNS = (
     ("voter, B a partition", "voter_bytes", "<= 300"),
     ("voter after a restart, B a partition", "restarted_voter_bytes", "<= 300"),
     ("broker, B a partition", "broker_bytes", "<= 300"),
+    ("voter and broker in one process, B a partition", "combined_bytes", "<= 300"),
     ("broker to serving, s", "broker_start_s", ""),
     ("voter restart to serving, s", "restart_s", "< 3"),
     ("records replayed by it", "restart_replayed_records", ""),
@@ -320,7 +357,7 @@ def misses(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         limits = {"restart_s": 3, "failover_s": 3, "snapshot_s": 1, "fence_s": 15, "moved_s": 15, "elections": 0}
         if row.partitions == max(each.partitions for each in rows):
-            limits |= {"voter_bytes": 300, "restarted_voter_bytes": 300, "broker_bytes": 300}
+            limits |= {"voter_bytes": 300, "restarted_voter_bytes": 300, "broker_bytes": 300, "combined_bytes": 300}
         found += [
             f"{row.partitions}: {name} {getattr(row, name)} > {most}"
             for name, most in limits.items()
