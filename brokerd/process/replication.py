@@ -68,10 +68,8 @@ class Replication:
         )
         self.peers = ReplicaPeers(
             links=self._fetchers,
-            proposals=self._requests,
+            requests=self._requests,
             repairs=self.repairs,
-            withdrawals=self._requests,
-            resignations=self._requests,
         )
 
     def note_registration(self) -> None:

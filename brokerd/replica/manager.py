@@ -431,8 +431,8 @@ class ReplicaManager:
             return
         directory = self._directories.find(directory_name(topic.topic_id, image.partition))
         if directory is not None and directory.directory_id in awaited:
-            if self._peers is not None and self._peers.withdrawals is not None:
-                self._peers.withdrawals.note_found(topic.topic_id, image.partition, directory.directory_id)
+            if self._peers is not None:
+                self._peers.requests.note_found(topic.topic_id, image.partition, directory.directory_id)
         elif (topic.topic_id, image.partition) not in self._missing:
             self._missing.add((topic.topic_id, image.partition))
             logger.error(
@@ -542,8 +542,8 @@ class ReplicaManager:
 
     def _remove(self, topic_id: bytes, partition: int, hosted: HostedPartition) -> None:
         hosted.is_removed = True
-        if self._peers is not None and self._peers.withdrawals is not None:
-            self._peers.withdrawals.note_removed(topic_id, partition)
+        if self._peers is not None:
+            self._peers.requests.note_removed(topic_id, partition)
         self._note_closing(topic_id, partition, self._spawn(self._close_and_remove(topic_id, partition, hosted)))
 
     async def _close_and_remove(self, topic_id: bytes, partition: int, hosted: HostedPartition) -> None:
@@ -730,8 +730,8 @@ class ReplicaManager:
 
     def _note_lost(self, topic_id: bytes, partition: int) -> None:
         """Report a replica as offline because its log does not work, so that others take over."""
-        if self._peers is not None and self._peers.withdrawals is not None:
-            self._peers.withdrawals.note_lost(topic_id, partition)
+        if self._peers is not None:
+            self._peers.requests.note_lost(topic_id, partition)
 
     def lacks_room(self) -> bool:
         """Return True while a working log directory has too little space for appends of clients, as of the last look."""

@@ -485,9 +485,9 @@ class Replica:
 
     def _send_resignation(self, reason: ResignReason, leader_epoch: int, *, allow_eligible: bool) -> None:
         peers = self._context.peers
-        if peers is None or peers.resignations is None:
+        if peers is None:
             return
-        peers.resignations.resign(
+        peers.requests.resign(
             Resignation(
                 topic_id=self.topic_id,
                 partition=self.partition,
@@ -570,7 +570,7 @@ class Replica:
             case BeginLeaderEpoch():
                 self._log.assign_epoch(effect.leader_epoch)
             case ProposeIsr():
-                self._peers.proposals.propose(self, effect)
+                self._peers.requests.propose(self, effect)
             case Resign():
                 # The core resigns only where no acknowledged record can be lost.
                 self._send_resignation(ResignReason.CUT_OFF, effect.leader_epoch, allow_eligible=True)

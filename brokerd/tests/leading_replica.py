@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lograft.wire.batch import encode_batch, read_header
 
+from brokerd.controller_client.partition_requests import Resignation
 from brokerd.partition.effects import LossReason, ProposeIsr, SendAck, Subscribe
 from brokerd.partition.events import AckLevel, Durability, Event
 from brokerd.partition.replica import PartitionReplica
@@ -104,7 +105,7 @@ class LeadingReplica:
                 on_disk_failed=lambda directory, error: None,
                 on_no_room=lambda directory: None,
                 roles=RoleLog(),
-                peers=ReplicaPeers(links=self, proposals=self),
+                peers=ReplicaPeers(links=self, requests=self),
             ),
         )
         self._news = self.replica.news = asyncio.Event()
@@ -183,6 +184,8 @@ class LeadingReplica:
 
     def propose(self, _replica: Replica, proposal: ProposeIsr) -> None:
         self.proposals.append(proposal)
+
+    def resign(self, resignation: Resignation) -> None: ...
 
     def subscribe(self, replica: Replica, request: Subscribe) -> None: ...
 

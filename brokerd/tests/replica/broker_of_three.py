@@ -15,7 +15,7 @@ from brokerd.partition.reconciliation import EpochEnd, SubscriptionError
 from brokerd.replica.manager import ReplicaManager
 from brokerd.replica.metadata_view import OwnBroker
 from brokerd.replica.replica import Replica
-from brokerd.replica.replica_peers import LostReplicas, ReplicaPeers
+from brokerd.replica.replica_peers import ReplicaPeers
 from brokerd.replica.replication_border import FollowerRequest, FollowingReplica, RepairPeers
 from brokerd.tests.support import WAIT_S
 from metaquorum.metadata import record_codec
@@ -48,6 +48,8 @@ class Said:
         self.proposals: list[ProposeIsr] = []
         self.proposer: ProposingReplica | None = None
         self.given_up: list[Resignation] = []
+        self.offline: list[tuple[str, int]] = []
+        self.found: list[tuple[int, bytes]] = []
         self.follower: FollowingReplica | None = None
         self._news = asyncio.Event()
 
@@ -79,6 +81,18 @@ class Said:
     def resign(self, resignation: Resignation) -> None:
         self.given_up.append(resignation)
         self._news.set()
+
+    def note_lost(self, topic_id: bytes, partition: int) -> None:
+        assert topic_id == TOPIC_ID
+        self.offline.append(("lost", partition))
+
+    def note_found(self, topic_id: bytes, partition: int, directory_id: bytes) -> None:
+        assert topic_id == TOPIC_ID
+        self.found.append((partition, directory_id))
+
+    def note_removed(self, topic_id: bytes, partition: int) -> None:
+        assert topic_id == TOPIC_ID
+        self.offline.append(("removed", partition))
 
     @property
     def session(self) -> int:
@@ -122,8 +136,6 @@ class BrokerOfThree:
         disk: SimDisk | None = None,
         *,
         repairs: RepairPeers | None = None,
-        withdrawals: LostReplicas | None = None,
-        can_resign: bool = True,
     ) -> None:
         self.disk = disk or SimDisk()
         if disk is None:
@@ -137,10 +149,8 @@ class BrokerOfThree:
             observer=self.observer,
             peers=ReplicaPeers(
                 links=self.said,
-                proposals=self.said,
+                requests=self.said,
                 repairs=repairs,
-                withdrawals=withdrawals,
-                resignations=self.said if can_resign else None,
             ),
         )
 

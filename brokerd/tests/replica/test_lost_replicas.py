@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -21,51 +20,17 @@ from storage.testing.sim_disk import SimCall
 from storage.types import LogSettings
 
 
-class Lost:
-    """Notes the reports."""
-
-    def __init__(self) -> None:
-        self.heard: list[tuple[str, int]] = []
-        self.found: list[tuple[int, bytes]] = []
-
-    def note_lost(self, topic_id: bytes, partition: int) -> None:
-        assert topic_id == TOPIC_ID
-        self.heard.append(("lost", partition))
-
-    def note_found(self, topic_id: bytes, partition: int, directory_id: bytes) -> None:
-        assert topic_id == TOPIC_ID
-        self.found.append((partition, directory_id))
-
-    def note_removed(self, topic_id: bytes, partition: int) -> None:
-        assert topic_id == TOPIC_ID
-        self.heard.append(("removed", partition))
-
-
-@pytest.fixture
-def lost() -> Lost:
-    """The manager's reports about offline replicas."""
-    return Lost()
-
-
-@pytest.fixture
-async def three(lost: Lost) -> AsyncIterator[BrokerOfThree]:
-    """A broker with one partition of three replicas."""
-    made = BrokerOfThree(withdrawals=lost)
-    yield made
-    await made.manager.stop()
-
-
 def fail(three: BrokerOfThree) -> None:
     """Make the log directory fail."""
     three.manager.note_disk_failure(three.manager.directories.first, DiskFailedError("/data/x", "gone"))
 
 
-async def test_replicas_of_a_failed_directory_are_lost_once(three: BrokerOfThree, lost: Lost) -> None:
+async def test_replicas_of_a_failed_directory_are_lost_once(three: BrokerOfThree) -> None:
     """Each is reported once, although several places meet the failure. The replica refuses, and has no part in later roles."""
     replica = await three.start(leader_id=1)
     fail(three)
     fail(three)
-    assert lost.heard == [("lost", 0)]
+    assert three.said.offline == [("lost", 0)]
     assert replica.refusal().code is ErrorCode.STORAGE_FAILED
     three.lead(2)
     three.lead(1)
@@ -73,7 +38,7 @@ async def test_replicas_of_a_failed_directory_are_lost_once(three: BrokerOfThree
     assert three.said.subscriptions == []
 
 
-async def test_replica_whose_directory_fails_while_it_is_opened_is_lost(three: BrokerOfThree, lost: Lost) -> None:
+async def test_replica_whose_directory_fails_while_it_is_opened_is_lost(three: BrokerOfThree) -> None:
     """The log opens, but does not work."""
     three.commit(three.registration(1, broker_epoch=1), TopicRecord(topic="t", topic_id=TOPIC_ID), partition(0))
     loop = asyncio.get_running_loop()
@@ -86,22 +51,22 @@ async def test_replica_whose_directory_fails_while_it_is_opened_is_lost(three: B
     three.disk.on_call = fail_meanwhile
     await three.manager.start()
     await three.manager.wait_idle()
-    assert lost.heard == [("lost", 0)]
+    assert three.said.offline == [("lost", 0)]
     replica = three.manager.find(TOPIC_ID, 0)
     assert replica is not None
     assert not replica.is_writable
 
 
-async def test_replica_that_comes_to_a_failed_directory_is_lost(three: BrokerOfThree, lost: Lost) -> None:
+async def test_replica_that_comes_to_a_failed_directory_is_lost(three: BrokerOfThree) -> None:
     """Nothing is opened in that directory any more."""
     three.commit(three.registration(1, broker_epoch=1), TopicRecord(topic="t", topic_id=TOPIC_ID), partition(0))
     fail(three)
     await three.manager.start()
     await three.manager.wait_idle()
-    assert lost.heard == [("lost", 0)]
+    assert three.said.offline == [("lost", 0)]
 
 
-async def test_log_that_does_not_open_is_lost(three: BrokerOfThree, lost: Lost) -> None:
+async def test_log_that_does_not_open_is_lost(three: BrokerOfThree) -> None:
     """It is as at a start on an unrepaired directory; the others are served."""
     path = f"{ROOT}/{partition_directory_name(PartitionIdentity(TOPIC_ID, 0))}"
     other = PartitionIdentity(bytes(16), 7)
@@ -110,19 +75,19 @@ async def test_log_that_does_not_open_is_lost(three: BrokerOfThree, lost: Lost) 
     three.commit(three.registration(1, broker_epoch=1), topic, partition(0), partition(1))
     await three.manager.start()
     await three.manager.wait_idle()
-    assert lost.heard == [("lost", 0)]
+    assert three.said.offline == [("lost", 0)]
     assert three.manager.find(TOPIC_ID, 1) is not None
 
 
-async def test_replica_that_leaves_is_lost_no_more(three: BrokerOfThree, lost: Lost) -> None:
+async def test_replica_that_leaves_is_lost_no_more(three: BrokerOfThree) -> None:
     """If it comes back, it has another log in a working directory."""
     await three.start(leader_id=2)
     three.commit(PartitionChangeRecord(topic_id=TOPIC_ID, partition=0, replicas=(2, 3), isr=(2, 3)))
     await three.manager.wait_idle()
-    assert lost.heard == [("removed", 0)]
+    assert three.said.offline == [("removed", 0)]
 
 
-async def test_log_is_made_only_once_this_process_is_let_in(three: BrokerOfThree, lost: Lost) -> None:
+async def test_log_is_made_only_once_this_process_is_let_in(three: BrokerOfThree) -> None:
     """An empty log, created too early, could look like the one that the partition is about to await."""
     fenced = replace(three.registration(1, broker_epoch=1), fenced=True)
     three.commit(fenced, TopicRecord(topic="t", topic_id=TOPIC_ID), partition(0), partition(1))
@@ -137,12 +102,12 @@ async def test_log_is_made_only_once_this_process_is_let_in(three: BrokerOfThree
     await three.manager.wait_idle()
     assert three.manager.find(TOPIC_ID, 0) is None
     assert three.manager.find(TOPIC_ID, 1) is not None
-    assert lost.found == []
+    assert three.said.found == []
     three.commit(
         PartitionChangeRecord(topic_id=TOPIC_ID, partition=0, leader=LeaderChange(leader_id=2), isr=(2,), awaited=())
     )
     await three.manager.wait_idle()
-    assert three.manager.find(TOPIC_ID, 0) is not None, "another replica was elected: this one begins anew behind it"
+    assert three.manager.find(TOPIC_ID, 0) is not None, "another replica was elected: this one starts empty behind it"
 
 
 async def test_waiting_logs_are_not_forgotten_when_another_partition_of_the_topic_changes(three: BrokerOfThree) -> None:
@@ -159,9 +124,7 @@ async def test_waiting_logs_are_not_forgotten_when_another_partition_of_the_topi
 
 
 @pytest.mark.parametrize("directory_id", [bytes(16), b"another direct.."])
-async def test_log_in_an_awaited_directory_is_claimed_and_no_other(
-    three: BrokerOfThree, lost: Lost, directory_id: bytes
-) -> None:
+async def test_log_in_an_awaited_directory_is_claimed_and_no_other(three: BrokerOfThree, directory_id: bytes) -> None:
     """This broker's directory has the id of zeros. The log of another directory is not here."""
     await three.start(leader_id=2)
     awaited = pack([AwaitedReplica(1, (directory_id,))])
@@ -169,7 +132,7 @@ async def test_log_in_an_awaited_directory_is_claimed_and_no_other(
         topic_id=TOPIC_ID, partition=0, leader=LeaderChange(leader_id=None), isr=(1,), awaited=awaited
     )
     three.commit(change)
-    assert lost.found == ([(0, bytes(16))] if directory_id == bytes(16) else [])
+    assert three.said.found == ([(0, bytes(16))] if directory_id == bytes(16) else [])
 
 
 def partition(number: int) -> PartitionRecord:

@@ -14,7 +14,7 @@ from brokerd.controller_client.partition_requests import Resignation, ResignReas
 from brokerd.failure import RefusedError
 from brokerd.partition import cut_off
 from brokerd.partition.effects import LossReason
-from brokerd.partition.events import AckLevel, Durability, Tick
+from brokerd.partition.events import AckLevel, Durability
 from brokerd.partition.leader_events import ProposalAccepted, ProposalRefused
 from brokerd.partition.reconciliation import EpochEnd, SubscriptionError
 from brokerd.replica.replica import Replica
@@ -182,29 +182,24 @@ async def test_too_few_in_sync_refuse_before_and_fail_after_the_append(three: Br
     assert append(replica) == 2, "level LEADER asks for nobody else"
 
 
-@pytest.mark.parametrize("can_resign", [True, False])
-async def test_leader_that_followers_do_not_reach_resigns(can_resign: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It asks the controller in time, by the timer, if it can reach it. Otherwise it keeps leading."""
+async def test_leader_that_followers_do_not_reach_resigns(
+    three: BrokerOfThree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks the controller in time, by the timer, and leads until the metadata names another leader."""
     monkeypatch.setattr(cut_off, "RESIGN_AFTER_MS", 1)
-    three = BrokerOfThree(can_resign=can_resign)
     replica, *routes = await led(three, min_isr=2)
     for route in routes:
         replica.lose_follower(route)
     three.commit(PartitionChangeRecord(topic_id=TOPIC_ID, partition=0, isr=(1,), elr=(2, 3)))
-    if can_resign:
-        await three.said.wait(lambda: bool(three.said.given_up))
-        assert three.said.given_up[0] == Resignation(
-            topic_id=TOPIC_ID,
-            partition=0,
-            leader_epoch=replica.leader_epoch,
-            reason=ResignReason.CUT_OFF,
-            allow_eligible=True,
-        )
-    else:
-        replica.take_event(Tick())
-        assert append(replica) == 1
+    await three.said.wait(lambda: bool(three.said.given_up))
+    assert three.said.given_up[0] == Resignation(
+        topic_id=TOPIC_ID,
+        partition=0,
+        leader_epoch=replica.leader_epoch,
+        reason=ResignReason.CUT_OFF,
+        allow_eligible=True,
+    )
     assert replica.is_leader
-    await three.manager.stop()
 
 
 async def test_new_registration_of_a_follower_voids_the_old_process(three: BrokerOfThree) -> None:
