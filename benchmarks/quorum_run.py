@@ -103,7 +103,8 @@ def lograft_calls(directory: Path) -> Generator[tuple[Calls, Calls, Cluster]]:
             for topic in topics:
                 admin.create_topic(topic)
             quorum = admin.describe_quorum()
-        address = next(voter.address for voter in quorum.voters if voter.node_id == quorum.leader_id)
+        assert quorum.leader_id is not None, "the quorum has a leader"
+        address = cluster.admin_addresses[quorum.leader_id]
         method = "/lograft.v1.AdminService/AlterConfigs"
         single = tuple(_alter([topic]) for topic in topics)
         batched = tuple(_alter(topics[start : start + BATCH_CHANGES]) for start in range(0, KEYS, BATCH_CHANGES))
