@@ -24,6 +24,9 @@ MAX_CALL_ID: Final = 2**32 - 1
 MAX_TIMEOUT_MS: Final = 2**31
 """Largest timeout of a request, in milliseconds. Longer ones are cut to it."""
 
+JOINED_BYTES: Final = 16 * 1024
+"""Pieces of an incomplete message that are shorter than this are joined as they arrive."""
+
 _METHOD_AND_NUMBER: Final = struct.Struct(">HI")
 _CREDIT: Final = struct.Struct(">I")
 _PING: Final = struct.Struct(">Q")
@@ -52,7 +55,7 @@ class Limits:
     queued_bytes: int = 32 * 1024 * 1024
     message_bytes: int = 17 * 1024 * 1024
     partial_bytes: int = 64 * 1024 * 1024
-    piece_bytes: int = 64 * 1024
+    piece_bytes: int = MAX_BODY_BYTES
     greeting_ms: int = 2_000
     ping_after_ms: int = 2_500
     liveness_ms: int = 10_000
@@ -196,8 +199,10 @@ class _Call:
     """True until this side ends its direction."""
     receives: bool = True
     """True until the other side ends its direction."""
-    partial: bytearray = field(default_factory=bytearray)
-    """The pieces of an incomplete message, joined, because many small ones would take much more memory than their bytes."""
+    partial: list[bytes | bytearray] = field(default_factory=list)
+    """The pieces of an incomplete message. Small ones are joined, because many would take much more memory than their bytes."""
+    partial_bytes: int = 0
+    """Bytes of these pieces."""
     partial_kind: Kind | None = None
 
 
@@ -426,7 +431,7 @@ class Connection:
             happenings += self._end(str(error))
         return happenings
 
-    def output(self, most_bytes: int) -> list[bytes]:
+    def output(self, most_bytes: int) -> list[bytes | memoryview]:
         """Return the bytes to send next, about `most_bytes`; an empty list if nothing waits.
 
         Frames of the connection come first, then one piece of each call in turn: a small message waits for at most one piece of each
@@ -435,7 +440,7 @@ class Connection:
         if self._pong is not None:
             self._say(Kind.PONG, self._pong)
             self._pong = None
-        out = list(self._urgent)
+        out: list[bytes | memoryview] = list(self._urgent)
         self._urgent.clear()
         if not self._is_greeted:
             return out
@@ -452,7 +457,7 @@ class Connection:
                     continue
                 self._begun_bytes += len(message)
             queue.popleft()
-            piece = message if begin == 0 and end >= len(message) else message[begin:end]
+            piece = message if begin == 0 and end >= len(message) else memoryview(message)[begin:end]
             goes_on = end < len(message)
             out += (header(kind, call_id, len(piece), goes_on=goes_on), piece)
             size_bytes += len(piece)
@@ -532,7 +537,7 @@ class Connection:
 
     def _forget(self, call_id: int) -> None:
         call = self._calls.pop(call_id)
-        self._partial_bytes -= len(call.partial)
+        self._partial_bytes -= call.partial_bytes
         if call_id & 1 == self._own_parity:
             self._own_open -= 1
         elif call_id in self._queues:
@@ -640,18 +645,24 @@ class Connection:
             call.partial_kind = frame.kind
         elif frame.kind is not call.partial_kind:
             raise BadFrameError(f"{frame.kind.name} in the middle of {call.partial_kind.name}")
-        call.partial += frame.body
-        self._partial_bytes += len(frame.body)
-        if len(call.partial) > self._limits.message_bytes + _METHOD_AND_NUMBER.size:
+        partial, body = call.partial, frame.body
+        if len(body) >= JOINED_BYTES:
+            partial.append(body)
+        elif partial and isinstance(partial[-1], bytearray):
+            partial[-1] += body
+        else:
+            partial.append(bytearray(body))
+        call.partial_bytes += len(body)
+        self._partial_bytes += len(body)
+        if call.partial_bytes > self._limits.message_bytes + _METHOD_AND_NUMBER.size:
             raise BadFrameError(f"a message of more than {self._limits.message_bytes} bytes")
         if self._partial_bytes > self._limits.partial_bytes:
             raise BadFrameError(f"more than {self._limits.partial_bytes} bytes of messages in parts")
         if frame.goes_on:
             return None
-        message = bytes(call.partial)
-        self._partial_bytes -= len(message)
-        call.partial, call.partial_kind = bytearray(), None
-        return message
+        self._partial_bytes -= call.partial_bytes
+        call.partial, call.partial_bytes, call.partial_kind = [], 0, None
+        return b"".join(partial)
 
     def _take_of_call(self, kind: Kind, call_id: int, call: _Call, message: bytes, happenings: list[Happening]) -> None:
         if call.role is _Role.STREAM:
