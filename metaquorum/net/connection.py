@@ -199,7 +199,7 @@ class _Call:
     """True until this side ends its direction."""
     receives: bool = True
     """True until the other side ends its direction."""
-    partial: list[bytes | bytearray] = field(default_factory=list)
+    partial: list[bytes | bytearray] = field(default_factory=list[bytes | bytearray])
     """The pieces of an incomplete message. Small ones are joined, because many would take much more memory than their bytes."""
     partial_bytes: int = 0
     """Bytes of these pieces."""
