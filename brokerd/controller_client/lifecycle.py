@@ -9,7 +9,7 @@ then on it sends a heartbeat in each interval, and at once when something has ch
 applied its own registration and no longer asks to stay fenced. If a heartbeat gets no answer, the broker asks again, at the new
 controller if the quorum has elected one. If the controller no longer knows the epoch, the broker registers again under the same
 incarnation id. In a controlled shutdown the broker asks for permission to stop, and the controller first makes other brokers lead.
-Source: architecture section 7; KIP-631.
+Source: KIP-631.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ Laws
     leader of another epoch.
     It truncates the log only because leader epochs differ, never because of a high watermark.
     It acknowledges only what the log holds, and a flushed offset only after the flush.
-Source: architecture section 8; KIP-101; KIP-279; KIP-595 section "Fetch".
+Source: KIP-101; KIP-279; KIP-595 section "Fetch".
 """
 
 from __future__ import annotations

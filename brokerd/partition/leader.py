@@ -13,7 +13,7 @@ Laws
     An acknowledgement counts only in its own session, and only while that process is registered. A refused subscription
     changes nothing.
     A leader resigns only where it can commit nothing and no acknowledged record can be lost by it (`cut_off.py`).
-Source: architecture section 8; KIP-497; KIP-841; KIP-903; KIP-966 "Strict min ISR"; Kafka, Partition.scala.
+Source: KIP-497; KIP-841; KIP-903; KIP-966 "Strict min ISR"; Kafka, Partition.scala.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ This object dispatches events and keeps what both roles need; the roles decide.
 
 Law: log_start <= high watermark <= log end; flushed <= log end; an acknowledgement of level ALL completes only below
 the high watermark.
-Source: architecture section 8; KIP-101 for the epoch, Kafka's replica manager for acks; docs/replication.md.
+Source: KIP-101 for the epoch, Kafka's replica manager for acks; docs/replication.md.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ Laws
     A failed log directory ends the service of its own partitions only. The failure of the first one, which also holds
     the metadata, or of the last one left, ends the broker.
     A failure of one directory does not stop the work on the others.
-Source: architecture section 8; docs/replication.md, "Contract of the shells"; docs/storage.md section 8; Kafka,
+Source: docs/replication.md, "Contract of the shells"; docs/storage.md section 8; Kafka,
 ReplicaManager and replication-offset-checkpoint.
 """
 

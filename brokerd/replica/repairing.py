@@ -14,7 +14,7 @@ Laws
     A segment that cannot be repaired stays as it is, is reported, and is tried again after `REPAIR_RETRY_MS`. The
     others continue.
 
-Source: architecture sections 6 and 8; docs/replication.md section "Damage".
+Source: docs/replication.md section "Damage".
 """
 
 from __future__ import annotations

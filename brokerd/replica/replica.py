@@ -16,7 +16,7 @@ Laws
     service in the step in which the leader is lost, so before any truncation.
     While the log is locked, it accepts no append and no step of background work. Reads continue.
 
-Source: architecture sections 6 and 8; docs/replication.md, "Contract of the shells"; docs/storage.md sections 3 and 4.
+Source: docs/replication.md, "Contract of the shells"; docs/storage.md sections 3 and 4.
 """
 
 from __future__ import annotations

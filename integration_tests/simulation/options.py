@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of one world. Each seed turns on only some faults, so that no fault hides another (swarm testing).
 
-Source: Groce et al., "Swarm testing"; reliability 2.6.
+Source: Groce et al., "Swarm testing".
 """
 
 from __future__ import annotations

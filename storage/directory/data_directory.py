@@ -15,7 +15,7 @@ A broker may have several such directories; only the first one has `metadata/`.
 `meta.json` is one JSON object with `format_version` (1), `cluster_id`, `node_id` and `directory_id` (32 hex digits).
 The directory id identifies the disk: a wiped disk gets another one and does not count as the old voter.
 Law: `open` reads `meta.json` and compares it before it touches anything else.
-Source: Kafka, meta.properties; KIP-853 (directory id); architecture section 7.
+Source: Kafka, meta.properties; KIP-853 (directory id).
 """
 
 from __future__ import annotations

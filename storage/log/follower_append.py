@@ -3,7 +3,7 @@
 
 Law: offsets continue the log without a gap, leader epochs never go back, and every CRC matches. The bytes stay as they
 are.
-Source: Kafka, UnifiedLog.analyzeAndValidateRecords; architecture section 4.
+Source: Kafka, UnifiedLog.analyzeAndValidateRecords.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ Flush groups (law)
     recovery point after the flush that it reports. A group holds only files with unsynced bytes; the descriptor cache
     does not close those.
 
-Source: architecture sections 4 and 6; docs/storage.md; ALICE rule 7 (sync between truncate and append); Kafka,
+Source: docs/storage.md; ALICE rule 7 (sync between truncate and append); Kafka,
 UnifiedLog.
 """
 

@@ -6,7 +6,7 @@ a few headers. Its end comes from the index and the headers of the batches aroun
 parsed. The first read of bytes that are older than this opening checks their CRC. A batch that fails is quarantined,
 and the reader raises `DataLossError` for exactly its range.
 
-The reader writes nothing but the list of damaged ranges. Source: architecture section 6; Kafka, UnifiedLog.read.
+The reader writes nothing but the list of damaged ranges. Source: Kafka, UnifiedLog.read.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ Order of an opening (a crash between any two steps leaves a log that opens again
    headers.
 
 After the crash of a process the page cache survives. Step 7 makes the bytes that it read durable before anything builds on them.
-Source: Kafka, LogLoader; Alagappan et al. (FAST 2018); architecture section 6; docs/storage_format.md.
+Source: Kafka, LogLoader; Alagappan et al. (FAST 2018); docs/storage_format.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 The decisions (steps 4 and 5 of `recovery`) rest on what the log knows. Everything below the recovery point was on
 stable storage, so bad bytes there are damage. Above it a torn append is likely, and shows as bytes that were never
 written. Bad bytes that were written, before good ones, are damage. Only `settle` changes anything on disk.
-Source: Alagappan et al. (FAST 2018), section 3.2; architecture section 6.
+Source: Alagappan et al. (FAST 2018), section 3.2.
 """
 
 from __future__ import annotations

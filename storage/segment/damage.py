@@ -5,7 +5,7 @@ File `damaged-ranges` is a text checkpoint with one line for each range: `<segme
 offset> <position> <end position>`. Without the file there is no known damage.
 The bytes stay in place until a repair from a replica (`repair`) replaces the segment. If the file is lost, the first
 read finds the damage again.
-Source: architecture section 6; Alagappan et al. (FAST 2018), "faulty" entries.
+Source: Alagappan et al. (FAST 2018), "faulty" entries.
 """
 
 from __future__ import annotations

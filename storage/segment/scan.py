@@ -7,7 +7,7 @@ checks CRCs from that offset on. It raises `BadBatch` where the next batch is no
 torn append) or changed afterwards (damage).
 
 Law: a batch is accepted only at exactly the expected offset; nothing between two accepted batches is ever guessed.
-Source: Alagappan et al., "Protocol-Aware Recovery" (FAST 2018), section 3; architecture section 6.
+Source: Alagappan et al., "Protocol-Aware Recovery" (FAST 2018), section 3.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@
 
 `calls` records every call that changes something, and `on_call` runs before each one takes effect: this gives the crash
 points. `fork` copies the disk, so that one run can be crashed at every point in many ways.
-Source: architecture section 11.
+Source: docs/storage.md section 10.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Fault model (never more than `storage.files.disk` allows; otherwise a failed tes
   rename is one operation. Synced names survive. A file whose name is lost is gone, synced or not.
 
 The module knows no paths, handles or refusals: `storage.testing.sim_disk` does.
-Source: Pillai et al. (OSDI 2014); architecture section 11.
+Source: Pillai et al. (OSDI 2014).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ Marks. A chunk whose next offset equals its high watermark already says that the
 can (at the binding), again a moment after the last chunk if no more came, and every few seconds while the route is idle.
 
 Laws: the offsets of a route never go back. A chunk never follows the end of its route. A route that is not ready costs nothing.
-Source: architecture section 5.
+Source: docs/clients.md.
 """
 
 from __future__ import annotations

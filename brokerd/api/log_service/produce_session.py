@@ -18,7 +18,7 @@ the client learns the exact position of the failure. Until then the route is *en
 
 Laws: a failed batch ends its route and nothing else. Batches of an ended route are dropped without an answer, because `RouteEnded`
 names the first of them. A receipt is never taken back. Every bound of memory is in `ProduceLimits` or in the wire limits.
-Source: architecture section 5.
+Source: docs/clients.md.
 """
 
 from __future__ import annotations
