@@ -84,7 +84,7 @@ class ReplicationService:
 
     def __init__(self, table: ServiceTable) -> None:
         self._leader: Leader | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
         table.add_stream(Method.REPLICATE, pb.ReplicateRequest, self._replicate, window_bytes=REQUEST_WINDOW_BYTES)
         table.add(Method.FETCH_RANGE, pb.FetchRangeRequest, self._fetch_range)
 
@@ -105,8 +105,8 @@ class ReplicationService:
     async def _replicate(self, opening: pb.ReplicateRequest, stream: Stream) -> None:
         task = asyncio.current_task()
         assert task is not None, "streams are served by tasks"
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
         try:
             await LeaderStream(self._attached(), stream, opening).run()
         except RefusedError as error:

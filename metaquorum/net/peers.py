@@ -80,7 +80,8 @@ class Peers:
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._links: dict[str, Link] = {}
-        self._all: set[Link] = set()
+        # A dictionary instead of a set keeps the order of the links, so that a simulated run can be repeated.
+        self._all: dict[Link, None] = {}
         self._who: dict[Link, Identity] = {}
         # Second connections on which this side has sent GOODBYE.
         self._leaving: set[Link] = set()
@@ -334,12 +335,12 @@ class Peers:
             on_over=lambda link, reason: self._lose(link, reason, is_dialler=is_dialler),
             limits=self._limits,
         )
-        self._all.add(link)
+        self._all[link] = None
         return link
 
     def _lose(self, link: Link, reason: str, *, is_dialler: bool) -> None:
         who = self._who.pop(link, None)
-        self._all.discard(link)
+        self._all.pop(link, None)
         self._leaving.discard(link)
         if not is_dialler:
             self._accepted_count -= 1

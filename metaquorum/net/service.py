@@ -100,7 +100,7 @@ class ServiceTable:
     def __init__(self) -> None:
         self._requests: dict[int, OnRequest] = {}
         self._streams: dict[int, tuple[OnStream, int]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
 
     def add(self, method: int, request_type: type[RequestT], answer: Callable[[RequestT, ServedCall], None]) -> None:
         """Register a function that answers a method. It calls `respond` or `fail`, at once or later.
@@ -219,8 +219,8 @@ class ServiceTable:
                 ErrorCode.OVERLOADED, f"{MAX_TASKS} requests are being answered", retry_after_ms=OVERLOADED_RETRY_MS
             )
         task = asyncio.get_running_loop().create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
         return task
 
 

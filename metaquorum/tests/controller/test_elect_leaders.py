@@ -102,7 +102,7 @@ def test_check_only_tells_and_changes_nothing(world: World) -> None:
     [
         ((), 1, (1, 2), "not in sync"),
         ((0,), 1, (0, 1, 2), "fenced or leaving"),
-        ((), None, (1, 2), "nobody leads"),
+        ((), None, (1, 2), "has no leader"),
     ],
 )
 def test_preferred_election_is_refused_with_the_reason(
