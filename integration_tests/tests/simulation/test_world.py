@@ -22,7 +22,7 @@ QUICKLY_FOUND = {
     "who follows the metadata is not told of an installed snapshot": "2",
     "a leader that others have replaced says where its partition ends": "11",
     "an append is acknowledged as flushed when its flush begins": "4",
-    "what was flushed before a truncation is told behind it": "1",
+    "what was flushed before a truncation is told behind it": "2",
     "a broker that lost its disk is trusted": "6",
     "sequences are forgotten at an unclean start": "4",
     "a producer's sequence is not looked at": "4",
@@ -33,7 +33,7 @@ QUICKLY_FOUND = {
     "an epoch that no node has reached is believed": "1",
     "a broker may have applied records that no leader has appended": "1",
     "the session of one stream of a follower counts for the next": "3",
-    "a channel that owes an answer is kept, and pings never end a connection": "1",
+    "a channel that owes an answer is kept, and pings never end a connection": "2",
 }
 """Mutants that a few seeds find, and the number of seeds to run."""
 

@@ -24,7 +24,7 @@ def test_there_are_examples() -> None:
 def test_examples_print_nothing_to_standard_error(bootstrap: str, admin: Admin, name: str) -> None:
     """Neither Lograft nor gRPC prints anything, not even at the end of the program."""
     topics = [each.topic for each in admin.list_topics()]
-    for topic, count in (("events", 1), ("orders", 6)):
+    for topic, count in (("events", 6), ("orders", 6)):
         if topic not in topics:
             admin.create_topic(topic, partition_count=count)
     program = dict(PROGRAMS)[name]
