@@ -747,9 +747,11 @@ class ReplicaManager:
             replica.resign(ResignReason.NO_ROOM)
 
     async def tend_space(self) -> None:
-        """Check the space of each directory, and write or remove its ballast as needed."""
+        """Check the space of each directory, and write or remove its ballast as needed; handle disk failures that threads met."""
         for directory in self._directories:
             if directory.failure is not None:
+                # Compaction, a repair or a deletion may have met it in a directory to which no client writes.
+                self.note_disk_failure(directory, directory.failure)
                 continue
             try:
                 await asyncio.to_thread(directory.space.tend, monotonic_ms())

@@ -89,6 +89,23 @@ async def test_failed_directory_ends_its_own_partitions_only(two: tuple[LoneBrok
     assert await lone.manager.delete_due() == 0
 
 
+async def test_disk_failure_that_another_thread_met_ends_the_service_too(two: tuple[LoneBroker, SimDisk]) -> None:
+    """Compaction, repair or a deletion met it, and no client writes there: the watch over free space notices."""
+    lone, second = two
+    lone.create_topic(partition_count=2)
+    replicas = [await lone.replica(partition) for partition in range(2)]
+    (hurt,) = names_in(second, "/more/partitions")
+    second.refuse("remove", "/more", Refusal.IO_ERROR)
+    with pytest.raises(DiskFailedError):
+        second.remove("/more/ballast")
+    assert replicas[hurt].is_leader
+    await lone.manager.tend_space()
+    assert not replicas[hurt].is_leader
+    assert replicas[hurt].refusal().code is ErrorCode.STORAGE_FAILED
+    assert replicas[1 - hurt].is_leader
+    assert not lone.manager.failed.done()
+
+
 async def test_failure_of_the_last_or_the_first_directory_ends_the_broker(two: tuple[LoneBroker, SimDisk]) -> None:
     """The first one holds the metadata too."""
     lone, _ = two
