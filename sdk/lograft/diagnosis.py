@@ -79,6 +79,15 @@ def _offline(topic: str, partition: PartitionDescription, active: Collection[int
     others = [node_id for node_id in partition.replicas if node_id not in complete]
     facts = [_holder(node_id, gone.get(node_id), node_id in active) for node_id in complete]
     facts += [f"broker {node_id} may lack records ({'active' if node_id in active else 'down'})" for node_id in others]
+    ready = [node_id for node_id in complete if node_id in active and node_id not in gone]
+    if ready:
+        return PartitionProblem(
+            topic=topic,
+            partition=partition.partition,
+            kind=ProblemKind.OFFLINE,
+            reason="; ".join(facts),
+            advice=f"wait: the controller elects {_brokers(ready[:1])}",
+        )
     elect = f"lograft partitions elect --unclean {topic}:{partition.partition}"
     if gone:
         way = "bring the log directory back and restart its broker"

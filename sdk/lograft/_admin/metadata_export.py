@@ -30,6 +30,7 @@ _KEYS: Final = {
     "topic": ("topic",),
     "partition": ("topic", "partition"),
     "config": ("resource", "name", "config"),
+    "flush_policy_switch": ("resource", "name"),
     "producer_ids": (),
 }
 """The fields that identify an entry of each type."""
@@ -120,7 +121,8 @@ def diff_exports(before: Sequence[Entry], after: Sequence[Entry]) -> list[Metada
     changes: list[MetadataChange] = []
     for key in sorted(old.keys() | new.keys(), key=lambda key: (key[0], *map(_sortable, key[1:]))):
         kind = str(key[0])
-        of_topic = key[1] if kind == "partition" else key[2] if key[:2] == ("config", "topic") else None
+        is_topic_config = kind in ("config", "flush_policy_switch") and key[1] == "topic"
+        of_topic = key[1] if kind == "partition" else key[2] if is_topic_config else None
         if of_topic in gone:
             continue
         was, now = old.get(key), new.get(key)

@@ -64,6 +64,23 @@ def test_differences_name_what_came_went_and_changed() -> None:
     assert diff_exports(read_export(after), read_export(after)) == []
 
 
+def test_switch_of_the_flush_policy_is_a_change_of_its_topic() -> None:
+    """A later switch changes the offset. Those of a deleted topic are left out, like its configs."""
+
+    def switch(topic: str, offset: int) -> dict[str, object]:
+        return {"type": "flush_policy_switch", "resource": "topic", "name": topic, "metadata_offset": offset}
+
+    topics = [{"type": "topic", "topic": name, "topic_id": name} for name in ("a", "b")]
+    before = made(*topics, switch("a", 5), switch("b", 6))
+    after = made(topics[0], switch("a", 9))
+    assert diff_exports(read_export(before), read_export(after)) == [
+        MetadataChange(
+            kind="flush_policy_switch", name="topic a", before={"metadata_offset": 5}, after={"metadata_offset": 9}
+        ),
+        MetadataChange(kind="topic", name="b", before={"topic_id": "b"}, after=None),
+    ]
+
+
 def test_export_that_is_cut_or_changed_is_refused() -> None:
     """The digest covers every line, including the last one."""
     lines = made(partition("a", 0, 1), partition("a", 1, 1))

@@ -51,6 +51,13 @@ def test_lost_directory_names_it_and_the_command_that_gives_up(others: tuple[int
     assert ("what the other replicas lack" if others else "everything that was in it") in found.advice
 
 
+def test_nothing_is_given_up_while_a_complete_replica_is_active() -> None:
+    """The controller elects it in a moment; an unclean election could only lose records."""
+    (found,) = problems(partition(None, (1,), eligible_leader_replicas=(2,)), 2, 3)
+    assert found.kind is ProblemKind.OFFLINE
+    assert found.advice == "wait: the controller elects broker 2"
+
+
 def test_brokers_that_are_down_are_to_be_started() -> None:
     """An in-sync or eligible replica on a broker that is down has everything."""
     (found,) = problems(partition(None, (1,), eligible_leader_replicas=(2,)), 3)
