@@ -396,11 +396,15 @@ def is_connection_loss(error: grpc.RpcError) -> bool:
 
 
 def is_unanswered(error: grpc.RpcError) -> bool:
-    """True when the time of a call was up and no Lograft server said so."""
+    """True when a call or a ping on its connection got no answer in time, and no Lograft server reported that."""
     if not isinstance(error, grpc.aio.AioRpcError):
         return False
     status = parse_rpc_error(error)
-    return status.code is None and status.grpc_code is grpc.StatusCode.DEADLINE_EXCEEDED
+    if status.code is not None:
+        return False
+    # After an unanswered ping gRPC may still put the next call on the connection, until a write under way there has ended.
+    is_ping_lost = status.grpc_code in _LOST and _PING_TIMEOUT in status.message
+    return status.grpc_code is grpc.StatusCode.DEADLINE_EXCEEDED or is_ping_lost
 
 
 def _is_lost(status: RemoteStatus) -> bool:
@@ -410,6 +414,9 @@ def _is_lost(status: RemoteStatus) -> bool:
     is_internal = status.grpc_code is grpc.StatusCode.INTERNAL
     return status.grpc_code in _LOST or (is_internal and any(text in status.message for text in _LOST_INTERNALLY))
 
+
+_PING_TIMEOUT: Final = "ping timeout"
+"""Text in which gRPC says that a connection did not answer a ping."""
 
 _LOST_INTERNALLY: Final = ("RST_STREAM", "Internal error from Core")
 """Texts of INTERNAL that mean a broken connection: a stream reset, and a write that was under way when it broke."""

@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 import pytest
 from lograft import Admin, Consumer, Producer, aio
-from lograft._transport import Purpose, Transport, is_connection_loss, to_error
+from lograft._transport import Purpose, Transport, is_connection_loss, is_unanswered, to_error
 from lograft.errors import InvalidSettingError, LograftError, NoBrokerError, ProtocolError
 
 
@@ -53,6 +53,28 @@ def test_what_would_fail_again_is_no_lost_connection(
     error = failed(code, details)
     assert not is_connection_loss(error)
     assert isinstance(to_error(error, "127.0.0.1:1"), kind)
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "is_owed"),
+    [
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded", True),
+        (grpc.StatusCode.UNAVAILABLE, "ping timeout", True),
+        # gRPC puts the next call on the same connection, where it fails too.
+        (
+            grpc.StatusCode.UNAVAILABLE,
+            "Stream removed (Delayed close due to in-progress write (ping timeout))",
+            True,
+        ),
+        # The channel's own pauses between connection attempts are wanted here.
+        (grpc.StatusCode.UNAVAILABLE, "Socket closed", False),
+    ],
+)
+def test_connection_that_owes_an_answer_gets_no_further_call(
+    code: grpc.StatusCode, details: str, is_owed: bool
+) -> None:
+    """The next call goes over a new channel after a lost answer or a lost ping, and only then."""
+    assert is_unanswered(failed(code, details)) is is_owed
 
 
 ADDRESS = "127.0.0.1:1"
