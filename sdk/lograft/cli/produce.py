@@ -17,6 +17,7 @@ from lograft.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, ClusterId, Json, p
 from lograft.cli.output import print_error, print_json
 from lograft.errors import DeliveryError, UsageError
 from lograft.producer import Producer
+from lograft.settings import PRODUCER_DEFAULTS
 from lograft.types import BatchReceipt
 
 
@@ -59,7 +60,13 @@ def produce(
     acks: Annotated[str, typer.Option("--acks", help='"all", "leader" or "none".')] = "all",
     codec: Annotated[str, typer.Option("--codec", help='"none" or "zstd".')] = "none",
     timeout_ms: Annotated[
-        int, typer.Option("--timeout-ms", min=1, max=86_400_000, help="Milliseconds for the delivery of a record.")
+        int,
+        typer.Option(
+            "--timeout-ms",
+            min=PRODUCER_DEFAULTS.linger_ms,
+            max=86_400_000,
+            help="Milliseconds for the delivery of a record.",
+        ),
     ] = 30_000,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     cluster_id: ClusterId = None,
@@ -70,6 +77,8 @@ def produce(
         raise typer.BadParameter("give --value or --file, not both", param_hint="--value")
     if file is not None and str(file) != "-" and not file.is_file():
         raise typer.BadParameter(f"{file} is no file", param_hint="--file")
+    if value is not None and key_separator is not None:
+        raise typer.BadParameter("splits lines; with --value give the key with --key", param_hint="--key-separator")
     separator = None if key_separator is None else unescape(key_separator, "--key-separator")
     if separator == b"":
         raise typer.BadParameter("is empty", param_hint="--key-separator")

@@ -288,6 +288,8 @@ def test_quorum_describe_shows_lag_and_directories_and_changes_are_refused(run: 
         ["produce", "t", "--value", "v", "--codec", "gzip"],
         ["produce", "t", "--value", "v", "--file", __file__],
         ["produce", "t", "--key-separator", ""],
+        ["produce", "t", "--value", "v", "--key-separator", ":"],
+        ["produce", "t", "--value", "v", "--timeout-ms", "4"],
         ["produce", "t", "--file", "/no/such/file"],
         ["consume", "t", "--offset", "1", "--from-beginning"],
         ["consume", "t", "--timestamp", "yesterday"],
