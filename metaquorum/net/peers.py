@@ -365,9 +365,8 @@ class Peers:
                 continue
             if link in used or who is None or who.address not in self._links:
                 continue
-            # Only the smaller node id decides. Otherwise each side might leave the connection that the other one uses. Calls that
-            # cross
-            # the GOODBYE are still served; a later sweep closes the connection when no call is open.
+            # Only the smaller node id decides. Otherwise each side might leave the connection that the other one uses. Calls
+            # that cross the GOODBYE are still served; a later sweep closes the connection when no call is open.
             if self._identity.node_id < who.node_id:
                 self._leaving.add(link)
                 link.leave(b"")

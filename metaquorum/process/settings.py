@@ -197,7 +197,10 @@ class QuorumServerSettings:
             )
         check_metrics_listen(self.metrics_listen, insecure_plaintext=self.insecure_plaintext)
         if self.advertise is None and self.listen.is_wildcard:
-            raise SettingsError(f"{self.listen} stands for all addresses: say with --advertise which one peers use")
+            raise SettingsError(
+                f"{self.listen} stands for all addresses: name the one that peers use "
+                "with --advertise (brokerd run: --quorum-advertise)"
+            )
         if self.advertise is not None and (self.advertise.is_wildcard or self.advertise.port == 0):
             raise SettingsError(f"no client can connect to {self.advertise}: advertise a real address and port")
         if min(self.snapshots.kept, self.snapshots.log_bytes, self.snapshots.interval_ms) < 1:
