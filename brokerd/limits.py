@@ -70,7 +70,7 @@ DEFAULT_INFLATE_BYTES_MIN: Final = 64 * 1024 * 1024
 DEFAULT_BUDGET_BYTES_MAX: Final = 256 * 1024 * 1024
 """Upper bound, in bytes, of either default budget."""
 
-MAX_CREDIT_BYTES: Final = 1 << 40
+MAX_FETCH_CREDIT_BYTES: Final = 1 << 40
 """Maximum unspent credit of one fetch stream, in bytes; more is an invalid request."""
 
 FETCH_MARK_INTERVAL_MS: Final = 3_000

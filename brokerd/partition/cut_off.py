@@ -3,8 +3,8 @@
 
 Theory of operation. A leader that reaches the controller but not its followers keeps the leadership, because the
 controller trusts it. Once its followers have left the in-sync replicas, it can commit nothing. For the controller the
-followers are alive and eligible, and they may reach each other. A leader is *deserted* (isolated) when too few
-followers have a subscription and one without a subscription could lead. If it is deserted for `RESIGN_AFTER_MS` and too
+followers are alive and eligible, and they may reach each other. A leader is *isolated* when too few
+followers have a subscription and one without a subscription could lead. If it is isolated for `RESIGN_AFTER_MS` and too
 few replicas are in sync, it resigns, and again every `RESIGN_RETRY_MS` while that holds.
 
 Laws
@@ -25,7 +25,7 @@ class CutOff:
     """The state of the isolation check, for one leadership.
 
     Attributes:
-        since_ms: time since which the leader is deserted; None: it is not.
+        since_ms: time since which the leader is isolated; None: it is not.
         had_company: True once enough followers had a subscription.
     """
 
@@ -36,9 +36,9 @@ class CutOff:
         self.had_company = False
         self._retry_after_ms = 0
 
-    def note(self, *, is_deserted: bool, now_ms: int) -> None:
-        """Note whether the leader is deserted."""
-        if not is_deserted:
+    def note(self, *, is_isolated: bool, now_ms: int) -> None:
+        """Note whether the leader is isolated."""
+        if not is_isolated:
             self.since_ms = None
         elif self.since_ms is None:
             self.since_ms = now_ms

@@ -280,7 +280,7 @@ class Leadership:
         is_short = company < self.isr.needed
         if not is_short:
             self._cut_off.had_company = True
-        self._cut_off.note(is_deserted=is_short and is_heir_away, now_ms=now_ms)
+        self._cut_off.note(is_isolated=is_short and is_heir_away, now_ms=now_ms)
 
     def _follow_replicas(self, now_ms: int) -> None:
         """Begin to follow the progress of new replicas; in-sync ones have the whole lag time to show it."""

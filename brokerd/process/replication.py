@@ -67,7 +67,7 @@ class Replication:
             broker_epoch=broker_epoch,
         )
         self.peers = ReplicaPeers(
-            links=self._fetchers,
+            leader_streams=self._fetchers,
             requests=self._requests,
             repairs=self.repairs,
         )

@@ -100,7 +100,7 @@ from brokerd.replica.refusals import (
     too_few_failure,
 )
 from brokerd.replica.replica_peers import ReplicaPeers
-from brokerd.replica.replication_border import FollowerRead, FollowerRequest, FollowerRoute, LeaderLinks
+from brokerd.replica.replication_border import FollowerRead, FollowerRequest, FollowerRoute, LeaderStreams
 from brokerd.replica.role_log import RoleLog
 from metaquorum.metadata.topic_configs import TopicSettings
 from storage.directory.directories import LogDirectory
@@ -558,7 +558,7 @@ class Replica:
             case FlushLog():
                 self._begin_flush()
             case SendAck():
-                self._links.send_ack(self, effect, leader_id=self._leader_id)
+                self._leader_streams.send_ack(self, effect, leader_id=self._leader_id)
             case FailAck():
                 callback = self._ack_callbacks.pop(effect.token, None)
                 if callback is not None:
@@ -580,9 +580,9 @@ class Replica:
                 self._advance_log_start(effect.log_start_offset)
             case Subscribe():
                 self._leader_id = effect.leader_id
-                self._links.subscribe(self, effect)
+                self._leader_streams.subscribe(self, effect)
             case Unsubscribe():
-                self._links.unsubscribe(self, leader_id=effect.leader_id, session=effect.session)
+                self._leader_streams.unsubscribe(self, leader_id=effect.leader_id, session=effect.session)
             case TruncateLog() | RestartLog():
                 self._begin_truncation(effect)
             case AppendBatches():
@@ -734,8 +734,8 @@ class Replica:
     # The leader of this follower, for the stream to it (`FollowingReplica`).
 
     @property
-    def _links(self) -> LeaderLinks:
-        return self._peers.links
+    def _leader_streams(self) -> LeaderStreams:
+        return self._peers.leader_streams
 
     def on_subscription_accepted(self, session: int, *, high_watermark: int, log_start_offset: int) -> None:
         """Note that the log is a prefix of the leader's."""
@@ -811,7 +811,7 @@ class Replica:
             self._give_up_subscription(session, problem)
 
     def _give_up_subscription(self, session: int, error: SubscriptionError) -> None:
-        self._links.unsubscribe(self, leader_id=self._leader_id, session=session)
+        self._leader_streams.unsubscribe(self, leader_id=self._leader_id, session=session)
         self.take_event(SubscriptionEnded(session=session, error=error))
 
     # ------------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from brokerd.controller_client.partition_requests import PartitionRequests
-from brokerd.replica.replication_border import LeaderLinks, RepairPeers
+from brokerd.replica.replication_border import LeaderStreams, RepairPeers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,11 +14,11 @@ class ReplicaPeers:
     """The other brokers and the controller, for the replicas of one broker.
 
     Attributes:
-        links: streams to the leaders on other brokers.
+        leader_streams: streams to the leaders on other brokers.
         requests: requests to the controller.
         repairs: requests for damaged ranges; None: no damage is repaired.
     """
 
-    links: LeaderLinks
+    leader_streams: LeaderStreams
     requests: PartitionRequests
     repairs: RepairPeers | None = None

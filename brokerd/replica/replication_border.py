@@ -2,7 +2,7 @@
 """The interface between a replica and `brokerd.replication`, whose streams are a layer above the replicas. Types only.
 
 A leading replica tells each subscription of a follower, a `FollowerRoute`, what to send. A following replica speaks to
-its leader through `LeaderLinks`, and the stream to the leader sees it as a `FollowingReplica`. A repair asks the other
+its leader through `LeaderStreams`, and the stream to the leader sees it as a `FollowingReplica`. A repair asks the other
 replicas through `RepairPeers`.
 Source: docs/replication.md sections "The leader", "The follower", "The stream" and "Damage".
 """
@@ -144,7 +144,7 @@ class FollowingReplica(Protocol):
         ...
 
 
-class LeaderLinks(Protocol):
+class LeaderStreams(Protocol):
     """The streams to the leading brokers. No call may block; what cannot be sent now waits there."""
 
     def subscribe(self, replica: FollowingReplica, request: Subscribe) -> None:

@@ -81,7 +81,7 @@ class FollowerIdentity:
 
 
 class ReplicaFetchers:
-    """The streams to all leaders. The replicas use it as their `LeaderLinks`."""
+    """The streams to all leaders. The replicas use it as their `LeaderStreams`."""
 
     def __init__(self, identity: FollowerIdentity) -> None:
         self._identity = identity

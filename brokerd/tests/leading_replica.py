@@ -105,7 +105,7 @@ class LeadingReplica:
                 on_disk_failed=lambda directory, error: None,
                 on_no_room=lambda directory: None,
                 roles=RoleLog(),
-                peers=ReplicaPeers(links=self, requests=self),
+                peers=ReplicaPeers(leader_streams=self, requests=self),
             ),
         )
         self._news = self.replica.news = asyncio.Event()

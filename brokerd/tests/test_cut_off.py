@@ -30,7 +30,7 @@ def wait(replica: Replica, after_ms: int = RESIGN_AFTER_MS) -> list[Effect]:
     return replica.step(Tick(), after_ms=after_ms)
 
 
-def deserted(*, end: int = 0) -> Replica:
+def isolated(*, end: int = 0) -> Replica:
     """Return a leader without subscriptions, whose followers were in sync and are alive for the controller."""
     replica = leader(end=end)
     if end:
@@ -42,7 +42,7 @@ def deserted(*, end: int = 0) -> Replica:
 
 def test_leader_that_is_cut_off_asks_for_another_one() -> None:
     """It resigns after the time, with its leader epoch. The timer is set for that, and again for the next attempt."""
-    replica = deserted()
+    replica = isolated()
     assert replica.core.deadline_ms() == replica.now_ms + RESIGN_AFTER_MS
     assert wait(replica, RESIGN_AFTER_MS - 1) == []
     assert wait(replica, 1) == [RESIGNS]
@@ -90,7 +90,7 @@ def test_one_follower_is_not_enough_company_where_three_must_be_in_sync() -> Non
 
 def test_follower_that_comes_back_ends_the_time() -> None:
     """Between two attempts followers pause for less than that time."""
-    replica = deserted(end=4)
+    replica = isolated(end=4)
     wait(replica, RESIGN_AFTER_MS - 1)
     replica.subscribe(2, session=2)
     replica.step(FollowerLost(node_id=2, broker_epoch=20, session=2))
@@ -192,7 +192,7 @@ def test_leader_asks_when_its_proposal_is_decided() -> None:
 
 def test_leadership_that_ends_asks_no_more() -> None:
     """The metadata answers."""
-    replica = deserted()
+    replica = isolated()
     wait(replica)
     replica.step(changed(image(isr=(2,), leader_id=2, leader_epoch=6, partition_epoch=9, elr=(1, 3))))
     assert RESIGNS not in wait(replica, RESIGN_RETRY_MS)

@@ -275,14 +275,14 @@ class CompactionPass:
         self, header: BatchHeader, batch: BytesLike, rule: TombstoneRule
     ) -> BytesLike | EncodedBatch | None:
         """Return what is left of the end of a transaction; None: nothing."""
-        fate = self._ends.decide(header, rule)
-        if not fate.stays:
+        end = self._ends.decide(header, rule)
+        if not end.stays:
             return None
-        if fate.due_ms is not None:
-            self._note_horizon(fate.due_ms)
+        if end.due_ms is not None:
+            self._note_horizon(end.due_ms)
         everything = bytearray(b"\1") * header.record_count
         payload = open_payload(batch, header)
-        rewritten = rewrite_batch(header, payload, everything, delete_horizon_ms=fate.delete_horizon_ms)
+        rewritten = rewrite_batch(header, payload, everything, delete_horizon_ms=end.delete_horizon_ms)
         return batch if rewritten is None else rewritten
 
     def _note_horizon(self, horizon_ms: int) -> None:

@@ -29,7 +29,7 @@ from lograft.wire.limits import MAX_TIMESTAMP_MS
 from .survivors import TombstoneRule
 
 
-class EndFate(NamedTuple):
+class EndDecision(NamedTuple):
     """The decision on the end of a transaction.
 
     Attributes:
@@ -69,21 +69,21 @@ class TransactionEnds:
         if header.is_transactional:
             self._left.add(header.producer_id)
 
-    def decide(self, header: BatchHeader, rule: TombstoneRule) -> EndFate:
+    def decide(self, header: BatchHeader, rule: TombstoneRule) -> EndDecision:
         """Decide on the end of a transaction."""
         producer_id, horizon_ms = header.producer_id, header.delete_horizon_ms
         if producer_id in self._left:
             self._left.discard(producer_id)
-            return EndFate(True, horizon_ms, None)
+            return EndDecision(True, horizon_ms, None)
         if header.next_offset > rule.end_offset:
-            return EndFate(True, horizon_ms, None)
+            return EndDecision(True, horizon_ms, None)
         if horizon_ms is None:
             horizon_ms = min(rule.now_ms + rule.retention_ms, MAX_TIMESTAMP_MS)
-            return EndFate(True, horizon_ms, horizon_ms)
+            return EndDecision(True, horizon_ms, horizon_ms)
         if rule.now_ms < horizon_ms:
-            return EndFate(True, horizon_ms, horizon_ms)
+            return EndDecision(True, horizon_ms, horizon_ms)
         is_memory = producer_id in self._known_producers and self._newest.get(producer_id, -1) <= header.base_offset
-        return EndFate(True, horizon_ms, None) if is_memory else EndFate(False, None, None)
+        return EndDecision(True, horizon_ms, None) if is_memory else EndDecision(False, None, None)
 
 
 def is_end(header: BatchHeader) -> bool:

@@ -38,7 +38,7 @@ from brokerd.limits import (
     DEFAULT_CHUNK_BYTES,
     FETCH_MARK_INTERVAL_MS,
     MAX_CHUNK_BYTES,
-    MAX_CREDIT_BYTES,
+    MAX_FETCH_CREDIT_BYTES,
     MAX_ROUTES_PER_STREAM,
     MAX_STREAM_OUTBOX_ITEMS,
     UNCOUNTED_CHUNK_BYTES,
@@ -50,7 +50,7 @@ from storage.types import LogRead
 LIMITS: Final = FetchLimits(
     max_routes=MAX_ROUTES_PER_STREAM,
     max_outbox_answers=MAX_STREAM_OUTBOX_ITEMS,
-    max_credit_bytes=MAX_CREDIT_BYTES,
+    max_credit_bytes=MAX_FETCH_CREDIT_BYTES,
     default_chunk_bytes=DEFAULT_CHUNK_BYTES,
     max_chunk_bytes=MAX_CHUNK_BYTES,
     mark_interval_ms=FETCH_MARK_INTERVAL_MS,

@@ -148,7 +148,7 @@ class BrokerOfThree:
             own=OwnBroker(1, bytes(15) + bytes([1])),
             observer=self.observer,
             peers=ReplicaPeers(
-                links=self.said,
+                leader_streams=self.said,
                 requests=self.said,
                 repairs=repairs,
             ),

@@ -165,11 +165,11 @@ class Sender:
 
     def _settle_all(self) -> None:
         while self._resolved:
-            fate = self._resolved.popleft()
-            if isinstance(fate, SealedBatch):
-                self._deliveries.release(fate)
+            resolved = self._resolved.popleft()
+            if isinstance(resolved, SealedBatch):
+                self._deliveries.release(resolved)
             else:
-                self._deliveries.note_result(fate)
+                self._deliveries.note_result(resolved)
         self._on_progress()
 
     def _on_metadata(self) -> None:

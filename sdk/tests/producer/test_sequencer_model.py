@@ -155,8 +155,8 @@ class SequencerMachine(RuleBasedStateMachine):
         """No batch is forgotten."""
         here = [batch.ordinal for batch in (*self.sequencer.in_flight, *self.sequencer.queue)]
         assert here == sorted(here)
-        fates = set(self.acknowledged) | self.failed_for_sure | self.failed_unknown
-        assert sorted([*here, *fates]) == self.submitted
+        resolved = set(self.acknowledged) | self.failed_for_sure | self.failed_unknown
+        assert sorted([*here, *resolved]) == self.submitted
 
 
 SequencerMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)

@@ -13,7 +13,7 @@ from lograft.wire.limits import MAX_TIMESTAMP_MS
 
 from storage.compaction.owner import LogCompaction
 from storage.compaction.survivors import TombstoneRule
-from storage.compaction.transaction_ends import EndFate, TransactionEnds, is_end
+from storage.compaction.transaction_ends import EndDecision, TransactionEnds, is_end
 from storage.errors import DataLossError
 from storage.testing.builders import open_log, read_all
 from storage.testing.sim_disk import Crash, SimDisk
@@ -50,41 +50,41 @@ def test_an_end_waits_for_its_records() -> None:
     ends = TransactionEnds(frozenset())
     ends.note_left(header_of(TRANSACTIONAL_BIT, 1))
     ends.note_left(header_of(0, 2, producer_id=2))
-    assert ends.decide(end_at(3, producer_id=2), RULE) == EndFate(True, 1_500, 1_500)
-    assert ends.decide(end_at(4), RULE) == EndFate(True, None, None)
-    assert ends.decide(end_at(5), RULE) == EndFate(True, 1_500, 1_500)
+    assert ends.decide(end_at(3, producer_id=2), RULE) == EndDecision(True, 1_500, 1_500)
+    assert ends.decide(end_at(4), RULE) == EndDecision(True, None, None)
+    assert ends.decide(end_at(5), RULE) == EndDecision(True, 1_500, 1_500)
 
 
 def test_an_end_gets_a_horizon_waits_and_goes() -> None:
     """The first decision without records sets the horizon; at the horizon the end is removed. An infinite time is a timestamp."""
-    assert UNKNOWN.decide(end_at(4), RULE) == EndFate(True, 1_500, 1_500)
+    assert UNKNOWN.decide(end_at(4), RULE) == EndDecision(True, 1_500, 1_500)
     assert UNKNOWN.decide(end_at(4), replace(RULE, retention_ms=2**62)).delete_horizon_ms == MAX_TIMESTAMP_MS
     marked = end_at(4, horizon_ms=1_500)
-    assert UNKNOWN.decide(marked, replace(RULE, now_ms=1_499)) == EndFate(True, 1_500, 1_500)
-    assert UNKNOWN.decide(marked, LATE) == EndFate(False, None, None)
+    assert UNKNOWN.decide(marked, replace(RULE, now_ms=1_499)) == EndDecision(True, 1_500, 1_500)
+    assert UNKNOWN.decide(marked, LATE) == EndDecision(False, None, None)
 
 
 def test_where_records_may_be_left_an_end_stays() -> None:
     """Beyond the end of the cleaned part it gets no horizon, and is not removed after its horizon either."""
-    assert UNKNOWN.decide(end_at(99), RULE) == EndFate(True, 1_500, 1_500)
-    assert UNKNOWN.decide(end_at(100), RULE) == EndFate(True, None, None)
-    assert UNKNOWN.decide(end_at(100, horizon_ms=1), RULE) == EndFate(True, 1, None)
+    assert UNKNOWN.decide(end_at(99), RULE) == EndDecision(True, 1_500, 1_500)
+    assert UNKNOWN.decide(end_at(100), RULE) == EndDecision(True, None, None)
+    assert UNKNOWN.decide(end_at(100, horizon_ms=1), RULE) == EndDecision(True, 1, None)
 
 
 def test_the_newest_end_of_a_known_producer_stays() -> None:
     """So does an end that may be the newest one; neither makes a log due."""
     ends = TransactionEnds(frozenset({1}))
     marked = end_at(4, horizon_ms=1_500)
-    assert ends.decide(marked, LATE) == EndFate(True, 1_500, None)
+    assert ends.decide(marked, LATE) == EndDecision(True, 1_500, None)
     ends.note_end(marked)
-    assert ends.decide(marked, LATE) == EndFate(True, 1_500, None)
+    assert ends.decide(marked, LATE) == EndDecision(True, 1_500, None)
     ends.note_end(end_at(9))
     ends.note_end(header_of(TRANSACTIONAL_BIT, 10))
     ends.note_end(end_at(11, producer_id=2))
     ends.note_end(end_at(2))
-    assert ends.decide(marked, LATE) == EndFate(False, None, None)
-    assert ends.decide(end_at(9, horizon_ms=1_500), LATE) == EndFate(True, 1_500, None)
-    assert ends.decide(end_at(11, producer_id=2, horizon_ms=1_500), LATE) == EndFate(False, None, None)
+    assert ends.decide(marked, LATE) == EndDecision(False, None, None)
+    assert ends.decide(end_at(9, horizon_ms=1_500), LATE) == EndDecision(True, 1_500, None)
+    assert ends.decide(end_at(11, producer_id=2, horizon_ms=1_500), LATE) == EndDecision(False, None, None)
 
 
 def test_behind_damage_no_end_gets_its_time() -> None:
