@@ -235,7 +235,8 @@ OFFLINE_RETRY_MAX_MS: Final = 5_000
 """Maximum milliseconds between two reports of an offline replica that other brokers still count on."""
 
 SUBSCRIBE_RETRY_MIN_MS: Final = 50
-"""Milliseconds after a refusal until a follower subscribes again; doubles each time. A broken stream is no refusal."""
+"""Milliseconds after a refusal until a follower subscribes again; doubles each time. A broken stream is no refusal. After a write that
+failed it is `SUBSCRIBE_RETRY_MAX_MS` at once."""
 
 SUBSCRIBE_RETRY_MAX_MS: Final = 1_000
 """Maximum milliseconds between two subscriptions of a follower."""

@@ -158,6 +158,9 @@ class Following:
             return [RestartLog(start_offset=start_offset)]
         if event.error is SubscriptionError.STREAM_LOST:
             return self.subscribe()
+        if event.error is SubscriptionError.STORAGE_FAILED:
+            # The leader accepts this log each time, and a full disk refuses the first batch: the pause would not grow.
+            self._retry_ms = SUBSCRIBE_RETRY_MAX_MS
         self._wait(now_ms)
         return []
 

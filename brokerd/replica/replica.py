@@ -203,6 +203,7 @@ class Replica:
         "_is_clean",
         "_is_closed",
         "_is_flushing",
+        "_is_unstored",
         "_leader_id",
         "_log",
         "_log_start_step",
@@ -261,6 +262,8 @@ class Replica:
         self._log_start_task: asyncio.Task[None] | None = None
         self._unlocked: asyncio.Event | None = None
         self._truncation: asyncio.Task[None] | None = None
+        # True while the last append from the leader failed, which is logged once.
+        self._is_unstored = False
         self._follower_routes: FollowerRoutes | None = None
         self._follower_listeners: ReplicaListeners | None = None
         # What the readers of a follower were last told.
@@ -803,8 +806,17 @@ class Replica:
             self._fail(error)
             return
         except StorageError as error:
-            logger.error("batches of the leader not stored: partition=%s offset=%d: %s", self, old_end_offset, error)
+            if not self._is_unstored:
+                logger.error(
+                    "batches of the leader not stored: partition=%s offset=%d: %s; it tries again each second, and says so once",
+                    self,
+                    old_end_offset,
+                    error,
+                )
+            self._is_unstored = True
             problem = SubscriptionError.STORAGE_FAILED
+        else:
+            self._is_unstored = False
         if log.log_end_offset > old_end_offset:
             self.take_event(BatchAppended(log_end_offset=log.log_end_offset))
         if problem is not None:

@@ -231,6 +231,16 @@ def test_refused_follower_asks_again_after_a_back_off_that_doubles() -> None:
     assert replica.core.deadline_ms() == replica.now_ms + SUBSCRIBE_RETRY_MIN_MS
 
 
+def test_follower_whose_disk_is_full_asks_again_after_the_longest_pause() -> None:
+    """The leader accepts it each time, and each time the first batch finds no room: it would be sent 20 times a second."""
+    replica = following()
+    for session in range(1, 4):
+        replica.step(SubscriptionEnded(session=session, error=SubscriptionError.STORAGE_FAILED))
+        assert replica.core.deadline_ms() == replica.now_ms + SUBSCRIBE_RETRY_MAX_MS
+        assert replica.step(Tick(), after_ms=SUBSCRIBE_RETRY_MAX_MS) == [subscribe(session + 1)]
+        replica.step(SubscriptionAccepted(session=session + 1, high_watermark=6, log_start_offset=0))
+
+
 @pytest.mark.parametrize(
     ("base", "epoch"), [(9, 5), (7, 5), (8, 6), (8, 3)], ids=["gap", "overlap", "newer than the leader", "older"]
 )

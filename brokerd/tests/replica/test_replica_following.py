@@ -79,6 +79,21 @@ async def test_full_disk_ends_the_subscription_until_there_is_room(three: Broker
     assert replica.log_end_offset == 1
 
 
+async def test_full_disk_is_logged_once(three: BrokerOfThree, caplog: pytest.LogCaptureFixture) -> None:
+    """A broker with thousands of partitions would write as many lines a second. The next failure after a success is logged again."""
+    replica = await followed(three)
+    for count, expected in ((3, 1), (1, 2)):
+        for _ in range(count):
+            three.disk.refuse("append", ".log", Refusal.FULL)
+            session = three.said.session
+            send(three, stamped(replica.log_end_offset, 0), base_offset=replica.log_end_offset)
+            await three.said.wait(lambda before=session: three.said.session > before)
+            accept(three)
+        send(three, stamped(replica.log_end_offset, 0), base_offset=replica.log_end_offset)
+        assert len([line for line in caplog.messages if "not stored" in line]) == expected
+    assert replica.log_end_offset == 2
+
+
 async def test_log_is_cut_where_the_leader_says_and_the_leader_is_asked_again(three: BrokerOfThree) -> None:
     """The truncation waits for the disk. Then the next subscription has the new log end."""
     replica = await followed(three)
