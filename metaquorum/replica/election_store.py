@@ -24,6 +24,8 @@ Source: KIP-595 "Quorum state"; CTRL (FAST'18) for the two copies; ALICE for the
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import partial
 
 from metaquorum.raft.election import EPOCHS_USED_UP
 from metaquorum.raft.types import (
@@ -35,6 +37,7 @@ from metaquorum.raft.types import (
     ReplicaKey,
 )
 from metaquorum.replica.checked_json import decode_checked, encode_checked
+from metaquorum.replica.room import no_room, write_with_room
 from storage.errors import FileMissingError
 from storage.files.checkpoints import replace_file
 from storage.files.disk import Disk
@@ -55,12 +58,20 @@ class VoteFileLostError(Exception):
 
 
 class ElectionStore:
-    """Reads and writes the vote file. Calls block, and only one thread may call at a time."""
+    """Reads and writes the vote file. Calls block, and only one thread may call at a time.
 
-    def __init__(self, disk: Disk, directory: str, key: ReplicaKey) -> None:
+    Args:
+        disk: the disk.
+        directory: the metadata directory.
+        key: whose file it is.
+        make_room: makes room on a full disk for the file (`metaquorum.replica.room`).
+    """
+
+    def __init__(self, disk: Disk, directory: str, key: ReplicaKey, *, make_room: Callable[[], bool] = no_room) -> None:
         self._disk = disk
         self._paths = (f"{directory}/{FILE_NAME}", f"{directory}/{COPY_NAME}")
         self._key = key
+        self._make_room = make_room
         self._sequence = 0
 
     def create(self) -> None:
@@ -126,7 +137,7 @@ class ElectionStore:
             }
         )
         for path in self._paths:
-            replace_file(self._disk, path, content)
+            write_with_room(partial(replace_file, self._disk, path, content), self._make_room)
 
     def _read(self, path: str) -> tuple[int, ElectionState] | None:
         try:

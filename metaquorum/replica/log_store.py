@@ -25,6 +25,7 @@ from metaquorum.raft.types import LOG_BEGIN, Offset, QuorumEpoch, SnapshotId
 from metaquorum.raft.voters import VoterSet
 from metaquorum.raft_codec.control_codec import decode_control_batch, encode_control_record
 from metaquorum.replica.gathered import GatheredProposals
+from metaquorum.replica.room import no_room, write_with_room
 from storage.errors import DataLossError
 from storage.files.disk import Disk
 from storage.files.names import LOG_SUFFIX
@@ -79,10 +80,12 @@ class LogOptions:
     Attributes:
         segment_bytes: size of a segment.
         clock: milliseconds since 1970; stamped into batches and files, never used for a decision.
+        make_room: makes room on a full disk for an append (`metaquorum.replica.room`).
     """
 
     segment_bytes: int = SEGMENT_BYTES
     clock: Callable[[], int] = field(default_factory=lambda: wall_clock_ms)
+    make_room: Callable[[], bool] = no_room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,8 +299,11 @@ class LogStore:
         """Append an encoded batch at the offset that the core assigned."""
         self._write_gathered()
         header = read_header(batch)
-        appended = self._log.append_as_leader(
-            memoryview(batch), header, leader_epoch=effect.quorum_epoch, now_ms=self._options.clock()
+        appended = write_with_room(
+            lambda: self._log.append_as_leader(
+                memoryview(batch), header, leader_epoch=effect.quorum_epoch, now_ms=self._options.clock()
+            ),
+            self._options.make_room,
         )
         assert (appended.base_offset, appended.next_offset) == (effect.base_offset, effect.next_offset), (
             f"appended at {appended}, the core meant {effect}"
@@ -306,7 +312,13 @@ class LogStore:
     def append_as_follower(self, effect: AppendAsFollower) -> None:
         """Append fetched batches unchanged."""
         self._write_gathered()
-        self._log.append_as_follower(effect.batches.data, now_ms=self._options.clock())
+        # An append that meets a full disk may have stored the first batches.
+        write_with_room(
+            lambda: self._log.append_as_follower(
+                _batches_from(effect.batches.data, self._log.log_end_offset), now_ms=self._options.clock()
+            ),
+            self._options.make_room,
+        )
         spans = effect.batches.spans
         end_offset = spans[-1].next_offset
         self._remember(spans[0].base_offset, end_offset, effect.batches.data)
@@ -436,3 +448,11 @@ def _decode(batch: memoryview) -> CommittedBatch:
         is_control=header.is_control,
         size_bytes=header.size_bytes,
     )
+
+
+def _batches_from(batches: bytes, offset: int) -> memoryview:
+    """Return the batches without those that end at or below the offset."""
+    rest = memoryview(batches)
+    while rest and (header := read_header(rest)).next_offset <= offset:
+        rest = rest[header.size_bytes :]
+    return rest

@@ -32,7 +32,7 @@ from metaquorum.replica.driver import Answer, Driver, StoppedError
 from metaquorum.replica.election_store import ElectionStore
 from metaquorum.replica.first_start import probe_response, read_initial_voters
 from metaquorum.replica.gathered import gathered_size
-from metaquorum.replica.log_store import LogBase, LogStore, encode_records
+from metaquorum.replica.log_store import LogBase, LogOptions, LogStore, encode_records
 from metaquorum.replica.operator_requests import OperatorRequests
 from metaquorum.replica.quorum_metrics import LoopClock, QuorumSample, take_sample
 from metaquorum.replica.quorum_settings import QuorumSettings, QuorumTimers, SnapshotSettings, raft_config
@@ -145,10 +145,16 @@ class QuorumNode:
         assert self._driver is None, "a node starts once"
         settings, disk = self._settings, self._data_directory.disk
         metadata = self._data_directory.metadata_path
-        elections = ElectionStore(disk, metadata, self._key)
+        make_room = self._data_directory.release_ballast
+        elections = ElectionStore(disk, metadata, self._key, make_room=make_room)
         election = elections.load()
         initial_voters = read_initial_voters(disk, metadata)
-        log = LogStore.open(disk, self._data_directory.metadata_log_path, _log_base(self._metadata))
+        log = LogStore.open(
+            disk,
+            self._data_directory.metadata_log_path,
+            _log_base(self._metadata),
+            options=LogOptions(make_room=make_room),
+        )
         self._log = log
         self._raft = RaftNode(
             identity=Identity(

@@ -38,9 +38,10 @@ from storage.errors import (
     WrongClusterError,
     WrongNodeError,
 )
-from storage.files.checkpoints import replace_file
+from storage.files.checkpoints import remove_if_exists, replace_file
 from storage.files.disk import Disk, FileLock
 from storage.files.names import (
+    BALLAST_FILE,
     IMAGE_DIRECTORY,
     LOCK_FILE,
     META_FILE,
@@ -84,6 +85,16 @@ class DataDirectory:
         self._path = path
         self._meta = meta
         self._lock = lock
+
+    def release_ballast(self) -> bool:
+        """Remove the ballast for a small write that cannot wait for the watch over free space; True if it existed. Blocks.
+
+        The watch notices it when it next tends the ballast (`SpaceGuard`).
+
+        Raises:
+            DiskFailedError, DiskAccessError: the disk.
+        """
+        return remove_if_exists(self._disk, f"{self._path}/{BALLAST_FILE}")
 
     @classmethod
     def create(

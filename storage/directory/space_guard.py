@@ -146,6 +146,9 @@ class SpaceGuard:
         Raises:
             DiskFailedError, DiskAccessError: the disk.
         """
+        if self._watch.has_ballast and not self._ballast.is_there():
+            # A write of the quorum could not wait (`DataDirectory.release_ballast`).
+            self._note_ballast(has_ballast=False)
         self.look(now_ms)
         move = self._watch.ballast_move()
         if move is BallastMove.TAKE and self._ballast.take():

@@ -121,6 +121,16 @@ def test_ballast_without_room_leaves_nothing() -> None:
         ballast.take()
 
 
+def test_ballast_that_the_quorum_released_is_written_again() -> None:
+    """The disk may have room again before the guard looks. It sees that the ballast is gone, and writes it."""
+    disk = MeasuredDisk(capacity_bytes=10_000)
+    guard = SpaceGuard(disk, "/data", LIMITS)
+    assert guard.tend(0) is BallastMove.TAKE
+    disk.remove("/data/ballast")
+    assert guard.tend(1) is BallastMove.TAKE
+    assert disk.size_bytes("/data/ballast") == LIMITS.ballast_bytes
+
+
 def test_tight_directory_refuses_clients_and_a_full_one_everybody() -> None:
     """The error is typed, says what to do, and its code tells a client to try again."""
     disk = MeasuredDisk(capacity_bytes=10_000)
