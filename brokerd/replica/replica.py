@@ -33,6 +33,7 @@ from typing import Final, TypeVar, assert_never
 from lograft.wire.checksum import BytesLike
 from lograft.wire.codes import ErrorCode
 from lograft.wire.errors import BatchError
+from lograft.wire.filler import encode_filler
 from lograft.wire.header import BatchHeader, read_header
 
 from brokerd.clock import monotonic_ms, wall_ms
@@ -700,9 +701,8 @@ class Replica:
                 leader_epoch = read_header(found.data).leader_epoch
         except StorageError as error:
             raise RefusedError(Failure(code=error.code, message=client_text(error))) from error
-        return FollowerRead(
-            data=found.data, base_offset=offset, next_offset=found.next_offset, leader_epoch=leader_epoch
-        )
+        data = from_offset(found.data, offset)
+        return FollowerRead(data=data, base_offset=offset, next_offset=found.next_offset, leader_epoch=leader_epoch)
 
     def _answer_follower(self, effect: AcceptSubscription | DivergeSubscription | EndSubscription) -> None:
         """Pass the core's answer to a subscription to its route; does nothing if the route is gone."""
@@ -1164,6 +1164,26 @@ class Replica:
         else:
             self._is_clean = not self._core.is_failed and self._log.failure is None
         return self._is_clean
+
+
+def from_offset(data: BytesLike, offset: int) -> BytesLike:
+    """Return batches from an offset on, for a follower whose log ends there.
+
+    Where a follower's log ends, the leader's had a batch that began. Compaction may have merged it with the fillers before it, so that
+    one filler covers both sides of the offset. It is cut.
+    """
+    if not data:
+        return data
+    header = read_header(data)
+    if header.base_offset >= offset or not header.is_filler or header.has_producer:
+        return data
+    rest = encode_filler(
+        base_offset=offset,
+        last_offset_delta=header.last_offset - offset,
+        leader_epoch=header.leader_epoch,
+        timestamp_ms=header.max_timestamp_ms,
+    )
+    return bytes(rest) + bytes(memoryview(data)[header.size_bytes :])
 
 
 @lru_cache(maxsize=SHARED_SETTINGS)
