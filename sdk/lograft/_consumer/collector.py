@@ -100,7 +100,7 @@ class FetchCollector:
         check_offset(offset, "an offset")
         cursor.seek(offset)
         self._failed.pop(tp, None)
-        self._drop_open()
+        self._drop_stale()
         return cursor
 
     # -- arrivals
@@ -249,6 +249,12 @@ class FetchCollector:
                 raise error
 
     # -- credit
+
+    def _drop_stale(self) -> None:
+        """Drop the open chunk if it is no longer wanted. A chunk of another partition stays: the engine is already behind it."""
+        opened = self._open
+        if opened is not None and opened.chunk.generation != opened.chunk.cursor.generation:
+            self._drop_open()
 
     def _drop_open(self) -> None:
         opened, self._open = self._open, None

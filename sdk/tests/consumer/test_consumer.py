@@ -99,6 +99,28 @@ def test_seek_by_time_finds_the_first_record_not_older(bootstrap: str, filled: T
         assert consumer.end_offsets([filled]) == {filled: 1_000}
 
 
+def test_seek_of_one_partition_loses_nothing_of_another(bootstrap: str, make_topic: MakeTopic) -> None:
+    """Batches that were fetched together with the last one, and not handed out yet, still come."""
+    topic = make_topic(partition_count=2)
+    with Producer(bootstrap) as producer:
+        for number in range(20):
+            for partition in range(2):
+                producer.send(topic, b"%d" % number, partition=partition)
+            producer.flush()
+    pair = [TopicPartition(topic, partition) for partition in range(2)]
+    with Consumer(bootstrap) as consumer:
+        consumer.assign(pair)
+        (record,) = consumer.poll(1, timeout_ms=DEADLINE_MS)
+        other = pair[1 - record.partition]
+        consumer.seek(other, 20)
+        rest: list[int] = []
+        while len(rest) < 19:
+            records = consumer.poll(100, timeout_ms=DEADLINE_MS)
+            assert records, f"only {rest} came"
+            rest += [each.offset for each in records if each.partition == record.partition]
+        assert rest == list(range(1, 20))
+
+
 def test_out_of_range_is_raised_until_the_position_moves(bootstrap: str, filled: TopicPartition) -> None:
     """With the policy "error", a position beyond the end raises an error with the readable range until a seek."""
     with Consumer(bootstrap) as consumer:
