@@ -185,6 +185,10 @@ class Producer:
     def _take_late(self, part: PartitionBuffer, batch: OpenBatch) -> None:
         """Add a record again that the fast path appended to a batch after that batch was closed."""
         with self._lock:
+            if not batch:
+                return  # another thread has added it already
+            # Nothing would send what a closed producer takes.
+            self._check_usable()
             self._deliveries.accumulator.take_late(part, batch, now_ms=monotonic_ms(), wall_ms=wall_clock_ms())
             self._wake_if_needed()
 

@@ -11,6 +11,7 @@ import pytest
 from lograft import Producer
 from lograft._producer.accumulator import Accumulator
 from lograft._producer.buffers import OpenBatch
+from lograft.errors import ClientClosedError
 from lograft.wire.batch import RecordBatch
 
 THREADS = 4
@@ -103,3 +104,24 @@ def test_record_that_meets_a_seal_is_in_the_next_batch(key: bytes | None) -> Non
     accumulator.seal_all()
     contents = [RecordBatch(batch.body.join()).values() for batch in accumulator.sealed]
     assert contents == [[b"1"], [b"2", b"3"]]
+
+
+class EndingBatch(ClosingBatch):
+    """Simulates another thread that closes the producer just before the fast path appends to the batch."""
+
+    def __iadd__(self, items: object) -> EndingBatch:  # pyright: ignore[reportIncompatibleMethodOverride]
+        self._producer._shut()  # pyright: ignore[reportPrivateUsage]
+        self.extend(items)  # pyright: ignore[reportArgumentType]
+        return self
+
+
+@pytest.mark.parametrize("key", [b"k", None])
+def test_record_that_meets_the_end_of_the_producer_is_refused(key: bytes | None) -> None:
+    """It comes after the last seal, so it would never be sent, and no error would say so."""
+    producer = Producer("127.0.0.1:1")
+    producer._deliveries.open_topic("t", 1)  # pyright: ignore[reportPrivateUsage]
+    part = producer._deliveries.topics["t"].parts[0]  # pyright: ignore[reportPrivateUsage]
+    producer.send("t", b"1", key=key)
+    part.open = EndingBatch(producer, part.open)
+    with pytest.raises(ClientClosedError):
+        producer.send("t", b"2", key=key)
