@@ -142,14 +142,17 @@ class FetchStream:
         while True:
             for binding in session.take_ended():
                 binding.release()
-            for answer in session.take_answers():
-                await context.write(self._encode(answer))
+            # Until none is left: a binding may be answered during a write, and its answer goes before its batches.
+            while answers := session.take_answers():
+                for answer in answers:
+                    await context.write(self._encode(answer))
             self._resume.set()
             if self._go_away is not None:
                 if not session.is_opened:
                     raise refused(ErrorCode.SHUTTING_DOWN, GOING_AWAY)
                 message, self._go_away = self._go_away, None
                 await context.write(message)
+                continue
             read = session.next_read()
             if read is not None:
                 await self._send_chunk(read)

@@ -118,6 +118,7 @@ class _Route(Generic[BindingT]):
         "binding",
         "high_watermark",
         "in_ring",
+        "is_answered",
         "log_start_offset",
         "mark_due_ms",
         "next_offset",
@@ -132,6 +133,8 @@ class _Route(Generic[BindingT]):
         self.high_watermark = high_watermark
         self.log_start_offset = log_start_offset
         self.in_ring = False
+        # True once the answer to the binding waits to be written. The client learns the topic's id from it, before any batch.
+        self.is_answered = False
         self.mark_due_ms = mark_due_ms
         # Earliest entry of this route in the schedule. When that entry is due, a later `mark_due_ms` makes a new entry.
         self.scheduled_ms: int | None = None
@@ -229,7 +232,10 @@ class FetchSession(Generic[BindingT]):
         return bindings
 
     def next_read(self) -> ReadChunk[BindingT] | None:
-        """Return what to read next; None without a ready route or without credit. The shell answers each read before the next."""
+        """Return what to read next; None without a ready route or without credit. The shell answers each read before the next.
+
+        It has written everything from `take_answers` before, so that the answer to a binding precedes the first batch.
+        """
         if not self._is_opened or self._credit_bytes <= 0:
             return None
         ring = self._ring
@@ -339,6 +345,7 @@ class FetchSession(Generic[BindingT]):
             self._outbox.insert(0, opened)
             self._is_opened = True
         for number, route in live:
+            route.is_answered = True
             if route.is_ready:
                 self._enqueue(number, route)
             else:
@@ -383,7 +390,7 @@ class FetchSession(Generic[BindingT]):
         route.log_start_offset = log_start_offset
         if high_watermark > route.high_watermark:
             route.high_watermark = high_watermark
-            if route.is_ready:
+            if route.is_ready and route.is_answered:
                 self._enqueue(number, route)
 
     def note_read(self, number: int, next_offset: int, size_bytes: int, now_ms: int) -> None:

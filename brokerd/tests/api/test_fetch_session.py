@@ -138,6 +138,19 @@ def test_high_watermark_move_makes_a_route_ready_once() -> None:
     assert session.next_read() is None
 
 
+def test_nothing_is_read_before_the_binding_is_answered() -> None:
+    """Records that become readable while other routes of the same request are still looked for wait for the answer."""
+    session = opened_session(Bound(1))
+    session.want_routes([wanted(2), wanted(3)])
+    bind(session, Bound(2))
+    move(session, 2, 5)
+    assert session.next_read() is None
+    bind(session, Bound(3))
+    session.end_binding(0)
+    assert place(session.next_read()) == (2, 0, 5, 100)
+    assert session.next_read() is None
+
+
 def test_offset_beyond_the_high_watermark_waits_for_it() -> None:
     """A route that starts above the high watermark stays quiet until the watermark has passed its offset."""
     session = opened_session(Bound(1, 5, 2))
