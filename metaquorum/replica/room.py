@@ -22,7 +22,7 @@ def write_with_room(write: Callable[[], ResultT], make_room: Callable[[], bool])
     """Write, and where the disk is full make room and write once more.
 
     Args:
-        write: the write. Nothing of it takes effect where the disk is full.
+        write: the write. It is called again after it met a full disk, and must not repeat what it stored before.
         make_room: makes room for small writes; False: it cannot.
 
     Raises:

@@ -4,7 +4,7 @@
 Every append first calls `admit`; a move or a compaction calls `check_room`. `admit` asks the disk at most once in
 `LOOK_INTERVAL_MS`, and again after the soft limit divided by `LOOK_SHARE` was admitted. So the number is never old,
 whether the directory is quiet or busy. `tend` writes or removes the ballast and may block for as long as the disk
-takes.
+takes. The quorum removes it too, by `DataDirectory.release_ballast`, if it cannot wait for `tend`, which notices that.
 
 Threads: any thread may call `admit`, `check_room` and `state`, and one at a time `tend`. The lock is not held over a
 call to the disk.
