@@ -380,6 +380,11 @@ class PartitionMachine(Generic[Command, Response, Rec]):
         deadline_ms = self._core.deadline_ms()
         return None if deadline_ms is None else max(deadline_ms, self._tick_not_before_ms)
 
+    def hold_tick(self, until_ms: int) -> None:
+        """Decide no tick before a monotonic time in milliseconds, because this process was paused and has not heard everybody yet."""
+        if self._tick_not_before_ms is not None:
+            self._tick_not_before_ms = max(self._tick_not_before_ms, until_ms)
+
     def begin_turn(self, now_ms: int) -> Sequence[Record]:
         """Decide a due tick, or commands from the front of the queue; return the records to append as one batch at once.
 
