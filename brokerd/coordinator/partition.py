@@ -302,8 +302,8 @@ class CoordinatorPartition(Generic[Command, Response, Rec]):
         except Exception as error:
             if self._loading is not asyncio.current_task():
                 return
-            is_read = not isinstance(error, RefusedError | StorageError | BatchError)
-            self.machine.fail("could not load its state" if is_read else "could not read its log", error)
+            is_unreadable = isinstance(error, RefusedError | StorageError | BatchError)
+            self.machine.fail("could not read its log" if is_unreadable else "could not load its state", error)
         else:
             self.load_ms = monotonic_ms() - began_ms
             self.is_last_load_from_snapshot = is_from_snapshot
@@ -328,7 +328,7 @@ class CoordinatorPartition(Generic[Command, Response, Rec]):
         try:
             return await self._load_log(reader)
         except (DamagedSnapshotError, StorageError) as error:
-            logger.warning("coordinator snapshot ignored: partition=%s: %s", self, error)
+            self.snapshots.ignore(str(error))
             return False
         finally:
             reader.close()
@@ -350,11 +350,7 @@ class CoordinatorPartition(Generic[Command, Response, Rec]):
                 raise RuntimeError(f"the log has nothing at {machine.replayed_end}, below {machine.load_end}")
             for piece in read_pieces(read.data):
                 if not machine.takes(piece):
-                    logger.warning(
-                        "coordinator snapshot ignored: partition=%s: the log above it has a gap at %d",
-                        self,
-                        piece.base_offset,
-                    )
+                    self.snapshots.ignore(f"the log above it has a gap at {piece.base_offset}")
                     return False
                 if not await self._replay(piece.records[piece.count_below(machine.replayed_end) :]):
                     return True

@@ -144,6 +144,7 @@ def decode_chunk(data: BytesLike, *, base: int) -> list[Record]:
         keys, values = batch.keys(), batch.values()
     except BatchError as error:
         raise DamagedSnapshotError(f"its chunk behind record {base} is damaged: {error}") from error
-    if batch.base_offset != base or None in keys or None in values:
+    # The CRC of a batch covers neither its base offset nor its leader epoch.
+    if (batch.base_offset, batch.header.leader_epoch) != (base, 0) or None in keys or None in values:
         raise DamagedSnapshotError(f"its chunk behind record {base} is another one")
     return list(map(Record, cast("list[bytes]", keys), values))

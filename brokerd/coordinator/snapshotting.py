@@ -80,9 +80,15 @@ class PartitionSnapshots:
         why = self._why_unusable(reader.snapshot, log_end_offset)
         if why is None:
             return reader
-        logger.warning("coordinator snapshot ignored: partition=%s: %s", self._replica, why)
         reader.close()
+        self.ignore(why)
         return None
+
+    def ignore(self, why: str) -> None:
+        """Say in the log why the snapshot does not count, and let the next one be made from the log."""
+        logger.warning("coordinator snapshot ignored: partition=%s: %s", self._replica, why)
+        self._read_path = self._file().path
+        self._last = None
 
     async def _open(self) -> SnapshotReader | None:
         opening = asyncio.ensure_future(asyncio.to_thread(self._file().open))
@@ -92,7 +98,7 @@ class PartitionSnapshots:
             opening.add_done_callback(_close_unused)
             raise
         except (DamagedSnapshotError, StorageError) as error:
-            logger.warning("coordinator snapshot ignored: partition=%s: %s", self._replica, error)
+            self.ignore(str(error))
             return None
 
     def _why_unusable(self, snapshot: SnapshotId, log_end_offset: int) -> str | None:
@@ -136,8 +142,8 @@ class PartitionSnapshots:
         path = self._file().path
         if path != self._read_path:
             reader = await self._open()
-            self._last = None if reader is None else _Last(reader.snapshot, reader.size_bytes)
             self._read_path = path
+            self._last = None if reader is None else _Last(reader.snapshot, reader.size_bytes)
             if reader is not None:
                 reader.close()
         last = self._last
