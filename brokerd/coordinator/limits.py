@@ -48,7 +48,7 @@ HELD_UP_GRACE_MS: Final = 2_000
 """Time in milliseconds that a paused process takes to hear what waits in its sockets, before the next tick."""
 
 LOAD_SLICE_MS: Final = 10
-"""Milliseconds of replay after which the event loop serves others."""
+"""Milliseconds of replay after which the event loop serves others. `benchmarks/coordinator_load.py` measures the steps."""
 
 LOAD_SLICE_RECORDS: Final = 64
 """Records between two looks at the clock while loading."""
