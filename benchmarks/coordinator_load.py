@@ -280,7 +280,7 @@ def write(rows: list[Row], out: Path) -> None:
         f"`python -m benchmarks.coordinator_load` on {platform.machine()}, Python {platform.python_version()}. "
         "The core is that of the tests: a dictionary, and a decoder of text.",
         "Times are medians of five runs. The machine was shared with other work: processor time is what to compare, times by the clock",
-        "are upper bounds. A longest step above the slice of 10 ms is a run of Python's cyclic collector over the loaded objects.",
+        "are upper bounds. Steps of the event loop are seen by a task that a timer wakes: it waits for two slices of loading.",
         "",
         "| | | |",
         "|---|---:|---|",

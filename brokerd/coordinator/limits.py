@@ -47,7 +47,7 @@ HELD_UP_MS: Final = 1_000
 HELD_UP_GRACE_MS: Final = 2_000
 """Time in milliseconds that a paused process takes to hear what waits in its sockets, before the next tick."""
 
-LOAD_SLICE_MS: Final = 10
+LOAD_SLICE_MS: Final = 5
 """Milliseconds of replay after which the event loop serves others. `benchmarks/coordinator_load.py` measures the steps."""
 
 LOAD_SLICE_RECORDS: Final = 64
