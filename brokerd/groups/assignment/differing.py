@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shares partitions among members with differing subscriptions, as evenly as the subscriptions allow.
+
+*Balance* here means: no chain of moves, each to another subscriber of the topic, takes a partition away from one member and gives one
+to a member that has at least two fewer. No assignment is more even: its sizes, in descending order, are the smallest possible ones.
+Members keep what they own. What is owned by nobody goes to the subscriber with the fewest; then partitions move along such chains
+until there is none. The search starts at the smallest member. Everybody that it reaches without success is done, so that failed
+searches together visit each subscription once.
+
+*Racks* follow: a partition that is near to nobody's rack where it is moves to a near member, if that keeps the sizes (the two members
+swap sizes, or give each other a partition) and makes more partitions near.
+
+Sets of members are the bits of integers, because Python unites thousands of members in one step.
+
+Pure. `share_differing` changes the list of owners that it gets, and nothing else. Source: Harvey, Ladner, Lovász, Tamir,
+"Semi-matchings for bipartite graphs and load balancing".
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator
+
+from brokerd.groups.assignment.numbered import NOBODY, Numbered
+from brokerd.groups.assignment.specs import MAX_RACK_LOOKUPS
+
+
+def share_differing(group: Numbered, owners: list[int]) -> None:
+    """Give each partition an owner among the subscribers of its topic. `owners` has the present ones, or `NOBODY`."""
+    shares = _Shares(group, owners)
+    shares.give_loose()
+    shares.even_out()
+    if group.homes:
+        shares.bring_near()
+
+
+class _Sizes:
+    """Members by the number of their partitions."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.of = sizes
+        self.members_with: dict[int, int] = {}
+        for member, size in enumerate(sizes):
+            self.members_with[size] = self.members_with.get(size, 0) | 1 << member
+        self.present = sorted(self.members_with)
+
+    def change(self, member: int, by: int) -> None:
+        """Change the size of a member."""
+        size = self.of[member]
+        bit = 1 << member
+        rest = self.members_with[size] ^ bit
+        if rest:
+            self.members_with[size] = rest
+        else:
+            del self.members_with[size]
+            self.present.remove(size)
+        size += by
+        self.of[member] = size
+        if size in self.members_with:
+            self.members_with[size] |= bit
+        else:
+            self.members_with[size] = bit
+            insort(self.present, size)
+
+
+class _Shares:
+    def __init__(self, group: Numbered, owners: list[int]) -> None:
+        self._owners = owners
+        self._homes = group.homes
+        self._topic_of: list[int] = []
+        for topic, spec in enumerate(group.topics):
+            self._topic_of += [topic] * spec.partition_count
+        self._topics_of: list[list[int]] = [[] for _ in group.members]
+        self._subscribers = [0] * len(group.topics)
+        for subscription in group.subscriptions:
+            members = sum(1 << member for member in subscription.members)
+            for topic in subscription.topics:
+                self._subscribers[topic] |= members
+            for member in subscription.members:
+                self._topics_of[member] = subscription.topics
+        self._in_rack = [0] * group.rack_count
+        for member, rack in enumerate(group.rack_of):
+            self._in_rack[rack] |= 1 << member
+        self._rack_of = group.rack_of
+        # What each member has, by topic, and who has something of each topic.
+        self._held: list[dict[int, list[int]]] = [{} for _ in group.members]
+        self._holders = [0] * len(group.topics)
+        sizes = [0] * len(group.members)
+        for partition, owner in enumerate(owners):
+            if owner != NOBODY:
+                topic = self._topic_of[partition]
+                self._held[owner].setdefault(topic, []).append(partition)
+                self._holders[topic] |= 1 << owner
+                sizes[owner] += 1
+        self._sizes = _Sizes(sizes)
+        self._participants = [member for member, topics in enumerate(self._topics_of) if topics]
+
+    def _is_near(self, partition: int, member: int) -> bool:
+        return self._rack_of[member] in self._homes[partition]
+
+    def _near_members(self, partition: int) -> int:
+        """Return the subscribers in racks that are near to the partition."""
+        near = 0
+        for rack in self._homes[partition]:
+            near |= self._in_rack[rack]
+        return near & self._subscribers[self._topic_of[partition]]
+
+    def _give(self, partition: int, member: int) -> None:
+        topic = self._topic_of[partition]
+        self._owners[partition] = member
+        self._held[member].setdefault(topic, []).append(partition)
+        self._holders[topic] |= 1 << member
+        self._sizes.change(member, 1)
+
+    def _move(self, partition: int, member: int) -> None:
+        topic, owner = self._topic_of[partition], self._owners[partition]
+        alike = self._held[owner][topic]
+        alike.remove(partition)
+        if not alike:
+            del self._held[owner][topic]
+            self._holders[topic] ^= 1 << owner
+        self._sizes.change(owner, -1)
+        self._give(partition, member)
+
+    # Balance
+
+    def give_loose(self) -> None:
+        """Give what nobody owns to the smallest subscriber, a near one among equals; topics with few subscribers first."""
+        loose: dict[int, list[int]] = {}
+        for partition, owner in enumerate(self._owners):
+            if owner == NOBODY:
+                loose.setdefault(self._topic_of[partition], []).append(partition)
+        for topic in sorted(loose, key=lambda topic: self._subscribers[topic].bit_count()):
+            subscribers = self._subscribers[topic]
+            for partition in loose[topic]:
+                smallest = next(
+                    found for size in self._sizes.present if (found := self._sizes.members_with[size] & subscribers)
+                )
+                near = smallest & self._near_members(partition) if self._homes else 0
+                self._give(partition, _first(near or smallest))
+
+    def even_out(self) -> None:
+        """Move partitions along chains until no chain makes the sizes more even."""
+        todo = sum(1 << member for member in self._participants)
+        while todo:
+            size, smallest = next(
+                (size, found) for size in self._sizes.present if (found := self._sizes.members_with[size] & todo)
+            )
+            receiver = _first(smallest)
+            # Nobody that is still to do has less than `size`, and one more is no reason to move.
+            larger = todo & ~smallest & ~self._sizes.members_with.get(size + 1, 0)
+            reached, path = self._chain(receiver, larger, todo)
+            if path is None:
+                todo &= ~reached
+            else:
+                self._move_along(path)
+
+    def _chain(self, receiver: int, larger: int, todo: int) -> tuple[int, list[int] | None]:
+        """Search for the shortest chain from one of the `larger` members, the largest among equals, to the receiver.
+
+        Return everybody who was reached, and the chain with the receiver first.
+        """
+        reached = 1 << receiver
+        came_by: list[tuple[int, int]] = []
+        frontier = [receiver]
+        while frontier:
+            round_start = len(came_by)
+            found = 0
+            for member in frontier:
+                givers = 0
+                for topic in self._topics_of[member]:
+                    givers |= self._holders[topic]
+                givers &= todo & ~reached
+                if givers:
+                    reached |= givers
+                    found |= givers & larger
+                    came_by.append((member, givers))
+            if found:
+                largest = next(
+                    first for size in reversed(self._sizes.present) if (first := self._sizes.members_with[size] & found)
+                )
+                return reached, _path(came_by, receiver, _first(largest))
+            frontier = [member for _, givers in came_by[round_start:] for member in _bits(givers)]
+        return reached, None
+
+    def _move_along(self, path: list[int]) -> None:
+        for receiver, giver in zip(path, path[1:], strict=False):
+            self._move(self._best_gift(giver, receiver), receiver)
+
+    def _best_gift(self, giver: int, receiver: int) -> int:
+        """Return what to give: near to the receiver rather than to the giver, else of the topic of which the giver has most."""
+        best, best_value = NOBODY, (-2, 0)
+        for topic, partitions in self._held[giver].items():
+            if not self._subscribers[topic] >> receiver & 1:
+                continue
+            for partition in partitions if self._homes else partitions[-1:]:
+                gain = self._is_near(partition, receiver) - self._is_near(partition, giver) if self._homes else 0
+                if (gain, len(partitions)) > best_value:
+                    best, best_value = partition, (gain, len(partitions))
+        return best
+
+    # Racks
+
+    def bring_near(self) -> None:
+        """Move partitions to near members as long as the sizes stay and more become near, or until the lookups are spent."""
+        lookups_left = MAX_RACK_LOOKUPS
+        is_any_moved = True
+        while is_any_moved and lookups_left > 0:
+            is_any_moved = False
+            for partition, home in enumerate(self._homes):
+                if not home or self._is_near(partition, self._owners[partition]):
+                    continue
+                owner = self._owners[partition]
+                candidates = self._near_members(partition)
+                shorter = candidates & self._sizes.members_with.get(self._sizes.of[owner] - 1, 0)
+                if shorter:
+                    self._move(partition, _first(shorter))
+                    is_any_moved = True
+                    continue
+                for candidate in _bits(candidates):
+                    returned, lookups = self._return_for(candidate, owner)
+                    lookups_left -= lookups
+                    if returned != NOBODY:
+                        self._move(partition, candidate)
+                        self._move(returned, owner)
+                        is_any_moved = True
+                    if returned != NOBODY or lookups_left <= 0:
+                        break
+                if lookups_left <= 0:
+                    break
+
+    def _return_for(self, giver: int, receiver: int) -> tuple[int, int]:
+        """Return what the giver can give without fewer near partitions than before, or `NOBODY`, and the number of lookups."""
+        lookups = 1
+        for topic, partitions in self._held[giver].items():
+            lookups += 1
+            if not self._subscribers[topic] >> receiver & 1:
+                continue
+            for partition in partitions:
+                lookups += 1
+                if not self._is_near(partition, giver) or self._is_near(partition, receiver):
+                    return partition, lookups
+        return NOBODY, lookups
+
+
+def _first(members: int) -> int:
+    return (members & -members).bit_length() - 1
+
+
+def _bits(members: int) -> Iterator[int]:
+    while members:
+        lowest = members & -members
+        yield lowest.bit_length() - 1
+        members ^= lowest
+
+
+def _path(came_by: list[tuple[int, int]], receiver: int, giver: int) -> list[int]:
+    """Return the members from the receiver to the giver."""
+    path = [giver]
+    while path[-1] != receiver:
+        path.append(next(member for member, givers in came_by if givers >> path[-1] & 1))
+    path.reverse()
+    return path
