@@ -70,6 +70,7 @@ class _Choice:
         self._near: list[dict[_Home, list[int]]] = [{} for _ in self._racks]
         self._near_count = [0] * len(self._racks)
         self._larger_used = 0
+        self._kept_near: dict[int, int] = {}
         self._loose: list[int] = []
         self._far: list[list[int]] = [[] for _ in self._racks]
         self._larger_of = [0] * len(self._racks)
@@ -105,7 +106,7 @@ class _Choice:
 
     def keep_near(self) -> None:
         """Keep near partitions with their members, up to the share of each."""
-        kept = dict[int, int]()
+        kept = self._kept_near
         above: list[int] = []
         for partition, home in enumerate(self._homes):
             owner = self._owners[partition]
@@ -232,7 +233,7 @@ class _Choice:
                 racks.append(rack)
 
     def _choose_larger(self) -> None:
-        """Give each rack as many larger shares as its near partitions need, then as many as its members have now."""
+        """Give each rack as many larger shares as its near partitions need, then as many as its members have now, near or at all."""
         owned = dict[int, int]()
         for owner in self._owners:
             owned[owner] = owned.get(owner, 0) + 1
@@ -240,8 +241,11 @@ class _Choice:
             max(0, near - room) for near, room in zip(self._near_count, self._base_room, strict=True)
         ]
         left = self._larger - sum(self._larger_of)
-        has_now = [sum(owned.get(member, 0) > self._base for member in members) for members in self._by_rack]
-        for most in (has_now, [len(members) for members in self._by_rack]):
+        has_near, has_now = (
+            [sum(counts.get(member, 0) > self._base for member in members) for members in self._by_rack]
+            for counts in (self._kept_near, owned)
+        )
+        for most in (has_near, has_now, [len(members) for members in self._by_rack]):
             for rack in self._racks:
                 more = max(0, min(left, most[rack] - self._larger_of[rack]))
                 self._larger_of[rack] += more
