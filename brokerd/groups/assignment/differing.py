@@ -20,9 +20,12 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterator
+from itertools import pairwise
 
 from brokerd.groups.assignment.numbered import NOBODY, Numbered
 from brokerd.groups.assignment.specs import MAX_RACK_LOOKUPS
+
+_Home = tuple[int, ...]
 
 
 def share_differing(group: Numbered, owners: list[int]) -> None:
@@ -82,16 +85,15 @@ class _Shares:
         for member, rack in enumerate(group.rack_of):
             self._in_rack[rack] |= 1 << member
         self._rack_of = group.rack_of
-        # What each member has, by topic, and who has something of each topic.
-        self._held: list[dict[int, list[int]]] = [{} for _ in group.members]
+        self._lookups_left = MAX_RACK_LOOKUPS
+        # What each member has, by topic and near racks: partitions that no rule tells apart. The last one goes first.
+        self._held: list[dict[int, dict[_Home, list[int]]]] = [{} for _ in group.members]
         self._holders = [0] * len(group.topics)
         sizes = [0] * len(group.members)
-        for partition, owner in enumerate(owners):
-            if owner != NOBODY:
-                topic = self._topic_of[partition]
-                self._held[owner].setdefault(topic, []).append(partition)
-                self._holders[topic] |= 1 << owner
-                sizes[owner] += 1
+        for partition in reversed(range(len(owners))):
+            if owners[partition] != NOBODY:
+                self._add(partition, owners[partition])
+                sizes[owners[partition]] += 1
         self._sizes = _Sizes(sizes)
         self._participants = [member for member, topics in enumerate(self._topics_of) if topics]
 
@@ -105,18 +107,30 @@ class _Shares:
             near |= self._in_rack[rack]
         return near & self._subscribers[self._topic_of[partition]]
 
-    def _give(self, partition: int, member: int) -> None:
+    def _home(self, partition: int) -> _Home:
+        return self._homes[partition] if self._homes else ()
+
+    def _add(self, partition: int, member: int) -> None:
         topic = self._topic_of[partition]
-        self._owners[partition] = member
-        self._held[member].setdefault(topic, []).append(partition)
+        self._held[member].setdefault(topic, {}).setdefault(self._home(partition), []).append(partition)
         self._holders[topic] |= 1 << member
+
+    def _give(self, partition: int, member: int) -> None:
+        self._owners[partition] = member
+        self._add(partition, member)
         self._sizes.change(member, 1)
 
     def _move(self, partition: int, member: int) -> None:
-        topic, owner = self._topic_of[partition], self._owners[partition]
-        alike = self._held[owner][topic]
-        alike.remove(partition)
+        topic, home, owner = self._topic_of[partition], self._home(partition), self._owners[partition]
+        by_home = self._held[owner][topic]
+        alike = by_home[home]
+        if alike[-1] == partition:
+            alike.pop()
+        else:
+            alike.remove(partition)
         if not alike:
+            del by_home[home]
+        if not by_home:
             del self._held[owner][topic]
             self._holders[topic] ^= 1 << owner
         self._sizes.change(owner, -1)
@@ -184,28 +198,31 @@ class _Shares:
         return reached, None
 
     def _move_along(self, path: list[int]) -> None:
-        for receiver, giver in zip(path, path[1:], strict=False):
+        for receiver, giver in pairwise(path):
             self._move(self._best_gift(giver, receiver), receiver)
 
     def _best_gift(self, giver: int, receiver: int) -> int:
         """Return what to give: near to the receiver rather than to the giver, else of the topic of which the giver has most."""
         best, best_value = NOBODY, (-2, 0)
-        for topic, partitions in self._held[giver].items():
+        from_rack, to_rack = self._rack_of[giver], self._rack_of[receiver]
+        for topic, by_home in self._held[giver].items():
             if not self._subscribers[topic] >> receiver & 1:
                 continue
-            for partition in partitions if self._homes else partitions[-1:]:
-                gain = self._is_near(partition, receiver) - self._is_near(partition, giver) if self._homes else 0
-                if (gain, len(partitions)) > best_value:
-                    best, best_value = partition, (gain, len(partitions))
+            for home, alike in by_home.items():
+                self._lookups_left -= 1
+                value = ((to_rack in home) - (from_rack in home), len(alike))
+                if value > best_value:
+                    best, best_value = alike[-1], value
+                if best_value[0] == 1 or self._lookups_left <= 0:
+                    break
         return best
 
     # Racks
 
     def bring_near(self) -> None:
         """Move partitions to near members as long as the sizes stay and more become near, or until the lookups are spent."""
-        lookups_left = MAX_RACK_LOOKUPS
         is_any_moved = True
-        while is_any_moved and lookups_left > 0:
+        while is_any_moved and self._lookups_left > 0:
             is_any_moved = False
             for partition, home in enumerate(self._homes):
                 if not home or self._is_near(partition, self._owners[partition]):
@@ -218,29 +235,29 @@ class _Shares:
                     is_any_moved = True
                     continue
                 for candidate in _bits(candidates):
-                    returned, lookups = self._return_for(candidate, owner)
-                    lookups_left -= lookups
+                    returned = self._return_for(candidate, owner)
                     if returned != NOBODY:
                         self._move(partition, candidate)
                         self._move(returned, owner)
                         is_any_moved = True
-                    if returned != NOBODY or lookups_left <= 0:
+                    if returned != NOBODY or self._lookups_left <= 0:
                         break
-                if lookups_left <= 0:
+                if self._lookups_left <= 0:
                     break
 
-    def _return_for(self, giver: int, receiver: int) -> tuple[int, int]:
-        """Return what the giver can give without fewer near partitions than before, or `NOBODY`, and the number of lookups."""
-        lookups = 1
-        for topic, partitions in self._held[giver].items():
-            lookups += 1
+    def _return_for(self, giver: int, receiver: int) -> int:
+        """Return what the giver can give without making it far, or `NOBODY`."""
+        from_rack, to_rack = self._rack_of[giver], self._rack_of[receiver]
+        self._lookups_left -= 1
+        for topic, by_home in self._held[giver].items():
+            self._lookups_left -= 1
             if not self._subscribers[topic] >> receiver & 1:
                 continue
-            for partition in partitions:
-                lookups += 1
-                if not self._is_near(partition, giver) or self._is_near(partition, receiver):
-                    return partition, lookups
-        return NOBODY, lookups
+            for home, alike in by_home.items():
+                self._lookups_left -= 1
+                if from_rack not in home or to_rack in home:
+                    return alike[-1]
+        return NOBODY
 
 
 def _first(members: int) -> int:

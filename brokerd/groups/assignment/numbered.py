@@ -148,7 +148,9 @@ def _subscriptions(
 ) -> tuple[list[TopicSpec], list[Subscription]]:
     """Return the topics that have subscribers, and the members by what they subscribe to."""
     if sum(len(member.topics) for member in members) > MAX_SUBSCRIPTIONS:
-        raise AssignmentTooLargeError(f"more than {MAX_SUBSCRIPTIONS} subscriptions of members to topics: split the group")
+        raise AssignmentTooLargeError(
+            f"more than {MAX_SUBSCRIPTIONS} subscriptions of members to topics: split the group"
+        )
     alike: dict[frozenset[bytes], list[int]] = {}
     for member, spec in enumerate(members):
         alike.setdefault(spec.topics, []).append(member)

@@ -202,9 +202,7 @@ class _Choice:
     def fill(self) -> None:
         """Put what is near to no rack, or found no room there, where it is, or else where room is left."""
         self._choose_larger()
-        room = [
-            self._base_room[rack] + self._larger_of[rack] - self._near_count[rack] for rack in self._racks
-        ]
+        room = [self._base_room[rack] + self._larger_of[rack] - self._near_count[rack] for rack in self._racks]
         kept = dict[int, int]()
         for rack in self._racks:
             for alike in self._near[rack].values():
@@ -237,9 +235,7 @@ class _Choice:
         owned = dict[int, int]()
         for owner in self._owners:
             owned[owner] = owned.get(owner, 0) + 1
-        self._larger_of = [
-            max(0, near - room) for near, room in zip(self._near_count, self._base_room, strict=True)
-        ]
+        self._larger_of = [max(0, near - room) for near, room in zip(self._near_count, self._base_room, strict=True)]
         left = self._larger - sum(self._larger_of)
         has_near, has_now = (
             [sum(counts.get(member, 0) > self._base for member in members) for members in self._by_rack]
