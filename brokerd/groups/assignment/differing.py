@@ -145,21 +145,24 @@ class _Shares:
             if owner == NOBODY:
                 loose.setdefault(self._topic_of[partition], []).append(partition)
         for topic in sorted(loose, key=lambda topic: self._subscribers[topic].bit_count()):
-            subscribers = self._subscribers[topic]
+            smallest = 0
             for partition in loose[topic]:
-                smallest = next(
-                    found for size in self._sizes.present if (found := self._sizes.members_with[size] & subscribers)
-                )
+                if not smallest:
+                    smallest = self._smallest(self._subscribers[topic])[1]
                 near = smallest & self._near_members(partition) if self._homes else 0
-                self._give(partition, _first(near or smallest))
+                member = _first(near or smallest)
+                self._give(partition, member)
+                smallest ^= 1 << member
+
+    def _smallest(self, among: int) -> tuple[int, int]:
+        """Return the smallest size among some members, and those who have it."""
+        return next((size, found) for size in self._sizes.present if (found := self._sizes.members_with[size] & among))
 
     def even_out(self) -> None:
         """Move partitions along chains until no chain makes the sizes more even."""
         todo = sum(1 << member for member in self._participants)
         while todo:
-            size, smallest = next(
-                (size, found) for size in self._sizes.present if (found := self._sizes.members_with[size] & todo)
-            )
+            size, smallest = self._smallest(todo)
             receiver = _first(smallest)
             # Nobody that is still to do has less than `size`, and one more is no reason to move.
             larger = todo & ~smallest & ~self._sizes.members_with.get(size + 1, 0)

@@ -158,9 +158,10 @@ def _subscriptions(
     subscribed = [_checked(topic_id, topics[topic_id]) for topic_id in sorted(wanted) if topic_id in topics]
     subscribed = [topic for topic in subscribed if topic.partition_count]
     # Sets that differ only in topics which do not exist are equal subscriptions.
+    number_of = {topic.topic_id: number for number, topic in enumerate(subscribed)}
     merged: dict[tuple[int, ...], list[int]] = {}
     for wanted_topics, who in alike.items():
-        existing = tuple(number for number, topic in enumerate(subscribed) if topic.topic_id in wanted_topics)
+        existing = tuple(sorted(number_of[topic_id] for topic_id in wanted_topics if topic_id in number_of))
         if existing:
             merged.setdefault(existing, []).extend(who)
     found = [Subscription(sorted(who), list(existing)) for existing, who in merged.items()]

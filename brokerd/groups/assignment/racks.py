@@ -21,23 +21,6 @@ _Home = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class RackedMembers:
-    """Members by rack, and the size of their shares.
-
-    Attributes:
-        by_rack: the members of each rack.
-        rack_of: rack of every member of the group.
-        base: partitions that every member gets.
-        larger: number of members that get one more.
-    """
-
-    by_rack: list[list[int]]
-    rack_of: Sequence[int]
-    base: int
-    larger: int
-
-
-@dataclass(frozen=True, slots=True)
 class ChosenRacks:
     """The partitions of each rack, ascending, and how many of its members get one more than the base."""
 
@@ -45,9 +28,15 @@ class ChosenRacks:
     larger: list[int]
 
 
-def choose_racks(owners: Sequence[int], homes: Sequence[_Home], members: RackedMembers) -> ChosenRacks:
-    """Return a rack for each partition. `owners` are those that should keep what they have, as far as that costs nothing."""
-    choice = _Choice(owners, homes, members)
+def choose_racks(owners: Sequence[int], homes: Sequence[_Home], by_rack: Sequence[Sequence[int]]) -> ChosenRacks:
+    """Return a rack for each partition.
+
+    Args:
+        owners: who should keep what they have, as far as that costs nothing; others than the members count as nobody.
+        homes: racks near to each partition, ascending.
+        by_rack: the members of each rack.
+    """
+    choice = _Choice(owners, homes, by_rack)
     choice.keep_near()
     choice.place_near()
     choice.push_on()
@@ -56,24 +45,22 @@ def choose_racks(owners: Sequence[int], homes: Sequence[_Home], members: RackedM
 
 
 class _Choice:
-    def __init__(self, owners: Sequence[int], homes: Sequence[_Home], members: RackedMembers) -> None:
+    def __init__(self, owners: Sequence[int], homes: Sequence[_Home], by_rack: Sequence[Sequence[int]]) -> None:
         self._owners = owners
         self._homes = homes
-        self._by_rack = members.by_rack
-        self._rack_of = members.rack_of
-        self._base = members.base
-        self._larger = members.larger
-        self._racks = range(len(members.by_rack))
-        self._base_room = [len(each) * members.base for each in members.by_rack]
-        self._is_member = {member for rack in members.by_rack for member in rack}
+        self._by_rack = by_rack
+        self._rack_of = {member: rack for rack, members in enumerate(by_rack) for member in members}
+        self._base, self._larger = divmod(len(owners), len(self._rack_of))
+        self._racks = range(len(by_rack))
+        self._base_room = [len(members) * self._base for members in by_rack]
         # Partitions that are near to the rack that they are in, by their homes.
         self._near: list[dict[_Home, list[int]]] = [{} for _ in self._racks]
-        self._near_count = [0] * len(self._racks)
+        self._near_count = [0] * len(by_rack)
         self._larger_used = 0
         self._kept_near: dict[int, int] = {}
         self._loose: list[int] = []
         self._far: list[list[int]] = [[] for _ in self._racks]
-        self._larger_of = [0] * len(self._racks)
+        self._larger_of = [0] * len(by_rack)
         self._lookups_left = MAX_RACK_LOOKUPS
 
     # Room
@@ -110,7 +97,7 @@ class _Choice:
         above: list[int] = []
         for partition, home in enumerate(self._homes):
             owner = self._owners[partition]
-            if home and owner in self._is_member and self._rack_of[owner] in home:
+            if home and self._rack_of.get(owner) in home:
                 count = kept.get(owner, 0)
                 if count < self._base:
                     kept[owner] = count + 1
@@ -208,14 +195,14 @@ class _Choice:
             for alike in self._near[rack].values():
                 for partition in alike:
                     owner = self._owners[partition]
-                    kept[owner] = kept.get(owner, 0) + (owner in self._is_member and self._rack_of[owner] == rack)
+                    kept[owner] = kept.get(owner, 0) + (self._rack_of.get(owner) == rack)
         # First those whose members stay within the base, then those of a larger share, then all others.
         for most in (self._base, self._base + 1):
             left: list[int] = []
             for partition in self._loose:
                 owner = self._owners[partition]
-                rack = self._rack_of[owner] if owner in self._is_member else 0
-                if owner in self._is_member and room[rack] > 0 and kept.get(owner, 0) < most:
+                rack = self._rack_of.get(owner)
+                if rack is not None and room[rack] > 0 and kept.get(owner, 0) < most:
                     kept[owner] = kept.get(owner, 0) + 1
                     room[rack] -= 1
                     self._far[rack].append(partition)

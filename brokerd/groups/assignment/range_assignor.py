@@ -33,7 +33,7 @@ class RangeAssignor:
             count = group.topics[alike.topics[0]].partition_count
             ranges = _ranges(count, alike.members)
             if group.homes:
-                share(ranges, alike.members, _common_homes(group, alike.topics, count), group.rack_of, group.rack_count)
+                share(ranges, alike.members, _common_homes(group, alike.topics, count), group.rack_of)
             for topic in alike.topics:
                 owners[group.starts[topic] : group.starts[topic + 1]] = ranges
         return group.assignment(owners)

@@ -13,12 +13,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from brokerd.groups.assignment.racks import RackedMembers, choose_racks
+from brokerd.groups.assignment.racks import choose_racks
 
 
-def share(
-    owners: list[int], members: Sequence[int], homes: Sequence[tuple[int, ...]], rack_of: Sequence[int], rack_count: int
-) -> None:
+def share(owners: list[int], members: Sequence[int], homes: Sequence[tuple[int, ...]], rack_of: Sequence[int]) -> None:
     """Give each partition an owner among the members.
 
     Args:
@@ -26,16 +24,19 @@ def share(
         members: who shares, in their order, without repetition; at least one.
         homes: racks near to each partition, as in `Numbered.homes`.
         rack_of: rack of every member of the group.
-        rack_count: number of racks.
     """
     base, larger = divmod(len(owners), len(members))
     if not homes or not any(homes):
         _share_evenly(owners, range(len(owners)), members, base, larger)
         return
-    by_rack: list[list[int]] = [[] for _ in range(rack_count)]
+    # Racks that are near to nothing here are one: a topic may be near to few of very many racks.
+    racks = {rack: number for number, rack in enumerate(sorted({rack for home in homes for rack in home}))}
+    elsewhere = len(racks)
+    renumbered = {home: tuple(racks[rack] for rack in home) for home in dict.fromkeys(homes)}
+    by_rack: list[list[int]] = [[] for _ in range(elsewhere + 1)]
     for member in members:
-        by_rack[rack_of[member]].append(member)
-    chosen = choose_racks(owners, homes, RackedMembers(by_rack, rack_of, base, larger))
+        by_rack[racks.get(rack_of[member], elsewhere)].append(member)
+    chosen = choose_racks(owners, [renumbered[home] for home in homes], by_rack)
     for rack, partitions in enumerate(chosen.partitions):
         if by_rack[rack]:
             _share_evenly(owners, partitions, by_rack[rack], base, chosen.larger[rack])

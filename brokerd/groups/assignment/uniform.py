@@ -24,7 +24,7 @@ class UniformAssignor:
         group = number(members, topics)
         owners = group.owners()
         if len(group.subscriptions) == 1:
-            share(owners, group.subscriptions[0].members, group.homes, group.rack_of, group.rack_count)
+            share(owners, group.subscriptions[0].members, group.homes, group.rack_of)
         elif group.subscriptions:
             share_differing(group, owners)
         return group.assignment(owners)
