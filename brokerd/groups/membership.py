@@ -147,7 +147,7 @@ def leave(state: CoordinatorState, command: Leave) -> GroupDecision:
         return decided(Left(), removal(state, group, [member]))
     if member.known_about.instance_id is None:
         return refused(Refusal.INVALID_REQUEST, "only a member with an instance id can be back; leave with epoch -1")
-    session = state.sessions.get(command.group_id, command.member_id)
+    session = state.sessions.of(command.group_id, command.member_id)
     session.beat_number = max(session.beat_number, command.beat_number)
     away = CurrentValue(member_epoch=AWAY_EPOCH, previous_epoch=member.known_current.member_epoch)
     state.sessions.detach(command.group_id, command.member_id)

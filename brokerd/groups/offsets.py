@@ -42,7 +42,7 @@ def commit(state: CoordinatorState, command: CommitOffsets) -> GroupDecision:
         return refused(
             Refusal.UNKNOWN_MEMBER, f"{command.member_id} is no member (any more); its partitions are lost, join again"
         )
-    session = state.sessions.get(command.group_id, command.member_id)
+    session = state.sessions.of(command.group_id, command.member_id)
     if 0 < command.commit_number < session.commit_number:
         return refused(Refusal.SUPERSEDED, "a later commit of the member was handled already; send the offsets anew")
     if command.member_epoch > member.known_current.member_epoch:

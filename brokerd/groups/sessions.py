@@ -145,7 +145,7 @@ class Sessions:
         self._streams: dict[int, dict[tuple[str, str], None]] = {}
 
     def get(self, group_id: str, member_id: str) -> Session:
-        """Return the session of a member; an empty one if nothing was heard from it, but with the numbers of a former member."""
+        """Return the session of a member, to look at; an empty one if nothing was heard from it, with the numbers of a former member."""
         key = (group_id, member_id)
         newer, older = self._departed
         former = self._sessions.get(key) or newer.get(key) or older.get(key)
@@ -153,10 +153,14 @@ class Sessions:
             return former or Session()
         return Session(beat_number=former.beat_number, commit_number=former.commit_number)
 
+    def of(self, group_id: str, member_id: str) -> Session:
+        """Return the session of a member, to change."""
+        return self._sessions.setdefault((group_id, member_id), self.get(group_id, member_id))
+
     def hear(self, group_id: str, member_id: str, *, expires_ms: int, beat_number: int, stream: int | None) -> Session:
         """Note a sign of life, and return the session."""
         key = (group_id, member_id)
-        session = self._sessions.setdefault(key, self.get(group_id, member_id))
+        session = self.of(group_id, member_id)
         session.beat_number = max(session.beat_number, beat_number)
         if stream != session.stream:
             self._leave_stream(key, session)
