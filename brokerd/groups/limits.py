@@ -20,6 +20,9 @@ DEFAULT_HEARTBEAT_INTERVAL_MS: Final = 5_000
 MIN_HEARTBEAT_INTERVAL_MS: Final = 1_000
 """Shortest interval of beats that may be advised, in milliseconds. The longest is a third of the session."""
 
+UNSETTLED_BEAT_MS: Final = 500
+"""Milliseconds between two unary beats that a member is told to keep until it has reached its target: nothing is pushed to it."""
+
 DEFAULT_PROCESSING_LIMIT_MS: Final = 5 * 60_000
 """Milliseconds that an application may take between two requests for records, and a member to give up partitions."""
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from brokerd.groups.answers import Left, MemberState, Refusal, Refused
+from brokerd.groups.answers import Left, MemberState, ReconciliationState, Refusal, Refused
 from brokerd.groups.commands import Beat, Join, Leave
 from brokerd.groups.decision_room import DecisionRoom
 from brokerd.groups.effects import MemberRemoved, PushAssignment, Removal
@@ -27,6 +27,7 @@ from brokerd.groups.limits import (
     MAX_SUBSCRIPTION_BYTES,
     MAX_TOPIC_NAME_BYTES,
     MIN_PROCESSING_LIMIT_MS,
+    UNSETTLED_BEAT_MS,
 )
 from brokerd.groups.reconciliation import is_within, reconcile
 from brokerd.groups.records import (
@@ -132,7 +133,10 @@ def beat(state: CoordinatorState, assignors: Sequence[str], command: Beat) -> Gr
     if moved is not current:
         records.append(CurrentRecord(group.group_id, member.member_id, moved))
     is_assignment_sent = moved is not current or not is_settled
-    return decided(_told(state, command, session, moved, is_assignment_sent=is_assignment_sent), records)
+    is_there = not records and state.state_of_member(group, member) is ReconciliationState.STABLE
+    is_there = is_there and group.known_value.group_epoch == group.known_value.target_epoch
+    told = _told(state, command, session, moved, is_assignment_sent=is_assignment_sent, is_there=is_there)
+    return decided(told, records)
 
 
 def leave(state: CoordinatorState, command: Leave) -> GroupDecision:
@@ -339,13 +343,22 @@ def _hear(state: CoordinatorState, command: Join | Beat) -> Session:
 
 
 def _told(
-    state: CoordinatorState, command: Join | Beat, session: Session, current: CurrentValue, *, is_assignment_sent: bool
+    state: CoordinatorState,
+    command: Join | Beat,
+    session: Session,
+    current: CurrentValue,
+    *,
+    is_assignment_sent: bool,
+    is_there: bool = False,
 ) -> MemberState:
     config = state.config(command.group_id)
+    interval_ms = config.heartbeat_interval_ms
+    if command.stream is None and not is_there:
+        interval_ms = min(interval_ms, UNSETTLED_BEAT_MS)
     return MemberState(
         member_id=command.member_id,
         member_epoch=current.member_epoch,
-        heartbeat_interval_ms=config.heartbeat_interval_ms,
+        heartbeat_interval_ms=interval_ms,
         session_timeout_ms=config.session_timeout_ms,
         assignment_number=session.next_number() if is_assignment_sent else session.sent_number or 0,
         assignment=plain(current.assigned) if is_assignment_sent else None,

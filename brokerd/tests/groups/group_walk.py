@@ -166,6 +166,11 @@ class Walk:
         self.laws.check_state(self.core, clients, self.is_serving)
 
     @property
+    def log(self) -> list[Batch]:
+        """Batches of the log."""
+        return self._log
+
+    @property
     def is_serving(self) -> bool:
         """False while a new coordinator loads."""
         return self.now_ms >= self._serving_from_ms

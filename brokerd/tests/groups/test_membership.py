@@ -312,3 +312,12 @@ def test_bad_wish_in_a_beat_changes_nothing() -> None:
     assert refusal(host.try_beat("a", subscription=Subscription((), "("))) is Refusal.INVALID_PATTERN
     assert refusal(host.try_beat("a", assignor="mine")) is Refusal.UNKNOWN_ASSIGNOR
     assert host.member("a").known_about.subscription == Subscription(("t",))
+
+
+def test_unary_member_beats_faster_until_it_has_its_target() -> None:
+    """Nothing can be pushed to it, so that it is told to come soon; a member with a stream, and a stable one, keep the interval."""
+    host = CoordinatorHost(T)
+    assert host.join("a", "t").heartbeat_interval_ms == 500
+    assert host.join("b", "t", stream=1).heartbeat_interval_ms == 5_000
+    host.settle("a", "b")
+    assert host.beat("a").heartbeat_interval_ms == 5_000
