@@ -73,7 +73,10 @@ def store(state: CoordinatorState, command: AssignmentComputed) -> GroupDecision
     """Write a result into the log, or the first part of it; `write` goes on with the rest."""
     group = state.group(command.group_id)
     epoch = command.group_epoch
-    is_awaited = state.sessions.computing.get(command.group_id) == epoch
+    # An earlier computation that took longer than the retry time is as good as the last one.
+    is_awaited = epoch <= state.sessions.computing.get(command.group_id, 0)
+    pending = state.sessions.pending.get(command.group_id)
+    is_awaited = is_awaited and (pending is None or pending.group_epoch < epoch)
     if group is None or not is_awaited or epoch <= group.known_value.target_epoch:
         return refused(Refusal.STALE_ASSIGNMENT, f"no computation for epoch {epoch} is under way; drop the result")
     wanted = {member_id: _tidy(state, partitions) for member_id, partitions in command.assignment.items()}

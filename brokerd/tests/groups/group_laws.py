@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from brokerd.groups.answers import FetchedOffsets, GroupState, MemberState, OffsetResults, Outcome
+from brokerd.groups.answers import FetchedOffsets, GroupState, MemberState, OffsetResults, Outcome, Refusal, Refused
 from brokerd.groups.codec import decode
-from brokerd.groups.commands import AlterOffsets, Command, CommitOffsets, FetchOffsets
+from brokerd.groups.commands import AlterOffsets, Beat, Command, CommitOffsets, FetchOffsets
 from brokerd.groups.core import GroupCore
 from brokerd.groups.effects import MemberRemoved, PushAssignment, Removal
 from brokerd.groups.group import Group
@@ -22,10 +22,12 @@ from brokerd.groups.records import (
     MemberRecord,
     OffsetRecord,
 )
-from brokerd.groups.settings import GroupConfig
 from brokerd.groups.subscriptions import Topic
 from brokerd.tests.groups.coordinator_host import UNIX_OFFSET_MS, Batch
 from brokerd.tests.groups.model_client import Key, ModelClient, Phase
+
+RETENTION_MS = 8_000
+"""Retention of offsets in the walk: below what a config may say, so that a walk sees expiries."""
 
 MAX_BEATS_PER_S = 8
 """Beats per second of a client's life, on average: everything that fails has a floor."""
@@ -100,7 +102,11 @@ class Laws:
                 member = group.member(record.member_id)
                 about = abouts.get((record.group_id, record.member_id), None if member is None else member.about)
                 if member is not None and about is not None and AWAY_EPOCH not in _epochs(member.current, record.value):
-                    wanted = core.state.topics.meaning(about.subscription)
+                    topics = core.state.topics
+                    wanted = topics.meaning(about.subscription)
+                    if not topics.is_loaded:
+                        # A coordinator that knows no topics must not take anything away.
+                        wanted = frozenset(member.target_partitions)
                     for key in _assigned(member.known_current):
                         is_wanted = key[0] in wanted and key[1] in member.target_partitions.get(key[0], ())
                         if is_wanted:
@@ -121,9 +127,8 @@ class Laws:
         elif record.topic_id not in self._deleted:
             assert command is None, f"P2: {command} deletes an offset"
             assert not group.members, f"P8: an offset of {group.group_id} with members expires"
-            retention_ms = GroupConfig(offsets_retention_ms=60_000).offsets_retention_ms or 0
             since_ms = max(old.commit_ms, group.known_value.empty_since_ms or 0)
-            assert now_ms + UNIX_OFFSET_MS >= since_ms + retention_ms, "P8: an offset expires early"
+            assert now_ms + UNIX_OFFSET_MS >= since_ms + RETENTION_MS, "P8: an offset expires early"
 
     def note_committed(self, batch: Batch, index: int) -> None:
         """Note a committed batch. No pair of partition and assignment epoch may belong to two members (P1)."""
@@ -166,6 +171,11 @@ class Laws:
         if effect.reason is Removal.SESSION_ENDED and client.phase is Phase.MEMBER:
             assert not client.held, f"P1: {client.member_id} is removed while it uses {client.held}"
 
+    def check_refusal(self, client: ModelClient, command: Command, outcome: Outcome) -> None:
+        """Check that a client that behaves is never fenced while it is a member (P4)."""
+        if isinstance(command, Beat) and isinstance(outcome, Refused) and client.request_number == command.beat_number:
+            assert outcome.code is not Refusal.FENCED_MEMBER_EPOCH, f"P4: {client.member_id}: {outcome.message}"
+
     def check_client(self, client: ModelClient, life_ms: int) -> None:
         """Check that a client does not spin."""
         assert client.beat_count <= 20 + MAX_BEATS_PER_S * life_ms / 1_000, f"{client.member_id} spins"
@@ -180,6 +190,8 @@ class Laws:
     def check_stable(self, core: GroupCore, alive: Sequence[ModelClient], topics: Iterable[Topic]) -> None:
         """Check P3: every group is stable, and every partition of a subscribed topic is used by its owner."""
         known = tuple(topics)
+        left = sorted(self._deleted.intersection(core.topics_with_offsets()))
+        assert not left, f"P2: offsets of deleted topics {left} stay"
         for group_id in sorted({each.group_id for each in alive}):
             group = core.state.group(group_id)
             clients = [each for each in alive if each.group_id == group_id]

@@ -84,11 +84,12 @@ MUTANTS: Final = (
         new="if False:",
     ),
     GroupMutant(
-        name="numbers of requests are forgotten with the first beat at a coordinator",
-        owner=Sessions,
-        function="of",
-        old="self._sessions.setdefault((group_id, member_id), self.get(group_id, member_id))",
-        new="self._sessions.get((group_id, member_id)) or Session()",
+        name="the number of a commit before the first beat at a coordinator is forgotten",
+        owner=offsets,
+        function="commit",
+        old="state.sessions.of(command.group_id, command.member_id)",
+        new="state.sessions.get(command.group_id, command.member_id)",
+        seeds=range(90, 120),
     ),
     GroupMutant(
         name="a takeover keeps the epoch of the old process",
@@ -103,7 +104,6 @@ MUTANTS: Final = (
         function="expire",
         old="if value is None or value.empty_since_ms is None or group.members:",
         new="if value is None:",
-        also=(),
     ),
     GroupMutant(
         name="offsets expire from their commit alone",
@@ -140,7 +140,6 @@ MUTANTS: Final = (
         function="put_current",
         old="waiting.update(dict.fromkeys(self._target_owners.of(topic_id, number)))",
         new="pass",
-        also=(),
     ),
     GroupMutant(
         name="offsets of a deleted topic stay",
@@ -176,7 +175,6 @@ MUTANTS: Final = (
         function="push",
         old=" or not session.is_settled",
         new="",
-        also=(),
     ),
     GroupMutant(
         name="a released partition is lost from the index of holders",

@@ -51,7 +51,7 @@ from brokerd.tests.groups.coordinator_host import (
     loaded,
     topic,
 )
-from brokerd.tests.groups.group_laws import Laws
+from brokerd.tests.groups.group_laws import RETENTION_MS, Laws
 from brokerd.tests.groups.model_client import ModelClient, Phase
 
 GROUPS = ("g", "h")
@@ -63,9 +63,13 @@ SUBSCRIPTIONS = (
     Subscription((), "t.*"),
     Subscription(("nowhere",)),
 )
-CONFIG = GroupConfig(session_timeout_ms=6_000, heartbeat_interval_ms=1_000, offsets_retention_ms=60_000)
+CONFIG = GroupConfig(session_timeout_ms=6_000, heartbeat_interval_ms=1_000)
+object.__setattr__(CONFIG, "offsets_retention_ms", RETENTION_MS)
 PROCESSING_LIMIT_MS = 8_000
-HEAL_MS = 40_000
+QUIET_MS = 5_000
+"""Milliseconds in which a change of the topics alone must have reached every member."""
+
+HEAL_MS = 45_000
 """A session, a processing limit, and what follows: detection by the clients, a computation, and several beats."""
 
 
@@ -143,6 +147,13 @@ class Walk:
             process.paused_until_ms = process.stall_until_ms = 0
             process.client.is_application_stalled = False
         end_ms = self.now_ms + HEAL_MS
+        while self.now_ms < end_ms - QUIET_MS:
+            self.step()
+        # Nothing but the topics changes any more.
+        for name in NAMES:
+            if name in self.topics:
+                self._grow(self.topics[name])
+        self._tell_topics()
         while self.now_ms < end_ms:
             self.step()
         alive = [each.client for each in self.processes if not each.is_killed and each.client.phase is not Phase.ENDED]
@@ -291,6 +302,8 @@ class Walk:
                     group_id=effect.group_id, group_epoch=effect.group_epoch, assignment=assign(effect)
                 )
                 self._later(self.rng.randint(0, 400), lambda: self._decide(command, self._count_refusal))
+                if self._faults and self.rng.random() < 0.2:
+                    self._later(self.rng.randint(0, 6_000), lambda: self._decide(command, self._count_refusal))
             case PushAssignment():
                 state = self.laws.pushed(effect)
                 self._to_stream(effect.stream, effect.member_id, lambda client: client.hear(0, state, self.now_ms))
@@ -371,6 +384,8 @@ class Walk:
 
         def give(outcome: Outcome) -> None:
             self._count_refusal(outcome)
+            if not process.is_killed:
+                self.laws.check_refusal(client, command, outcome)
             if stream is None and self._faults and self.rng.random() < 0.08:
                 return
             if stream is not None:
@@ -498,13 +513,13 @@ class Walk:
         if old is None:
             self._create(name)
         elif self.rng.random() < 0.5 and old.partition_count < 8:
-            self.topics[name] = Topic(topic_id=old.topic_id, name=name, partition_count=old.partition_count + 1)
+            self._grow(old)
         else:
             deleted = (old.topic_id,)
             del self.topics[name]
+            self._metadata_offset += 1
             if self.rng.random() < 0.5:
                 self._create(name)
-        self._metadata_offset += 1
         self.counts["topics"] += 1
         self.laws.deleted(deleted)
         if self.is_serving:
@@ -518,6 +533,10 @@ class Walk:
         group_id = self.rng.choice((*GROUPS, "idle"))
         self._decide(AlterOffsets(group_id=group_id, offsets=reset), self._count_refusal)
         self.counts["alter"] += 1
+
+    def _grow(self, old: Topic) -> None:
+        self.topics[old.name] = Topic(topic_id=old.topic_id, name=old.name, partition_count=old.partition_count + 1)
+        self._metadata_offset += 1
 
     def _create(self, name: str) -> None:
         self._topic_number += 1

@@ -90,6 +90,11 @@ class ModelClient:
         """Everything that it has not given up."""
         return tuple(sorted({*self.owned, *self.giving_up}))
 
+    @property
+    def request_number(self) -> int | None:
+        """Number of the join, beat or leave under way."""
+        return None if self._under_way is None else self._under_way[0]
+
     def start(self, now_ms: int) -> None:
         """The application begins to ask for records."""
         self.last_ask_ms = now_ms

@@ -129,6 +129,24 @@ def test_dropped_topic_leaves_before_the_next_target() -> None:
     assert assigned(host.member("a")) == {}
 
 
+def test_released_partition_is_pushed_at_once() -> None:
+    """The member that waits for a partition gets it when the other has released it, without a beat of its own (KIP-848 needs one)."""
+    host = CoordinatorHost(T)
+    host.join("a", "t", stream=1)
+    host.beat("a", stream=1)
+    host.run(200)
+    host.beat("a", stream=1)
+    host.join("b", "t", stream=2)
+    host.beat("b", stream=2)
+    host.run(200)
+    host.beat("b", stream=2)
+    host.effects.clear()
+    host.beat("a", stream=1)
+    host.run()
+    (push,) = [each for each in host.pushes() if each.member_id == "b"]
+    assert sum(map(len, push.assignment.values())) == 2
+
+
 def test_last_member_takes_the_target_epoch_along() -> None:
     """Whether the last member leaves or is removed, the empty group has target epoch = group epoch."""
     for end in ("leave", "session", "limit"):
