@@ -86,11 +86,11 @@ MAX_REQUEST_BYTES: Final = 768 * 1024
 MAX_TARGET_BYTES: Final = 768 * 1024
 """Bytes of one member's target assignment. A result with more is refused: the group needs more members."""
 
-DECISION_RECORDS: Final = 3_000
-"""Records of one decision of long work; the rest follows in later ticks. Below the limit of the runtime."""
+DECISION_RECORDS: Final = 1_000
+"""Records of one decision of long work; the rest follows in later ticks, so that the event loop serves others in between."""
 
-DECISION_BYTES: Final = 512 * 1024
-"""Estimated bytes of the records of one decision of long work. One more record may exceed it, so that progress is certain."""
+DECISION_BYTES: Final = 192 * 1024
+"""Estimated bytes of the records of one decision of long work, some 40 ms. A larger record goes alone, so that progress is certain."""
 
 SWEEP_OFFSETS: Final = 20_000
 """Offsets that one tick of the sweep looks at, in whole groups."""

@@ -145,7 +145,7 @@ class Sessions:
         self._streams: dict[int, dict[tuple[str, str], None]] = {}
 
     def get(self, group_id: str, member_id: str) -> Session:
-        """Return the session of a member, to look at; an empty one if nothing was heard from it, with the numbers of a former member."""
+        """Return the session of a member, to look at. If nothing was heard from it, it is empty but for a former member's numbers."""
         key = (group_id, member_id)
         newer, older = self._departed
         former = self._sessions.get(key) or newer.get(key) or older.get(key)

@@ -19,6 +19,7 @@ from brokerd.groups.records import (
     CurrentRecord,
     CurrentValue,
     GroupLogRecord,
+    GroupRecord,
     MemberRecord,
     OffsetRecord,
 )
@@ -139,6 +140,10 @@ class Laws:
                 self._offsets.setdefault(key, []).append((index, offset))
                 if isinstance(batch.command, AlterOffsets) and offset is not None:
                     self._next[key] = max(self._next.get(key, 0), offset)
+            if isinstance(record, GroupRecord) and record.value is None:
+                # A group that was deleted begins anew at epoch 1. Its former members are unknown to it.
+                for pair in [each for each in self._owner_at if each[0] == record.group_id]:
+                    del self._owner_at[pair]
             if not isinstance(record, CurrentRecord) or record.value is None:
                 continue
             for held in (record.value.assigned, record.value.revoking):
