@@ -173,7 +173,7 @@ class FindCoordinatorResponse(_message.Message):
 Global___FindCoordinatorResponse: _TypeAlias = FindCoordinatorResponse  # noqa: Y015
 
 @_typing.final
-class AssignedTopic(_message.Message):
+class PartitionsOfTopic(_message.Message):
     """Partitions of one topic."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -202,7 +202,7 @@ class AssignedTopic(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AssignedTopic: _TypeAlias = AssignedTopic  # noqa: Y015
+Global___PartitionsOfTopic: _TypeAlias = PartitionsOfTopic  # noqa: Y015
 
 @_typing.final
 class GroupAssignment(_message.Message):
@@ -212,13 +212,13 @@ class GroupAssignment(_message.Message):
 
     TOPICS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___AssignedTopic]:
+    def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionsOfTopic]:
         """Topics with at least one partition."""
 
     def __init__(
         self,
         *,
-        topics: _abc.Iterable[Global___AssignedTopic] | None = ...,
+        topics: _abc.Iterable[Global___PartitionsOfTopic] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -636,7 +636,7 @@ class FetchOffsetsRequest(_message.Message):
     group_id: _builtins.str
     """Group id."""
     @_builtins.property
-    def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___AssignedTopic]:
+    def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionsOfTopic]:
         """Partitions to look up; empty: all that have an offset."""
 
     def __init__(
@@ -644,7 +644,7 @@ class FetchOffsetsRequest(_message.Message):
         *,
         cluster_id: _builtins.str = ...,
         group_id: _builtins.str = ...,
-        topics: _abc.Iterable[Global___AssignedTopic] | None = ...,
+        topics: _abc.Iterable[Global___PartitionsOfTopic] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -1408,7 +1408,7 @@ class DeleteOffsetsRequest(_message.Message):
     group_id: _builtins.str
     """Group id."""
     @_builtins.property
-    def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___AssignedTopic]:
+    def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionsOfTopic]:
         """At most 4,000 partitions."""
 
     def __init__(
@@ -1416,7 +1416,7 @@ class DeleteOffsetsRequest(_message.Message):
         *,
         cluster_id: _builtins.str = ...,
         group_id: _builtins.str = ...,
-        topics: _abc.Iterable[Global___AssignedTopic] | None = ...,
+        topics: _abc.Iterable[Global___PartitionsOfTopic] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
