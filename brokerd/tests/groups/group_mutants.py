@@ -119,6 +119,7 @@ MUTANTS: Final = (
         function="expire",
         old="max(offset.commit_ms, value.empty_since_ms)",
         new="offset.commit_ms",
+        seeds=range(9, 14),
     ),
     GroupMutant(
         name="a group is reconciled while its target is written",
