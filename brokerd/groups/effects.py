@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Effects of the group core: what the shell has to do once the decision is committed. Each carries all that it needs.
+
+Values only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from brokerd.groups.assignment.specs import MemberSpec, TopicSpec
+from brokerd.groups.records import Partitions
+
+
+class Removal(Enum):
+    """Why a member was removed without asking for it."""
+
+    SESSION_ENDED = "session ended"
+    REVOCATION_LIMIT = "it did not confirm a revocation within its processing limit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeAssignment:
+    """Run the assignor off the event loop and give `AssignmentComputed` back.
+
+    Attributes:
+        group_id: group.
+        group_epoch: epoch to name in the result.
+        assignor: name of the assignor.
+        members: members by member id, with their present targets.
+        topics: every topic that some member subscribes to, by topic id.
+    """
+
+    group_id: str
+    group_epoch: int
+    assignor: str
+    members: tuple[MemberSpec, ...]
+    topics: Mapping[bytes, TopicSpec]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushAssignment:
+    """Send a member its assignment on its stream.
+
+    Attributes:
+        group_id: group.
+        member_id: member.
+        stream: number of the stream.
+        member_epoch: its epoch.
+        assignment_number: number of the assignment.
+        assignment: all partitions that it may use.
+    """
+
+    group_id: str
+    member_id: str
+    stream: int
+    member_epoch: int
+    assignment_number: int
+    assignment: Partitions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberRemoved:
+    """Count and log a removal, and tell the member if it has an open stream."""
+
+    group_id: str
+    member_id: str
+    reason: Removal
+    stream: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetsExpired:
+    """Log and count offsets that have expired: (topic id, partition, offset)."""
+
+    group_id: str
+    offsets: tuple[tuple[bytes, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupExpired:
+    """Log that a group without members and offsets is gone."""
+
+    group_id: str
+
+
+Effect = ComputeAssignment | PushAssignment | MemberRemoved | OffsetsExpired | GroupExpired
+"""Everything that the shell may have to do."""

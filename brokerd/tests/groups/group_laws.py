@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The laws of groups (`docs/groups.md` section "Invariants") as assertions over states, decisions and committed records.
+
+They look at records and states, never at indexes that the core keeps for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from brokerd.groups.answers import FetchedOffsets, GroupState, MemberState, OffsetResults, Outcome, Refusal, Refused
+from brokerd.groups.codec import decode
+from brokerd.groups.commands import AlterOffsets, Beat, Command, CommitOffsets, FetchOffsets
+from brokerd.groups.core import GroupCore
+from brokerd.groups.effects import MemberRemoved, PushAssignment, Removal
+from brokerd.groups.group import Group
+from brokerd.groups.records import (
+    AWAY_EPOCH,
+    CurrentRecord,
+    CurrentValue,
+    GroupLogRecord,
+    GroupRecord,
+    MemberRecord,
+    OffsetRecord,
+)
+from brokerd.groups.subscriptions import Topic
+from brokerd.tests.groups.coordinator_host import UNIX_OFFSET_MS, Batch
+from brokerd.tests.groups.model_client import Key, ModelClient, Phase
+
+RETENTION_MS = 8_000
+"""Retention of offsets in the walk: below what a config may say, so that a walk sees expiries."""
+
+MAX_BEATS_PER_S = 8
+"""Beats per second of a client's life, on average: everything that fails has a floor."""
+
+
+class Laws:
+    """What must hold, and what has to be remembered for it."""
+
+    def __init__(self) -> None:
+        self._owner_at: dict[tuple[str, bytes, int, int], str] = {}
+        self._offsets: dict[tuple[str, bytes, int], list[tuple[int, int | None]]] = {}
+        self._next: dict[tuple[str, bytes, int], int] = {}
+        self._deleted: set[bytes] = set()
+
+    def deleted(self, topic_ids: Iterable[bytes]) -> None:
+        """Remember deleted topics."""
+        self._deleted.update(topic_ids)
+
+    def pushed(self, effect: PushAssignment) -> MemberState:
+        """Return what a client hears of a push."""
+        return MemberState(
+            member_id=effect.member_id,
+            member_epoch=effect.member_epoch,
+            heartbeat_interval_ms=1_000,
+            session_timeout_ms=6_000,
+            assignment_number=effect.assignment_number,
+            assignment=effect.assignment,
+        )
+
+    def check_state(self, core: GroupCore, clients: Sequence[ModelClient], is_serving: bool) -> None:
+        """Check P1, P5 and P9 in a state, and that clients own nothing that the coordinator does not know them to hold."""
+        for group in core.state.groups.values():
+            self._check_group(group)
+        for client in clients if is_serving else ():
+            group = core.state.groups.get(client.group_id)
+            member = None if group is None else group.member(client.member_id)
+            if client.phase is Phase.MEMBER and member is not None and not member.is_away:
+                held = _keys(member.known_current)
+                extra = [key for key in client.held if key not in held]
+                assert not extra, f"P1: {client.member_id} uses {extra} that it does not hold"
+
+    def _check_group(self, group: Group) -> None:
+        holders: dict[Key, str] = {}
+        targets: dict[Key, str] = {}
+        value = group.known_value
+        for member in group.members.values():
+            current = member.current
+            if current is not None:
+                assert current.member_epoch <= value.target_epoch <= value.group_epoch, f"P5: {group.group_id}"
+                for key in _keys(current):
+                    assert key not in holders, f"P1: {holders[key]} and {member.member_id} hold {key}"
+                    holders[key] = member.member_id
+            for topic_id, numbers in () if group.is_frozen else member.target_partitions.items():
+                for number in numbers:
+                    key = (topic_id, number)
+                    assert key not in targets, f"P9: {targets[key]} and {member.member_id} have {key} as target"
+                    targets[key] = member.member_id
+        if group.value is not None and not group.members:
+            assert value.target_epoch == value.group_epoch, f"P5: {group.group_id} is empty"
+            assert value.empty_since_ms is not None, f"P5: {group.group_id} is empty and does not know since when"
+        if group.members:
+            assert value.empty_since_ms is None, f"P5: {group.group_id} has members and claims to be empty"
+
+    def check_decision(
+        self, core: GroupCore, command: Command | None, records: Sequence[GroupLogRecord], now_ms: int
+    ) -> None:
+        """Check P2, P4 and P8 in a decision, before it is replayed."""
+        abouts = {(each.group_id, each.member_id): each.value for each in records if isinstance(each, MemberRecord)}
+        for record in records:
+            group = core.state.groups.get(record.group_id)
+            if isinstance(record, CurrentRecord) and record.value is not None and group is not None:
+                member = group.member(record.member_id)
+                about = abouts.get((record.group_id, record.member_id), None if member is None else member.about)
+                if member is not None and about is not None and AWAY_EPOCH not in _epochs(member.current, record.value):
+                    topics = core.state.topics
+                    wanted = topics.meaning(about.subscription)
+                    if not topics.is_loaded:
+                        # A coordinator that knows no topics must not take anything away.
+                        wanted = frozenset(member.target_partitions)
+                    for key in _assigned(member.known_current):
+                        is_wanted = key[0] in wanted and key[1] in member.target_partitions.get(key[0], ())
+                        if is_wanted:
+                            before = member.known_current.assigned[key[0]][key[1]]
+                            after = record.value.assigned.get(key[0], {}).get(key[1])
+                            assert before == after, f"P4: {record.member_id} is disturbed in {key}"
+            if isinstance(record, OffsetRecord) and group is not None:
+                self._check_offset(group, command, record, now_ms)
+
+    def _check_offset(self, group: Group, command: Command | None, record: OffsetRecord, now_ms: int) -> None:
+        old = group.offsets.get((record.topic_id, record.partition))
+        if old is None:
+            return
+        if record.value is not None:
+            is_reset = isinstance(command, AlterOffsets)
+            assert is_reset or record.value.offset >= old.offset, f"P2: {record} moves back from {old.offset}"
+            assert not is_reset or not group.members, "P2: a reset of a group with members"
+        elif record.topic_id not in self._deleted:
+            assert command is None, f"P2: {command} deletes an offset"
+            assert not group.members, f"P8: an offset of {group.group_id} with members expires"
+            since_ms = max(old.commit_ms, group.known_value.empty_since_ms or 0)
+            assert now_ms + UNIX_OFFSET_MS >= since_ms + RETENTION_MS, "P8: an offset expires early"
+
+    def note_committed(self, batch: Batch, index: int) -> None:
+        """Note a committed batch. No pair of partition and assignment epoch may belong to two members (P1)."""
+        for record in map(decode, batch.records):
+            if isinstance(record, OffsetRecord):
+                key = (record.group_id, record.topic_id, record.partition)
+                offset = None if record.value is None else record.value.offset
+                self._offsets.setdefault(key, []).append((index, offset))
+                if isinstance(batch.command, AlterOffsets) and offset is not None:
+                    self._next[key] = max(self._next.get(key, 0), offset)
+            if isinstance(record, GroupRecord) and record.value is None:
+                # A group that was deleted begins anew at epoch 1. Its former members are unknown to it.
+                for pair in [each for each in self._owner_at if each[0] == record.group_id]:
+                    del self._owner_at[pair]
+            if not isinstance(record, CurrentRecord) or record.value is None:
+                continue
+            for held in (record.value.assigned, record.value.revoking):
+                for topic_id, numbers in held.items():
+                    for number, epoch in numbers.items():
+                        pair = (record.group_id, topic_id, number, epoch)
+                        owner = self._owner_at.setdefault(pair, record.member_id)
+                        assert owner == record.member_id, f"P1: {owner} and {record.member_id} have {pair}"
+
+    def check_answer(self, command: Command, outcome: Outcome, end: int) -> None:
+        """Check an answer that is given because the log is committed up to a batch (exclusive): P2, P6 and P8."""
+        if isinstance(command, FetchOffsets) and isinstance(outcome, FetchedOffsets):
+            for each in outcome.offsets:
+                committed = self._offset_at((command.group_id, each.topic_id, each.partition), end)
+                answered = None if each.value is None else each.value.offset
+                assert answered == committed, f"P2: {answered} was answered, {committed} is committed"
+        if isinstance(command, CommitOffsets) and isinstance(outcome, OffsetResults):
+            for sent, result in zip(command.offsets, outcome.results, strict=True):
+                committed = self._offset_at((command.group_id, sent.topic_id, sent.partition), end)
+                if result.refused is None:
+                    assert committed == sent.offset, f"P6: {sent} is acknowledged, {committed} is committed"
+
+    def _offset_at(self, key: tuple[str, bytes, int], end: int) -> int | None:
+        before = [offset for index, offset in self._offsets.get(key, ()) if index < end]
+        return before[-1] if before else None
+
+    def check_removal(self, client: ModelClient, effect: MemberRemoved, now_ms: int) -> None:
+        """Check that a live client has given up before the coordinator ends its session (P1)."""
+        del now_ms
+        if effect.reason is Removal.SESSION_ENDED and client.phase is Phase.MEMBER:
+            assert not client.held, f"P1: {client.member_id} is removed while it uses {client.held}"
+
+    def check_refusal(self, client: ModelClient, command: Command, outcome: Outcome) -> None:
+        """Check that a client that behaves is never fenced while it is a member (P4)."""
+        if isinstance(command, Beat) and isinstance(outcome, Refused) and client.request_number == command.beat_number:
+            assert outcome.code is not Refusal.FENCED_MEMBER_EPOCH, f"P4: {client.member_id}: {outcome.message}"
+
+    def check_client(self, client: ModelClient, life_ms: int) -> None:
+        """Check that a client does not spin."""
+        assert client.beat_count <= 20 + MAX_BEATS_PER_S * life_ms / 1_000, f"{client.member_id} spins"
+
+    def delivered(self, client: ModelClient, key: Key, offset: int) -> None:
+        """Check that the application of no member is given a record before everything below it was given to one."""
+        place = (client.group_id, *key)
+        following = self._next.get(place, 0)
+        assert offset <= following, f"P2: {client.member_id} skips {following} to {offset} of {key}"
+        self._next[place] = max(following, offset + 1)
+
+    def check_stable(self, core: GroupCore, alive: Sequence[ModelClient], topics: Iterable[Topic]) -> None:
+        """Check P3: every group is stable, and every partition of a subscribed topic is used by its owner."""
+        known = tuple(topics)
+        left = sorted(self._deleted.intersection(core.topics_with_offsets()))
+        assert not left, f"P2: offsets of deleted topics {left} stay"
+        for group_id in sorted({each.group_id for each in alive}):
+            group = core.state.group(group_id)
+            clients = [each for each in alive if each.group_id == group_id]
+            assert group is not None, f"P3: {group_id} is not there"
+            state = core.state.state_of(group)
+            assert state is GroupState.STABLE, f"P3: {group_id} is {state}"
+            wanted: set[bytes] = set()
+            for client in clients:
+                assert client.phase is Phase.MEMBER, f"P3: {client.member_id} is {client.phase} ({client.error})"
+                member = group.member(client.member_id)
+                assert member is not None, f"P3: {client.member_id} is no member"
+                assert set(_assigned(member.known_current)) == set(client.owned), f"P3: {client.member_id} differs"
+                wanted |= core.state.topics.meaning(client.subscription)
+                assert all(position is not None for position in client.owned.values()), "P3: no position"
+            used = sorted(key for client in clients for key in client.owned)
+            every = sorted(
+                (each.topic_id, number)
+                for each in known
+                if each.topic_id in wanted
+                for number in range(each.partition_count)
+            )
+            assert used == every, f"P3: {group_id} uses {used}, not {every}"
+
+
+def _assigned(current: CurrentValue) -> tuple[Key, ...]:
+    return tuple((topic_id, number) for topic_id, numbers in current.assigned.items() for number in numbers)
+
+
+def _keys(current: CurrentValue) -> tuple[Key, ...]:
+    revoking = ((topic_id, number) for topic_id, numbers in current.revoking.items() for number in numbers)
+    return (*_assigned(current), *revoking)
+
+
+def _epochs(old: CurrentValue | None, new: CurrentValue) -> tuple[int, ...]:
+    return (new.member_epoch,) if old is None else (old.member_epoch, new.member_epoch)
