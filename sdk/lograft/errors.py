@@ -12,6 +12,8 @@
     |   +-- NotEnoughReplicasError   too few replicas are in sync; nothing was appended
     |   +-- NotEnoughReplicasAfterAppendError  too few stayed in sync until the appended records were committed
     |   +-- OffsetNotAvailableError  the leader does not know the latest offset now
+    |   +-- CoordinatorNotAvailableError  the coordinator of the group loads, moves, or has no leader
+    |   +-- InstanceInUseError       another live process is the static member
     |   +-- OverloadedError          a limit of the server is reached
     |   +-- QuorumUnavailableError   the metadata quorum has no leader
     |   +-- ServerUnavailableError   another temporary failure of a server
@@ -32,6 +34,10 @@
     |   |   +-- InvalidRequestError  a topic name, count, config or replication factor is not valid
     |   |   +-- BatchRefusedError    a batch is too large, corrupt or malformed
     |   |   +-- OffsetOutOfRangeError  .log_start_offset and .high_watermark say what is readable
+    |   |   +-- MembershipLostError  the consumer is no member of its group, or does not hold the partition
+    |   |   |   +-- InstanceFencedError  a newer process has taken over the instance id
+    |   |   +-- GroupNotFoundError   no group has this id
+    |   |   +-- GroupNotEmptyError   the group has members
     |   +-- CorruptDataError         bytes from a broker do not match their checksum or format
     |   +-- DataLossError            the records are damaged and lost on every replica
     |   +-- OutcomeUnknownError      the request may or may not have taken effect
@@ -130,6 +136,18 @@ class OffsetNotAvailableError(RetriableError):
     """The leader does not know the latest offset: it is new, or has not heard from the controller for a whole session."""
 
     default_code = ErrorCode.OFFSET_NOT_AVAILABLE
+
+
+class CoordinatorNotAvailableError(RetriableError):
+    """The coordinator of the group is loading its state, has moved, or has no leader."""
+
+    default_code = ErrorCode.COORDINATOR_LOADING
+
+
+class InstanceInUseError(RetriableError):
+    """Another live process is the static member with this instance id; `retry_after_ms` is the rest of its session."""
+
+    default_code = ErrorCode.INSTANCE_IN_USE
 
 
 class OverloadedError(RetriableError):
@@ -282,6 +300,33 @@ class BatchRefusedError(RefusedError):
     default_code = ErrorCode.INVALID_BATCH
 
 
+class MembershipLostError(RefusedError):
+    """The consumer is no member of its group any more, or did not hold the partition at the epoch of the commit.
+
+    Other members may process its records again from the last committed offsets.
+    """
+
+    default_code = ErrorCode.UNKNOWN_MEMBER
+
+
+class InstanceFencedError(MembershipLostError):
+    """A newer process has taken over the instance id of this static member."""
+
+    default_code = ErrorCode.INSTANCE_FENCED
+
+
+class GroupNotFoundError(RefusedError):
+    """No group has this id."""
+
+    default_code = ErrorCode.GROUP_NOT_FOUND
+
+
+class GroupNotEmptyError(RefusedError):
+    """The group has members, and only a group without members allows the request."""
+
+    default_code = ErrorCode.GROUP_NOT_EMPTY
+
+
 class OffsetOutOfRangeError(RefusedError):
     """The offset is below the log start offset or above the high watermark.
 
@@ -383,6 +428,20 @@ _BY_CODE: Final[dict[ErrorCode, type[LograftError]]] = {
     ErrorCode.NOT_ENOUGH_REPLICAS: NotEnoughReplicasError,
     ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: NotEnoughReplicasAfterAppendError,
     ErrorCode.OFFSET_NOT_AVAILABLE: OffsetNotAvailableError,
+    ErrorCode.COORDINATOR_LOADING: CoordinatorNotAvailableError,
+    ErrorCode.NOT_COORDINATOR: CoordinatorNotAvailableError,
+    ErrorCode.UNKNOWN_MEMBER: MembershipLostError,
+    ErrorCode.FENCED_MEMBER_EPOCH: MembershipLostError,
+    ErrorCode.STALE_MEMBER_EPOCH: MembershipLostError,
+    ErrorCode.GROUP_NOT_FOUND: GroupNotFoundError,
+    ErrorCode.GROUP_NOT_EMPTY: GroupNotEmptyError,
+    ErrorCode.INSTANCE_IN_USE: InstanceInUseError,
+    ErrorCode.INSTANCE_FENCED: InstanceFencedError,
+    ErrorCode.INVALID_PATTERN: InvalidRequestError,
+    ErrorCode.UNKNOWN_ASSIGNOR: InvalidRequestError,
+    ErrorCode.PROCESSING_LIMIT_EXCEEDED: MembershipLostError,
+    ErrorCode.REQUEST_SUPERSEDED: MembershipLostError,
+    ErrorCode.GROUP_SUBSCRIBED: GroupNotEmptyError,
 }
 
 

@@ -114,6 +114,34 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     """The leader does not know the latest offset: it is new, or has not heard from the controller for a session and may have been
     replaced. Earlier offsets can be read. Ask again.
     """
+    ERROR_CODE_COORDINATOR_LOADING: _ErrorCode.ValueType  # 41
+    """The coordinator of the group is loading its state, or the topic of groups is created or has no leader. Ask again."""
+    ERROR_CODE_NOT_COORDINATOR: _ErrorCode.ValueType  # 42
+    """This broker does not coordinate the group. The leader hint, if any, names the broker that does."""
+    ERROR_CODE_UNKNOWN_MEMBER: _ErrorCode.ValueType  # 43
+    """The group has no such member: it left, or was removed. Join again."""
+    ERROR_CODE_FENCED_MEMBER_EPOCH: _ErrorCode.ValueType  # 44
+    """The member epoch is not that of the member. Its partitions are lost. Join again."""
+    ERROR_CODE_STALE_MEMBER_EPOCH: _ErrorCode.ValueType  # 45
+    """The member did not hold the partition at the epoch of the commit. The offset was not committed."""
+    ERROR_CODE_GROUP_NOT_FOUND: _ErrorCode.ValueType  # 46
+    """No group has this id."""
+    ERROR_CODE_GROUP_NOT_EMPTY: _ErrorCode.ValueType  # 47
+    """The group has members, and only a group without members allows the request."""
+    ERROR_CODE_INSTANCE_IN_USE: _ErrorCode.ValueType  # 48
+    """Another live process is the static member with this instance id. `retry_after_ms` is the rest of its session."""
+    ERROR_CODE_INSTANCE_FENCED: _ErrorCode.ValueType  # 49
+    """A newer process has taken over the instance id of the static member."""
+    ERROR_CODE_INVALID_PATTERN: _ErrorCode.ValueType  # 50
+    """The pattern of the subscription is not an RE2 expression, or is too large."""
+    ERROR_CODE_UNKNOWN_ASSIGNOR: _ErrorCode.ValueType  # 51
+    """The coordinator has no assignor with this name."""
+    ERROR_CODE_PROCESSING_LIMIT_EXCEEDED: _ErrorCode.ValueType  # 52
+    """The application did not ask for records for longer than its processing limit, so the member was removed."""
+    ERROR_CODE_REQUEST_SUPERSEDED: _ErrorCode.ValueType  # 53
+    """A later request of the member was handled before this one. Nothing was changed."""
+    ERROR_CODE_GROUP_SUBSCRIBED: _ErrorCode.ValueType  # 54
+    """Members of the group subscribe to the topic."""
 
 class ErrorCode(_ErrorCode, metaclass=_ErrorCodeEnumTypeWrapper):
     """Every reason for which Lograft refuses a request or fails. If a whole call fails, the name without its prefix is the `reason`
@@ -211,6 +239,34 @@ ERROR_CODE_OFFSET_NOT_AVAILABLE: ErrorCode.ValueType  # 40
 """The leader does not know the latest offset: it is new, or has not heard from the controller for a session and may have been
 replaced. Earlier offsets can be read. Ask again.
 """
+ERROR_CODE_COORDINATOR_LOADING: ErrorCode.ValueType  # 41
+"""The coordinator of the group is loading its state, or the topic of groups is created or has no leader. Ask again."""
+ERROR_CODE_NOT_COORDINATOR: ErrorCode.ValueType  # 42
+"""This broker does not coordinate the group. The leader hint, if any, names the broker that does."""
+ERROR_CODE_UNKNOWN_MEMBER: ErrorCode.ValueType  # 43
+"""The group has no such member: it left, or was removed. Join again."""
+ERROR_CODE_FENCED_MEMBER_EPOCH: ErrorCode.ValueType  # 44
+"""The member epoch is not that of the member. Its partitions are lost. Join again."""
+ERROR_CODE_STALE_MEMBER_EPOCH: ErrorCode.ValueType  # 45
+"""The member did not hold the partition at the epoch of the commit. The offset was not committed."""
+ERROR_CODE_GROUP_NOT_FOUND: ErrorCode.ValueType  # 46
+"""No group has this id."""
+ERROR_CODE_GROUP_NOT_EMPTY: ErrorCode.ValueType  # 47
+"""The group has members, and only a group without members allows the request."""
+ERROR_CODE_INSTANCE_IN_USE: ErrorCode.ValueType  # 48
+"""Another live process is the static member with this instance id. `retry_after_ms` is the rest of its session."""
+ERROR_CODE_INSTANCE_FENCED: ErrorCode.ValueType  # 49
+"""A newer process has taken over the instance id of the static member."""
+ERROR_CODE_INVALID_PATTERN: ErrorCode.ValueType  # 50
+"""The pattern of the subscription is not an RE2 expression, or is too large."""
+ERROR_CODE_UNKNOWN_ASSIGNOR: ErrorCode.ValueType  # 51
+"""The coordinator has no assignor with this name."""
+ERROR_CODE_PROCESSING_LIMIT_EXCEEDED: ErrorCode.ValueType  # 52
+"""The application did not ask for records for longer than its processing limit, so the member was removed."""
+ERROR_CODE_REQUEST_SUPERSEDED: ErrorCode.ValueType  # 53
+"""A later request of the member was handled before this one. Nothing was changed."""
+ERROR_CODE_GROUP_SUBSCRIBED: ErrorCode.ValueType  # 54
+"""Members of the group subscribe to the topic."""
 Global___ErrorCode: _TypeAlias = ErrorCode  # noqa: Y015
 
 @_typing.final

@@ -72,6 +72,20 @@ STATUS_CODES: Final[Mapping[ErrorCode, grpc.StatusCode]] = {
     ErrorCode.NOT_ENOUGH_REPLICAS: grpc.StatusCode.UNAVAILABLE,
     ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: grpc.StatusCode.UNAVAILABLE,
     ErrorCode.OFFSET_NOT_AVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    ErrorCode.COORDINATOR_LOADING: grpc.StatusCode.UNAVAILABLE,
+    ErrorCode.NOT_COORDINATOR: grpc.StatusCode.UNAVAILABLE,
+    ErrorCode.UNKNOWN_MEMBER: grpc.StatusCode.FAILED_PRECONDITION,
+    ErrorCode.FENCED_MEMBER_EPOCH: grpc.StatusCode.FAILED_PRECONDITION,
+    ErrorCode.STALE_MEMBER_EPOCH: grpc.StatusCode.FAILED_PRECONDITION,
+    ErrorCode.GROUP_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    ErrorCode.GROUP_NOT_EMPTY: grpc.StatusCode.FAILED_PRECONDITION,
+    ErrorCode.INSTANCE_IN_USE: grpc.StatusCode.UNAVAILABLE,
+    ErrorCode.INSTANCE_FENCED: grpc.StatusCode.FAILED_PRECONDITION,
+    ErrorCode.INVALID_PATTERN: grpc.StatusCode.INVALID_ARGUMENT,
+    ErrorCode.UNKNOWN_ASSIGNOR: grpc.StatusCode.INVALID_ARGUMENT,
+    ErrorCode.PROCESSING_LIMIT_EXCEEDED: grpc.StatusCode.FAILED_PRECONDITION,
+    ErrorCode.REQUEST_SUPERSEDED: grpc.StatusCode.ABORTED,
+    ErrorCode.GROUP_SUBSCRIBED: grpc.StatusCode.FAILED_PRECONDITION,
 }
 """gRPC status code of every error code."""
 
