@@ -43,6 +43,7 @@ napoleon_use_ivar = True
 napoleon_preprocess_types = True
 
 html_theme = "furo"
+pygments_dark_style = "github-dark"
 html_title = f"Lograft {__version__}"
 html_static_path = ["_static"]
 html_css_files = ["lograft.css"]
@@ -58,9 +59,7 @@ _EXAMPLE = re.compile(r"(?:^|\n)\n(?=    \S)")
 """Where an indented block begins after an empty line."""
 
 
-def _mark_examples(
-    app: Sphinx, what: str, name: str, found: object, options: object, lines: list[str]
-) -> None:
+def _mark_examples(app: Sphinx, what: str, name: str, found: object, options: object, lines: list[str]) -> None:
     """Make a code block of each indented example. Sections such as `Args:` have no empty line before their indented part."""
     text = "\n".join(lines)
     if _EXAMPLE.search(text):

@@ -16,15 +16,21 @@ DEFAULT_OUTPUT = Path("build/docs")
 
 def main(output: Path) -> int:
     """Build the site in a folder, which loses its former content, and return the exit status."""
-    source, pages = output / "source", output / "html"
-    for old in (source, pages, output / "doctrees"):
-        shutil.rmtree(old, ignore_errors=True)
-    gather(source)
-    options = ["--fail-on-warning", "--keep-going", "--quiet", "--builder", "html"]
-    status = run_sphinx([*options, "--doctree-dir", str(output / "doctrees"), str(source), str(pages)])
+    for old in ("source", "html", "doctrees"):
+        shutil.rmtree(output / old, ignore_errors=True)
+    gather(output / "source")
+    status = build_pages(output)
     if status == 0:
-        print(f"the site is in {pages}/index.html")
+        sys.stdout.write(f"the site is in {output}/html/index.html\n")
     return status
+
+
+def build_pages(output: Path) -> int:
+    """Build the gathered sources and return the exit status, which is 1 after a warning."""
+    options = ["--fail-on-warning", "--keep-going", "--quiet", "--builder", "html"]
+    return run_sphinx(
+        [*options, "--doctree-dir", str(output / "doctrees"), str(output / "source"), str(output / "html")]
+    )
 
 
 if __name__ == "__main__":

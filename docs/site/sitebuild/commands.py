@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import brokerd.__main__ as brokerd_program
-import metaquorum.__main__ as metaquorum_program
 import typer
 from lograft.cli.app import make_app
+
+import brokerd.__main__ as brokerd_program
+import metaquorum.__main__ as metaquorum_program
 
 
 def commands_of_clients() -> str:
@@ -57,21 +58,20 @@ def _rows(command: Any) -> list[str]:
     shown = [each for each in command.params if not each.hidden]
     if not shown:
         return []
-    return ["| option | default | |", "|---|---|---|", *map(_row, shown), ""]
+    return ["| option | meaning |", "|---|---|", *map(_row, shown), ""]
 
 
 def _row(parameter: Any) -> str:
     is_argument = parameter.param_type_name == "argument"
     names = [_argument_name(parameter)] if is_argument else [*parameter.opts, *parameter.secondary_opts]
-    facts = [_sentence(parameter.help)]
+    facts = ["Required." if parameter.required else "", _sentence(parameter.help), _default(parameter.default)]
     if parameter.min is not None or parameter.max is not None:
         facts.append(_range(parameter.min, parameter.max))
     if parameter.multiple:
         facts.append("May be repeated.")
     variables = [parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or []
     facts += [f"Variable: `{variable}`." for variable in variables]
-    cells = (", ".join(f"`{name}`" for name in names), _default(parameter), " ".join(filter(None, facts)))
-    return f"| {' | '.join(cells)} |"
+    return f"| {', '.join(f'`{name}`' for name in names)} | {' '.join(filter(None, facts))} |"
 
 
 def _argument_name(parameter: Any) -> str:
@@ -84,13 +84,10 @@ def _range(low: int | None, high: int | None) -> str:
     return f"At most {high:,}." if low is None else f"{low:,} to {high:,}."
 
 
-def _default(parameter: Any) -> str:
-    value = parameter.default
-    if parameter.required:
-        return "required"
+def _default(value: object) -> str:
     if value is None or value == "" or value is False or callable(value):
         return ""
-    return f"`{getattr(value, 'value', value)}`"
+    return f"Default: `{getattr(value, 'value', value)}`."
 
 
 def _sentence(text: str | None) -> str:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from metaquorum.metadata.records import ConfigResource
-from metaquorum.metadata.topic_configs import ANYWHERE, TOPIC_CONFIGS, ConfigDefinition
+from metaquorum.metadata.topic_configs import TOPIC_CONFIGS, ConfigDefinition
 
 PLURALS = {
     ConfigResource.TOPIC: "topics",
@@ -13,22 +13,25 @@ PLURALS = {
 }
 
 
-def config_tables() -> str:
-    """Return one section for the configs of topics, and one for those of brokers and the cluster alone."""
+def config_sections() -> str:
+    """Return a section for each config: those of topics, then those of brokers and the cluster alone."""
     of_topics = [each for each in TOPIC_CONFIGS.values() if ConfigResource.TOPIC in each.scopes]
     others = [each for each in TOPIC_CONFIGS.values() if ConfigResource.TOPIC not in each.scopes]
-    lines = ["## Configs of topics", "", *_table(of_topics), "", "## Configs of brokers and the cluster alone", ""]
-    return "\n".join([*lines, *_table(others)])
+    sections = [
+        "## Configs of topics",
+        *map(_section, of_topics),
+        "## Configs of brokers and the cluster",
+        *map(_section, others),
+    ]
+    return "\n\n".join(sections)
 
 
-def _table(definitions: list[ConfigDefinition]) -> list[str]:
-    head = ["| config | default | meaning, values and scope |", "|---|---|---|"]
-    return [*head, *map(_row, definitions)]
+def _section(definition: ConfigDefinition) -> str:
+    default = f"`{definition.default}`" if definition.default else "empty"
+    facts = f"Default: {default} · Value: {definition.allowed} · For: {_scope(definition)}"
+    return f"### `{definition.name}`\n\n{definition.meaning[0].upper()}{definition.meaning[1:]}.\n\n{facts}"
 
 
-def _row(definition: ConfigDefinition) -> str:
-    meaning = f"{definition.meaning[0].upper()}{definition.meaning[1:]}."
-    scope = "" if definition.scopes == ANYWHERE else f" For {' and '.join(PLURALS[each] for each in definition.scopes)} only."
-    allowed = definition.allowed
-    facts = f"{meaning} Value: {allowed}.{scope}"
-    return f"| `{definition.name}` | {f'`{definition.default}`' if definition.default else '(empty)'} | {facts} |"
+def _scope(definition: ConfigDefinition) -> str:
+    names = [PLURALS[each] for each in definition.scopes]
+    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]

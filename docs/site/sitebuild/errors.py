@@ -82,7 +82,9 @@ def error_codes() -> str:
         kind = type(error_for(code, ""))
         retriable = "yes" if code.retriable else "no"
         if code.refresh_metadata:
-            retriable += ", with fresh metadata" if code.retriable else ", but the client asks once more with fresh metadata"
+            retriable += (
+                ", with fresh metadata" if code.retriable else ", but the client asks once more with fresh metadata"
+            )
         lines += [
             f"(code-{code.name.lower().replace('_', '-')})=",
             f"### `{code.name}`",
@@ -103,7 +105,9 @@ def error_classes() -> str:
     classes = [kind for kind in vars(errors).values() if inspect.isclass(kind) and kind.__module__ == errors.__name__]
     exceptions = [kind for kind in classes if issubclass(kind, Exception)]
     values = [kind for kind in classes if kind not in exceptions]
-    lines = [line for kind in exceptions for line in (f".. autoexception:: {_name(kind)}()", "   :show-inheritance:", "")]
+    lines = [
+        line for kind in exceptions for line in (f".. autoexception:: {_name(kind)}()", "   :show-inheritance:", "")
+    ]
     lines += [line for kind in values for line in (f".. autoclass:: {_name(kind)}", "")]
     return "\n".join(["```{eval-rst}", *lines, "```"])
 

@@ -16,7 +16,7 @@ from typing import Final
 
 from sitebuild.api import types_of_values
 from sitebuild.commands import commands_of_clients, commands_of_servers
-from sitebuild.configs import config_tables
+from sitebuild.configs import config_sections
 from sitebuild.errors import error_classes, error_codes
 
 ROOT: Final = Path(__file__).resolve().parents[3]
@@ -27,7 +27,7 @@ INTERNALS: Final = "internals"
 GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "commands": commands_of_clients,
     "server commands": commands_of_servers,
-    "configs": config_tables,
+    "configs": config_sections,
     "types": types_of_values,
     "error codes": error_codes,
     "error classes": error_classes,

@@ -3,7 +3,7 @@
 
 A page is one program. Its blocks run in order, in one namespace and one folder:
 
-* `python` runs here. With a caption it is saved as a file of that name instead.
+* `python` runs here. With the name of a file as its caption it is saved as that file instead.
 * `sh` runs in bash.
 * `output` is all that the block before it prints. `...` stands for any text, and any id or time for any other. A block without it
   prints nothing.
@@ -100,8 +100,8 @@ class Page:
 
     def _python(self, example: Example) -> None:
         self._end_block()
-        name = (example.region.lexemes.get("options") or {}).get("caption")
-        if name is not None:
+        name = (example.region.lexemes.get("options") or {}).get("caption", "")
+        if name.endswith(".py"):
             (self._folder / name).write_text(example.parsed)
             return
         printed = io.StringIO()
@@ -226,9 +226,15 @@ def test_every_block_runs_or_says_why_not() -> None:
         ("```python\nx = 1\n```\n\n```output\n1\n```\n", "Differences"),
         ("```output\n1\n```\n", "no block"),
         ("```sh\necho a\n```\n\n```output\na\n```\n", None),
-        (f"```sh\necho {'a' * 32} 2026-01-01T00:00:00.000Z\n```\n\n```output\n{'b' * 32} 2027-02-02T11:11:11.111Z\n```\n", None),
+        (
+            f"```sh\necho {'a' * 32} 2026-01-01T00:00:00.000Z\n```\n\n```output\n{'b' * 32} 2027-02-02T11:11:11.111Z\n```\n",
+            None,
+        ),
         ("```sh\nfalse | true\n```\n", "ended with 1"),
-        ("```{code-block} python\n:caption: a.py\n\nprint(3)\n```\n\n```sh\ncat a.py\n```\n\n```output\nprint(3)\n```\n", None),
+        (
+            "```{code-block} python\n:caption: a.py\n\nprint(3)\n```\n\n```sh\ncat a.py\n```\n\n```output\nprint(3)\n```\n",
+            None,
+        ),
     ],
 )
 def test_wrong_example_is_found(text: str, problem: str | None, tmp_path: Path) -> None:
