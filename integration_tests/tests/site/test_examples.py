@@ -41,8 +41,10 @@ ADDRESS: Final = "127.0.0.1:9640"
 DATA: Final = "./data"
 """The data directory of `lograft dev` in every page."""
 
-SHELL_TIMEOUT_S: Final = 120
-LANGUAGES: Final = frozenset({"python", "sh", "output", "console", "py", "text", "json", "{eval-rst}", "{toctree}"})
+SHELL_TIMEOUT_S: Final = 300
+LANGUAGES: Final = frozenset(
+    {"{image}", "python", "sh", "output", "console", "py", "text", "json", "{eval-rst}", "{toctree}"}
+)
 NOT_RUN: Final = ("pip install ", "python3 -m venv ", "lograft dev", "docker ", "kubectl ", "grpcurl ", "protoc ")
 """Commands that need a network, another machine, or never end. The output of `lograft dev` has a test of its own."""
 
