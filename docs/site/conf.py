@@ -26,6 +26,7 @@ source_suffix = {".md": "markdown"}
 exclude_patterns = ["sitebuild/**"]
 default_role = "py:obj"
 highlight_language = "none"
+smartquotes = False
 add_module_names = False
 python_use_unqualified_type_names = True
 maximum_signature_line_length = 72
