@@ -6,6 +6,7 @@ VENV ?= .venv
 PYTHONS ?= python3.12 python3.13 python3.14
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+DOCS_INSTALLED := $(VENV)/.installed-docs
 SEEDS ?= 200
 ROUNDS ?= 20
 JOBS ?= 1
@@ -16,7 +17,7 @@ WORLD ?=
 PARTITIONS ?= 10000 100000 1000000
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test verify pythons format-check lint types imports proto-check unit fix gen baseline clients sim \
+.PHONY: help install demo docs test verify pythons format-check lint types imports proto-check unit fix gen baseline clients sim \
         kill-quorum quorum-proofs replication-proofs jepsen soak kill-broker fuzz hostile forks crash corrupt realdisk bench bench-quorum \
         bench-replication bench-stalls bench-scale bench-partitions bench-liveness clean
 
@@ -31,11 +32,19 @@ $(INSTALLED): pyproject.toml sdk/pyproject.toml constraints.txt
 
 install: $(INSTALLED) ## Create .venv with everything for development
 
+# Only these two need Sphinx: `docs`, and `test`, which checks that the site builds.
+$(DOCS_INSTALLED): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group docs
+	@touch $(DOCS_INSTALLED)
+
+docs: $(DOCS_INSTALLED) ## The documentation site, into build/docs/html; fails on any warning
+	PYTHONPATH=docs/site $(BIN)/python -m sitebuild build/docs
+
 demo: $(INSTALLED) ## Embedded cluster, PySpark ingest, replay, proof of equality (INPUT=file for your own records)
 	$(BIN)/python -m integration_tests.scenarios.demo $(if $(INPUT),--input '$(INPUT)')
 
 # `make verify test` runs each test once, without coverage: `unit` runs the quick ones, and `test` the others.
-test: $(INSTALLED) ## All tests: unit, property, real processes, Spark, clients in other languages; reports coverage
+test: $(INSTALLED) $(DOCS_INSTALLED) ## All tests: unit, property, real processes, Spark, clients in other languages; reports coverage
 ifneq ($(filter verify unit,$(MAKECMDGOALS)),)
 	$(BIN)/python -m pytest -q -m 'spark or process or slow'
 else

@@ -3,7 +3,7 @@
 
 Small groups are computed at once, in less than 2 ms: most groups are small, and a process costs more than that. Others go to one
 process, which starts with the first of them. A thread would not do: pure Python holds the interpreter lock, so that each turn of the
-event loop waits for a whole switch interval (`benchmarks/results/assignment.md`).
+event loop waits for a whole switch interval (`benchmarks/assignment.py` measures it).
 
 For each group the newest input wins: what waits is replaced in its place in the queue, what is being computed is discarded. Requests
 are written and answers read in pieces of at most `TURN_S`.
@@ -26,7 +26,7 @@ from brokerd.assignment_worker.child import COMMAND
 from brokerd.groups.assignment.assignors import assignor_named
 from brokerd.groups.assignment.specs import Assignment, MemberSpec, TopicSpec
 
-MAX_INLINE_COST: Final = 1_000
+MAX_INLINE_COST: Final = 500
 """Cost (`cost_of`) up to which an assignment is computed on the event loop; it takes less than 2 ms."""
 
 MAX_COMPUTE_S: Final = 20.0

@@ -243,6 +243,42 @@ def fewest_moves(members: Sequence[MemberSpec], topics: Topics) -> int:
     return sum(max(0, size - base - (position < larger)) for position, size in enumerate(owned))
 
 
+def fewest_moves_of_differing(members: Sequence[MemberSpec], topics: Topics) -> int:
+    """Return the fewest moves of any assignment that is as even as the subscriptions allow.
+
+    A minimum-cost matching of partitions and the places of members, one shortest augmenting path (Bellman-Ford) for each partition.
+    The k-th place of a member costs k times more than all moves together, which makes the sizes as even as possible.
+    """
+    before = valid_owners(members, topics)
+    place_cost = len(homes_of(members, topics)) + 1
+    owner_of: dict[Partition, int] = {}
+    sizes = [0] * len(members)
+
+    def cost(partition: Partition, member: int) -> int:
+        return int(before.get(partition, members[member].member_id) != members[member].member_id)
+
+    for new in sorted(homes_of(members, topics)):
+        distance = {member: cost(new, member) for member, spec in enumerate(members) if new[0] in spec.topics}
+        came_by: dict[int, tuple[Partition, int]] = dict.fromkeys(distance, (new, -1))
+        is_shorter = True
+        while is_shorter:
+            is_shorter = False
+            for partition, member in owner_of.items():
+                for further, spec in enumerate(members):
+                    if member in distance and further != member and partition[0] in spec.topics:
+                        length = distance[member] - cost(partition, member) + cost(partition, further)
+                        if further not in distance or length < distance[further]:
+                            distance[further], came_by[further] = length, (partition, member)
+                            is_shorter = True
+        member = min(distance, key=lambda member: distance[member] + sizes[member] * place_cost)
+        sizes[member] += 1
+        while member != -1:
+            partition, giver = came_by[member]
+            owner_of[partition] = member
+            member = giver
+    return sum(cost(partition, member) for partition, member in owner_of.items())
+
+
 def near_within_shares(members: Sequence[MemberSpec], topics: Topics) -> int:
     """Return how many near partitions members with equal subscriptions could keep within even shares."""
     before, homes = valid_owners(members, topics), homes_of(members, topics)

@@ -39,3 +39,20 @@ def test_a_larger_share_changes_racks() -> None:
     assignment = ASSIGNORS["uniform"].assign(members, topics)
     laws.check_uniform(members, topics, assignment)
     assert laws.near_count(members, topics, laws.owners_of(assignment)) == 4
+
+
+def test_differing_subscriptions_move_little_more_than_the_fewest() -> None:
+    """Over many changes, members with differing subscriptions move at most 5 % more than the fewest that balance allows."""
+    moved = fewest = 0
+    for seed in range(150):
+        storm = Storm(seed, "uniform", equal=False, racks=False)
+        for _ in range(12):
+            storm.change()
+            assignment = ASSIGNORS["uniform"].assign(storm.members, storm.topics)
+            least = laws.fewest_moves_of_differing(storm.members, storm.topics)
+            most = laws.moves(laws.valid_owners(storm.members, storm.topics), assignment)
+            assert most >= least
+            moved, fewest = moved + most, fewest + least
+            storm.members = laws.owning(storm.members, assignment)
+    assert fewest >= 100, fewest
+    assert moved <= 1.05 * fewest, (moved, fewest)
