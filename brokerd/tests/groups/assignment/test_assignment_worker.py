@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 
 import psutil
@@ -55,8 +55,19 @@ async def real() -> AsyncIterator[AssignmentWorker]:
 
 
 def children() -> list[int]:
-    """Return the ids of the child processes, zombies included."""
-    return [child.pid for child in psutil.Process().children()]
+    """Return the ids of the child processes, zombies included, but those that other tests of this process have left running."""
+    return [child.pid for child in psutil.Process().children() if child.pid not in _OTHERS]
+
+
+_OTHERS = set[int]()
+
+
+@pytest.fixture(autouse=True)
+def others() -> Iterator[None]:
+    """Note which child processes are there before a test."""
+    _OTHERS.update(child.pid for child in psutil.Process().children())
+    yield
+    _OTHERS.clear()
 
 
 @settings(max_examples=50, deadline=None)
@@ -273,7 +284,7 @@ def test_uvloop_runs_it_as_well() -> None:
 
 
 OWNER = """
-import asyncio, sys
+import asyncio, signal, sys
 from brokerd.assignment_worker.worker import AssignmentWorker
 from brokerd.groups.assignment.specs import MemberSpec, TopicSpec
 
@@ -287,6 +298,8 @@ async def main():
     else:
         await asyncio.Event().wait()
 
+# A test run in the background may ignore SIGINT and hand that down: the broker gets Python's own handler back.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 asyncio.run(main())
 """
 
@@ -303,13 +316,17 @@ def test_the_process_ends_with_its_broker_and_in_silence(end: str) -> None:
         start_new_session=True,
     )
     assert owner.stdout is not None
-    child = psutil.Process(int(owner.stdout.readline()))
-    if end == "kill":
+    try:
+        child = psutil.Process(int(owner.stdout.readline()))
+        if end == "kill":
+            owner.kill()
+        elif end == "interrupt":
+            # As Ctrl-C does: everybody in the foreground group is interrupted.
+            os.killpg(owner.pid, signal.SIGINT)
+        _, errors = owner.communicate(timeout=30)
+    finally:
         owner.kill()
-    elif end == "interrupt":
-        # As Ctrl-C does: everybody in the foreground group is interrupted.
-        os.killpg(owner.pid, signal.SIGINT)
-    _, errors = owner.communicate(timeout=30)
+        owner.wait()
     psutil.wait_procs([child], timeout=30)
     assert not child.is_running()
     if end == "interrupt":
