@@ -8,7 +8,7 @@ from typing import Final
 MAX_GROUP_STREAMS: Final = 8_192
 """Groups streams that may be open on one broker; more are refused with OVERLOADED."""
 
-MAX_GROUP_STREAMS_PER_CONNECTION: Final = 16
+MAX_GROUP_STREAMS_PER_CONNECTION: Final = 64
 """Groups streams that may be open on one connection; more are refused with LIMIT_EXCEEDED."""
 
 MAX_STREAM_HANDLES: Final = 1_000
