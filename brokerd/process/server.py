@@ -41,6 +41,7 @@ from brokerd.controller_client.lifecycle import BrokerIdentity, BrokerLifecycle,
 from brokerd.controller_client.producer_ids import ProducerIds
 from brokerd.errors import BrokerError, BrokerFailedError
 from brokerd.groups.coordinators import GroupCoordinators
+from brokerd.groups.figures import GroupFigures, GroupTotals
 from brokerd.limits import (
     DRAIN_MS,
     MAX_FETCH_STREAMS,
@@ -234,10 +235,16 @@ class BrokerServer:
         logger.info("memory: %s", " ".join(f"{name}_max_bytes={each.limit_bytes}" for name, each in budgets.items()))
         listen = self._settings.metrics_listen
         if listen is not None:
-            self._metrics = open_metrics(quorum.quorum_node, listen, budgets, unknown=self._unknown_counts)
+            self._metrics = open_metrics(
+                quorum.quorum_node, listen, budgets, unknown=self._unknown_counts, groups=self._group_counts
+            )
 
     def _unknown_counts(self) -> Mapping[LogDirectory, UnknownPartitions]:
         return {} if self._broker is None else self._broker.manager.unknown_counts
+
+    def _group_counts(self) -> tuple[GroupTotals, GroupFigures] | None:
+        groups = self.groups
+        return None if groups is None else (groups.totals, groups.figures)
 
     def _compose(self, quorum: QuorumMember, logs: LogDirectories, clean_stop_epoch: int | None) -> _Broker:
         """Create the parts and connect them, without starting any."""
