@@ -34,14 +34,14 @@ from brokerd.groups.records import AWAY_EPOCH, JOIN_EPOCH, LEAVE_EPOCH, Partitio
 TopicNames = Callable[[bytes], str]
 """Returns the name of a topic id; empty if this broker's metadata has no such topic."""
 
-_STATES: Final[Mapping[GroupState, pb.GroupState]] = {
+_STATES: Final[Mapping[GroupState, pb.GroupState.ValueType]] = {
     GroupState.EMPTY: pb.GROUP_STATE_EMPTY,
     GroupState.ASSIGNING: pb.GROUP_STATE_ASSIGNING,
     GroupState.RECONCILING: pb.GROUP_STATE_RECONCILING,
     GroupState.STABLE: pb.GROUP_STATE_STABLE,
 }
 
-_PROGRESS: Final[Mapping[ReconciliationState, pb.GroupMemberProgress]] = {
+_PROGRESS: Final[Mapping[ReconciliationState, pb.GroupMemberProgress.ValueType]] = {
     ReconciliationState.STABLE: pb.GROUP_MEMBER_PROGRESS_STABLE,
     ReconciliationState.UNREVOKED: pb.GROUP_MEMBER_PROGRESS_UNREVOKED,
     ReconciliationState.UNRELEASED: pb.GROUP_MEMBER_PROGRESS_UNRELEASED,
