@@ -28,6 +28,7 @@ from brokerd.coordinator.limits import (
     COMMAND_WAIT_MS,
     HELD_UP_GRACE_MS,
     HELD_UP_MS,
+    LOAD_KEEP_RECORDS,
     LOAD_READ_BYTES,
     LOAD_SLICE_MS,
     LOAD_SLICE_RECORDS,
@@ -56,6 +57,7 @@ class CoordinatorPartition(Generic[Command, Response, Rec]):
         on_active: called with True when the coordinator has become active, in a later step of the event loop and before anything
             that it answers then; and with False in the step in which it is active no longer.
         on_gone: called once when the replica is closed or its log has failed.
+        keep_loaded: called after each `LOAD_KEEP_RECORDS` records that were loaded; None: nobody is interested.
 
     Attributes:
         replica: as above.
@@ -75,6 +77,7 @@ class CoordinatorPartition(Generic[Command, Response, Rec]):
         on_tick: Callable[[int, Response], None] | None,
         on_active: Callable[[int, bool], None] | None = None,
         on_gone: Callable[[CoordinatorPartition[Command, Response, Rec]], None],
+        keep_loaded: Callable[[], None] | None = None,
     ) -> None:
         self.replica = replica
         self.machine = machine
@@ -87,6 +90,9 @@ class CoordinatorPartition(Generic[Command, Response, Rec]):
         self._on_active = on_active
         self._was_active = False
         self._on_gone = on_gone
+        self._keep_loaded = keep_loaded
+        # Records that were loaded since `keep_loaded` was called.
+        self._new_records = 0
         self._loop = asyncio.get_running_loop()
         self._futures: dict[int, asyncio.Future[Response]] = {}
         self._next_token = 0
@@ -384,6 +390,10 @@ class CoordinatorPartition(Generic[Command, Response, Rec]):
                 return False
             await self._end_slice_if_due()
         self.loaded_records += len(records)
+        self._new_records += len(records)
+        if self._keep_loaded is not None and self._new_records >= LOAD_KEEP_RECORDS:
+            self._new_records = 0
+            self._keep_loaded()
         return True
 
     def _begin_slice(self) -> None:

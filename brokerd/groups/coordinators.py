@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Final, Protocol, assert_never
 
 from lograft.wire.codes import ErrorCode
@@ -89,6 +89,7 @@ class GroupCoordinators:
         manager: the replicas.
         calls: calls to the controller.
         defaults: config of groups that have none.
+        keep_loaded: see `CoordinatorRuntime`.
 
     Attributes:
         totals: totals since the start.
@@ -103,6 +104,7 @@ class GroupCoordinators:
         manager: ReplicaManager,
         calls: ControllerCalls,
         defaults: GroupConfig | None = None,
+        keep_loaded: Callable[[], None] | None = None,
     ) -> None:
         self._observer = observer
         self._manager = manager
@@ -119,6 +121,7 @@ class GroupCoordinators:
             on_tick=self._on_tick,
             on_active=self._on_active,
         )
+        self._runtime.keep_loaded = keep_loaded
         self._feed = TopicFeed(observer, submit=self._runtime.submit, core=self.core)
         self._streams: dict[int, MemberStream] = {}
         self._last_stream = 0

@@ -53,6 +53,7 @@ from brokerd.limits import (
     SHUTDOWN_HANDOVER_MS,
     SPACE_CHECK_MS,
 )
+from brokerd.loaded_heap import keep_loaded
 from brokerd.process.metrics import open_metrics
 from brokerd.process.quorum import QuorumMember, open_quorum_member
 from brokerd.process.replication import Replication
@@ -147,6 +148,7 @@ class BrokerServer:
         self._fatal: asyncio.Future[BrokerError] = asyncio.get_running_loop().create_future()
         self._serving = asyncio.Event()
         self._is_up = False
+        self._keep_loaded: Callable[[], None] | None = None
         self._is_stopping = False
 
     @property
@@ -196,6 +198,10 @@ class BrokerServer:
     def stream_count(self) -> int:
         """Client streams that are open or about to open."""
         return sum(map(len, self._client_streams))
+
+    def use_frozen_heap(self) -> None:
+        """Exempt what coordinators load from garbage collection. Only the owner of the process may call this, before `start`."""
+        self._keep_loaded = keep_loaded
 
     def use_short_turns(self) -> None:
         """Shorten the switch interval of threads during work on large batches. Only the owner of the process may call this, once."""
@@ -278,7 +284,9 @@ class BrokerServer:
         manager.on_offline = lifecycle.note_offline_directories
         manager.failed.add_done_callback(self._on_manager_failed)
         lifecycle.lacks_room = manager.lacks_room
-        groups = GroupCoordinators(node_id=node_id, observer=observer, manager=manager, calls=calls)
+        groups = GroupCoordinators(
+            node_id=node_id, observer=observer, manager=manager, calls=calls, keep_loaded=self._keep_loaded
+        )
         manager.on_role = groups.note_role
         parts = BrokerParts(
             cluster_id=cluster_id,
