@@ -22,7 +22,6 @@ async def test_loaded_state_is_frozen_in_steps() -> None:
         keep_loaded()
 
     broker.runtime.keep_loaded = keep
-    broker.three.manager.on_role = broker.runtime.note_role
     await broker.start()
     try:
         for number in range(40):
