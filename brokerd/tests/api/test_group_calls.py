@@ -24,6 +24,7 @@ from brokerd.tests.support import WAIT_S, ProduceStream, connected, refusal, run
 
 
 async def test_members_share_commit_and_leave(tmp_path: Path) -> None:
+    """Two members share four partitions, commit only what they hold, and one takes over what the other leaves."""
     async with running_broker(tmp_path) as server, connected(server) as client:
         topic_id = await make_topic(client, "t", 4)
         found = await coordinator_of(client, "g")
@@ -60,6 +61,7 @@ async def test_members_share_commit_and_leave(tmp_path: Path) -> None:
 
 
 async def test_bad_beats_are_refused(tmp_path: Path) -> None:
+    """What is wrong with the form or the content of a beat has its own code."""
     async with running_broker(tmp_path) as server, connected(server) as client:
         await make_topic(client, "t", 1)
         beats = {
@@ -93,6 +95,7 @@ async def test_bad_beats_are_refused(tmp_path: Path) -> None:
 
 
 async def test_pattern_follows_topics_and_never_matches_internal_ones(tmp_path: Path) -> None:
+    """Topics that are created, grown and deleted reach the members; `__groups` never does, although `.*` matches its name."""
     async with running_broker(tmp_path) as server, connected(server) as client:
         first_id = await make_topic(client, "orders", 1)
         member = Member("g", "m", [])
@@ -110,6 +113,7 @@ async def test_pattern_follows_topics_and_never_matches_internal_ones(tmp_path: 
 
 
 async def test_administration_of_groups(tmp_path: Path) -> None:
+    """List in pages and by state, describe, alter, delete; what members use is protected."""
     async with running_broker(tmp_path) as server, connected(server) as client:
         topic_id = await make_topic(client, "t", 2)
         offsets = [pb.OffsetToCommit(topic_id=topic_id, partition=number, offset=5, metadata="x") for number in (0, 1)]
@@ -157,6 +161,7 @@ async def test_administration_of_groups(tmp_path: Path) -> None:
 
 
 async def test_offsets_of_a_deleted_topic_are_gone(tmp_path: Path) -> None:
+    """A topic that is recreated under the name has no offsets of the old one."""
     async with running_broker(tmp_path) as server, connected(server) as client:
         topic_id = await make_topic(client, "t", 1)
         offsets = [pb.OffsetToCommit(topic_id=topic_id, partition=0, offset=5)]
@@ -170,6 +175,7 @@ async def test_offsets_of_a_deleted_topic_are_gone(tmp_path: Path) -> None:
 
 
 async def test_internal_topic_is_reserved_and_hidden(tmp_path: Path) -> None:
+    """Clients cannot create, grow, delete or write what begins with `__`, and see it in a list only if they ask."""
     async with running_broker(tmp_path) as server, connected(server) as client:
         await coordinator_of(client, "g")
         topic = server.observer.image.topic_by_name("__groups")
@@ -206,6 +212,7 @@ async def test_internal_topic_is_reserved_and_hidden(tmp_path: Path) -> None:
 
 
 async def test_restarted_broker_has_the_same_group(tmp_path: Path) -> None:
+    """Members, epochs, assignments and offsets are in the log."""
     member = Member("g", "m", ["t"])
     async with running_broker(tmp_path) as server, connected(server) as client:
         topic_id = await make_topic(client, "t", 2)
@@ -222,6 +229,7 @@ async def test_restarted_broker_has_the_same_group(tmp_path: Path) -> None:
 async def test_static_member_is_replaced_at_once_after_it_said_that_it_will_be_back(
     tmp_path: Path, group_id: str
 ) -> None:
+    """The new process gets the assignment, before that INSTANCE_IN_USE, and the old one is fenced."""
     async with running_broker(tmp_path) as server, connected(server) as client:
         topic_id = await make_topic(client, "t", 2)
         old = Member(group_id, "m1", ["t"], instance_id="i")

@@ -46,6 +46,7 @@ def server_of(cluster: Cluster, coordinator: pb.GroupCoordinator) -> BrokerServe
 
 @pytest.mark.slow
 async def test_wrong_broker_names_the_coordinator(tmp_path: Path) -> None:
+    """Every call about a group, and a beat on a stream, is refused with the place of the coordinator."""
     async with three_brokers(tmp_path) as cluster, connected(cluster.brokers[1]) as client:
         topic_id = await make_topic(client, "t", 1)
         group_id = await group_at(cluster, client, 2)
@@ -78,6 +79,7 @@ async def test_wrong_broker_names_the_coordinator(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 async def test_list_has_the_groups_of_all_coordinators_and_names_the_missing(tmp_path: Path) -> None:
+    """Any broker lists all groups, in pages; a coordinator that does not answer is named."""
     async with three_brokers(tmp_path) as cluster, connected(cluster.brokers[1]) as client:
         topic_id = await make_topic(client, "t", 1)
         offset = pb.OffsetToCommit(topic_id=topic_id, partition=0, offset=1)

@@ -90,6 +90,7 @@ async def test_two_members_share_over_one_stream(tmp_path: Path) -> None:
 
 
 async def test_groups_of_a_process_share_one_stream(tmp_path: Path) -> None:
+    """Members of five groups, in several partitions of `__groups`, live on one stream."""
     async with running_broker(tmp_path) as server, connected(server) as client:
         topic_id = await make_topic(client, "t", 2)
         await coordinator_of(client, "g0")
@@ -102,6 +103,7 @@ async def test_groups_of_a_process_share_one_stream(tmp_path: Path) -> None:
 
 
 async def test_broken_stream_is_resumed_with_the_same_ids_and_epochs(tmp_path: Path) -> None:
+    """The end of a stream is no leave: the member goes on at another one, with everything that it had."""
     async with running_broker(tmp_path) as server, connected(server) as client:
         topic_id = await make_topic(client, "t", 2)
         await coordinator_of(client, "g")
@@ -125,6 +127,7 @@ async def test_broken_stream_is_resumed_with_the_same_ids_and_epochs(tmp_path: P
 
 
 async def test_static_member_takes_over_when_the_stream_of_the_old_process_is_closed(tmp_path: Path) -> None:
+    """A replacement does not wait for the session of a process that is gone."""
     async with running_broker(tmp_path) as server, connected(server) as client:
         topic_id = await make_topic(client, "t", 2)
         await coordinator_of(client, "g")
@@ -141,6 +144,7 @@ async def test_static_member_takes_over_when_the_stream_of_the_old_process_is_cl
 
 
 async def test_wrong_use_of_handles_is_refused_for_the_member_alone(tmp_path: Path) -> None:
+    """What one member does wrong ends neither the stream nor the others."""
     async with running_broker(tmp_path) as server, connected(server) as client:
         await make_topic(client, "t", 1)
         await coordinator_of(client, "g")
@@ -187,6 +191,7 @@ async def test_wrong_use_of_handles_is_refused_for_the_member_alone(tmp_path: Pa
 async def test_stream_that_breaks_the_protocol_ends(
     tmp_path: Path, requests: list[pb.GroupsRequest], code: ErrorCode
 ) -> None:
+    """Order, cluster and size of messages are checked, and the status says what was wrong."""
     async with running_broker(tmp_path) as server, connected(server) as client:
         stream = GroupsStream(client)
         for request in requests:
@@ -215,6 +220,7 @@ async def test_both_sides_beat(tmp_path: Path) -> None:
 
 
 async def test_streams_of_a_connection_are_bounded(tmp_path: Path) -> None:
+    """The limit holds for each connection, and a stream that ends makes room."""
     with mock.patch.object(stream_module, "MAX_GROUP_STREAMS_PER_CONNECTION", 2):
         async with running_broker(tmp_path) as server, connected(server) as client:
             first, second = GroupsStream(client), GroupsStream(client)
@@ -233,6 +239,7 @@ async def test_streams_of_a_connection_are_bounded(tmp_path: Path) -> None:
 
 
 async def test_handles_are_bounded(tmp_path: Path) -> None:
+    """A member beyond the limit is refused, and the stream goes on."""
     with mock.patch.object(stream_module, "MAX_STREAM_HANDLES", 2):
         async with running_broker(tmp_path) as server, connected(server) as client:
             await make_topic(client, "t", 1)
@@ -297,6 +304,7 @@ async def test_requests_under_way_are_bounded(tmp_path: Path) -> None:
 
 
 async def test_stop_tells_that_the_groups_move_and_ends_the_stream(tmp_path: Path) -> None:
+    """A broker that stops says so, and ends the stream without an error."""
     async with running_broker(tmp_path) as server, connected(server) as client:
         await make_topic(client, "t", 1)
         await coordinator_of(client, "g")

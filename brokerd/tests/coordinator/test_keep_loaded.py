@@ -13,6 +13,7 @@ from brokerd.tests.coordinator.register_core import Increment
 
 
 async def test_loaded_state_is_frozen_in_steps() -> None:
+    """The hook is called after each so many loaded records, and never while commands are handled."""
     broker = CoordinatingBroker()
     calls = 0
 

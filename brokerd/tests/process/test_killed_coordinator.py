@@ -25,6 +25,7 @@ LONG_S = 90.0
 @pytest.mark.slow
 @pytest.mark.process
 async def test_killed_coordinator_loses_nothing_that_it_answered(tmp_path: Path) -> None:
+    """Members commit while the coordinator gets SIGKILL; the next one has each answered offset."""
     quorum, *public = (f"{HOST}:{port}" for port in free_ports(4))
     format_standalone(tmp_path / "1", node_id=1, cluster_id="c", address=quorum)
     places = dict(enumerate(public, start=1))
