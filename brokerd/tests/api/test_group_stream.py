@@ -16,6 +16,9 @@ from lograft.wire.codes import ErrorCode
 from lograft.wire.status import parse_rpc_error
 
 from brokerd.api.group_service import stream as stream_module
+from brokerd.groups.answers import Answer, Noted
+from brokerd.groups.effects import GroupExpired, OffsetsExpired
+from brokerd.groups.settings import GroupConfig
 from brokerd.process.server import BrokerServer
 from brokerd.tests.api.group_clients import (
     GroupsStream,
@@ -321,3 +324,45 @@ async def test_stop_tells_that_the_groups_move_and_ends_the_stream(tmp_path: Pat
         assert not moved[0].handles
         assert await stream.call.code() is grpc.StatusCode.OK
         await stopping
+
+
+@pytest.mark.slow
+async def test_removed_member_hears_it_on_its_stream(tmp_path: Path) -> None:
+    """A member whose process stops beating for it, while its stream lives, is removed after its session, and told so."""
+    config = GroupConfig(session_timeout_ms=6_000, heartbeat_interval_ms=1_000)
+    async with running_broker(tmp_path) as server, connected(server) as client:
+        groups = server.groups
+        assert groups is not None
+        groups._defaults = config
+        await make_topic(client, "t", 2)
+        await coordinator_of(client, "g")
+        stream = GroupsStream(client)
+        await stream.open()
+        silent, living = Member("g", "m1", ["t"]), Member("g", "m2", ["t"])
+        await stream.add(silent)
+        await stream.add(living)
+        await stream.shares(1, 1)
+        async with asyncio.timeout(WAIT_S):
+            while living.count < 2:
+                await stream.beat(2)
+                for _ in range(5):
+                    await asyncio.sleep(0.1)
+                    await stream.send(beat=pb.GroupsBeat())
+                assert await stream.step() is not None
+        assert stream.errors[1].code == errors_pb2.ERROR_CODE_UNKNOWN_MEMBER
+        assert groups.totals.removed_members == {"SESSION_ENDED": 1}
+
+
+async def test_expiries_are_logged_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The effects of a tick that nobody waits for leave a trace."""
+    async with running_broker(tmp_path) as server:
+        groups = server.groups
+        assert groups is not None
+        expired = OffsetsExpired(group_id="g", offsets=tuple((b"t" * 16, number, 7) for number in range(30)))
+        with caplog.at_level("INFO", logger="brokerd.groups.coordinators"):
+            groups._on_tick(0, Answer(outcome=Noted(), effects=(expired, GroupExpired(group_id="g"))))
+        assert (groups.totals.expired_offsets, groups.totals.expired_groups) == (30, 1)
+        assert "offsets expired: group=g count=30" in caplog.text
+        assert f"{(b't' * 16).hex()}-19@7" in caplog.text
+        assert f"{(b't' * 16).hex()}-20@7" not in caplog.text
+        assert "group expired: group=g" in caplog.text
