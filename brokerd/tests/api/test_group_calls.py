@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from lograft.v1 import admin_pb2, errors_pb2, log_pb2
@@ -243,3 +244,20 @@ async def test_static_member_is_replaced_at_once_after_it_said_that_it_will_be_b
         assert new.owned == {topic_id: (0, 1)}
         status = await refusal(client.groups.Heartbeat(pb.HeartbeatRequest(beat=old.beat())))
         assert status.code is ErrorCode.INSTANCE_FENCED
+
+
+async def test_broker_out_of_touch_says_nothing_about_offsets(tmp_path: Path) -> None:
+    """Another broker may coordinate the group by then: "no offset" would be a lie. Beats go on."""
+    async with running_broker(tmp_path) as server, connected(server) as client:
+        await make_topic(client, "t", 1)
+        await coordinator_of(client, "g")
+        member = Member("g", "m", ["t"])
+        await settle(client, [member], [1])
+        assert server.lifecycle is not None
+        session = server.lifecycle.session
+        with mock.patch.object(type(session), "is_lost", new_callable=mock.PropertyMock, return_value=True):
+            status = await refusal(client.groups.FetchOffsets(pb.FetchOffsetsRequest(group_id="g")))
+            assert status.code is ErrorCode.NOT_COORDINATOR
+            assert status.leader is None
+            await member.call(client)
+        assert await fetch_offsets(client, "g") == {}
