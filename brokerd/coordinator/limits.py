@@ -53,6 +53,9 @@ LOAD_SLICE_MS: Final = 5
 LOAD_SLICE_RECORDS: Final = 64
 """Records between two looks at the clock while loading."""
 
+LOAD_KEEP_RECORDS: Final = 10_000
+"""Records after which what was loaded is exempted from garbage collection, if the process is the broker's own."""
+
 LOAD_READ_BYTES: Final = 256 * 1024
 """Bytes of log that one read takes, for loading and for snapshots."""
 

@@ -28,6 +28,7 @@ from brokerd.coordinator.limits import (
     COMMAND_WAIT_MS,
     HELD_UP_GRACE_MS,
     HELD_UP_MS,
+    LOAD_KEEP_RECORDS,
     LOAD_READ_BYTES,
     LOAD_SLICE_MS,
     LOAD_SLICE_RECORDS,
@@ -53,7 +54,10 @@ class CoordinatorPartition(Generic[Command, Response, Rec]):
         replica: the open replica.
         machine: its machine, inactive.
         on_tick: gets the responses of ticks once they are committed.
+        on_active: called with True when the coordinator has become active, in a later step of the event loop and before anything
+            that it answers then; and with False in the step in which it is active no longer.
         on_gone: called once when the replica is closed or its log has failed.
+        keep_loaded: called after each `LOAD_KEEP_RECORDS` records that were loaded; None: nobody is interested.
 
     Attributes:
         replica: as above.
@@ -71,7 +75,9 @@ class CoordinatorPartition(Generic[Command, Response, Rec]):
         machine: PartitionMachine[Command, Response, Rec],
         *,
         on_tick: Callable[[int, Response], None] | None,
+        on_active: Callable[[int, bool], None] | None = None,
         on_gone: Callable[[CoordinatorPartition[Command, Response, Rec]], None],
+        keep_loaded: Callable[[], None] | None = None,
     ) -> None:
         self.replica = replica
         self.machine = machine
@@ -81,7 +87,12 @@ class CoordinatorPartition(Generic[Command, Response, Rec]):
         self.longest_slice_ms = 0
         self.is_last_load_from_snapshot = False
         self._on_tick = on_tick
+        self._on_active = on_active
+        self._was_active = False
         self._on_gone = on_gone
+        self._keep_loaded = keep_loaded
+        # Records that were loaded since `keep_loaded` was called.
+        self._new_records = 0
         self._loop = asyncio.get_running_loop()
         self._futures: dict[int, asyncio.Future[Response]] = {}
         self._next_token = 0
@@ -139,6 +150,7 @@ class CoordinatorPartition(Generic[Command, Response, Rec]):
     def _deliver(self) -> None:
         """Pass on what the machine has for others, and set the timers."""
         machine = self.machine
+        self._tell_active()
         for fault in machine.take_faults():
             logger.error("coordinator: partition=%s %s", self, fault.what, exc_info=fault.error)
         for token, response, unserved in machine.take_answers():
@@ -158,6 +170,19 @@ class CoordinatorPartition(Generic[Command, Response, Rec]):
         if machine.has_work:
             self._begin_turn_soon()
         self._set_timer()
+
+    def _tell_active(self) -> None:
+        is_active = self.machine.state is State.ACTIVE
+        if is_active == self._was_active:
+            return
+        self._was_active = is_active
+        if self._on_active is None:
+            return
+        if is_active:
+            # Not in this step: it may be amid a move of the high watermark, and a user submits commands then.
+            self._loop.call_soon(self._on_active, self.replica.partition, True)
+        else:
+            self._on_active(self.replica.partition, False)
 
     # ------------------------------------------------------------------------------------------------------------------
     # Turns and ticks.
@@ -365,6 +390,10 @@ class CoordinatorPartition(Generic[Command, Response, Rec]):
                 return False
             await self._end_slice_if_due()
         self.loaded_records += len(records)
+        self._new_records += len(records)
+        if self._keep_loaded is not None and self._new_records >= LOAD_KEEP_RECORDS:
+            self._new_records = 0
+            self._keep_loaded()
         return True
 
     def _begin_slice(self) -> None:

@@ -67,6 +67,7 @@ async def _serve(settings: BrokerSettings, on_ready: Callable[[BrokerServer], No
         loop.add_signal_handler(number, stop_asked.set)
     server = BrokerServer(settings)
     server.use_short_turns()
+    server.use_frozen_heap()
     starting = asyncio.create_task(server.start(), name="start")
     stopping = asyncio.create_task(stop_asked.wait(), name="stop")
     try:

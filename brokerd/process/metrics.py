@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metrics of a broker process: its quorum node (observer or voter), its memory budgets, its log directories."""
+"""The metrics of a broker process: its quorum node (observer or voter), its memory budgets, its log directories, its groups."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from brokerd.errors import AddressInUseError
+from brokerd.groups.figures import GroupFigures, GroupTotals
 from brokerd.memory.budget import MemoryBudget
 from brokerd.replica.removed_directories import UnknownPartitions
 from metaquorum.process.settings import Address
@@ -25,6 +26,10 @@ PREFIX: Final = "lograft_broker_memory_"
 
 UNKNOWN_PREFIX: Final = "lograft_broker_unknown_"
 """Prefix of the metrics of stray partitions."""
+
+
+GROUP_PREFIX: Final = "lograft_broker_group_"
+"""Prefix of the metrics of groups."""
 
 
 class MemoryCollector:
@@ -77,14 +82,71 @@ class UnknownPartitionsCollector:
             yield family
 
 
+class GroupCollector:
+    """The groups that a broker coordinates as Prometheus metrics.
+
+    Args:
+        read: returns the totals, and the figures of the last look; None before the broker is composed. It is called outside the event
+            loop.
+    """
+
+    def __init__(self, read: Callable[[], tuple[GroupTotals, GroupFigures] | None]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of this moment."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        found = self._read()
+        if found is None:
+            return
+        totals, figures = found
+        groups = GaugeMetricFamily(
+            GROUP_PREFIX + "groups", "Groups that this broker coordinates, by state.", labels=("state",)
+        )
+        for state, count in figures.groups.items():
+            groups.add_metric((state,), count)
+        yield groups
+        for name, text, value in (
+            ("coordinators", "Partitions of __groups whose coordinator is active here.", figures.coordinator_count),
+            ("members", "Members of these groups.", figures.member_count),
+            ("offsets", "Committed offsets of these groups.", figures.offset_count),
+            ("last_load_seconds", "Seconds that the last loading of a coordinator took.", totals.last_load_ms / 1000),
+        ):
+            yield GaugeMetricFamily(GROUP_PREFIX + name, text, value=value)
+        for name, text, value in (
+            ("loads", "Loadings of coordinators that ended.", totals.loads),
+            ("load_seconds", "Seconds that they took together.", totals.load_ms / 1000),
+            ("expired_offsets", "Committed offsets that have expired.", totals.expired_offsets),
+            ("expired_groups", "Groups without members and offsets that were deleted.", totals.expired_groups),
+            ("assignments", "Target assignments that were computed.", totals.computed_assignments),
+            ("failed_assignments", "Computations of target assignments that failed.", totals.failed_assignments),
+            ("ended_slow_streams", "Groups streams that were ended because nobody read.", totals.ended_slow_streams),
+        ):
+            yield CounterMetricFamily(GROUP_PREFIX + name, text, value=value)
+        removed = CounterMetricFamily(
+            GROUP_PREFIX + "removed_members", "Members that were removed without asking for it.", labels=("reason",)
+        )
+        for reason, count in dict(totals.removed_members).items():
+            removed.add_metric((reason.lower(),), count)
+        yield removed
+        commands = CounterMetricFamily(
+            GROUP_PREFIX + "commands", "Commands to coordinators, by kind and result.", labels=("command", "result")
+        )
+        for labels, count in dict(totals.commands).items():
+            commands.add_metric(labels, count)
+        yield commands
+
+
 def open_metrics(
     node: QuorumNode,
     listen: Address,
     budgets: Mapping[str, MemoryBudget],
     *,
     unknown: Callable[[], Mapping[LogDirectory, UnknownPartitions]],
+    groups: Callable[[], tuple[GroupTotals, GroupFigures] | None],
 ) -> MetricsListener:
-    """Serve the metrics of a node and of its broker's memory budgets and log directories until the listener is closed.
+    """Serve the metrics of a node and of its broker's memory budgets, log directories and groups until the listener is closed.
 
     Raises:
         AddressInUseError: the port is taken, or the address is not one of this machine.
@@ -92,7 +154,9 @@ def open_metrics(
     # Imported here, so that a broker without metrics does not need the library.
     from metaquorum.process.metrics_listener import MetricsAddressError, MetricsListener
 
-    listener = MetricsListener(node.sample, MemoryCollector(budgets), UnknownPartitionsCollector(unknown))
+    listener = MetricsListener(
+        node.sample, MemoryCollector(budgets), UnknownPartitionsCollector(unknown), GroupCollector(groups)
+    )
     try:
         listener.open(listen)
     except MetricsAddressError as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A coordinating broker whose roles reach its runtime."""
+"""A coordinating broker."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from brokerd.tests.coordinator.coordinating_broker import CoordinatingBroker, roles_reach
+from brokerd.tests.coordinator.coordinating_broker import CoordinatingBroker
 
 
 @pytest.fixture
 async def here() -> AsyncIterator[CoordinatingBroker]:
     """A broker that is not started yet."""
     made = CoordinatingBroker()
-    with roles_reach(made.runtime.note_role):
-        yield made
-        await made.stop()
+    yield made
+    await made.stop()

@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A coordinator runtime over a real replica manager: real metadata, replica, log and cleaner on a simulated disk.
 
-A test moves the followers. Until the replica manager tells a runtime of roles, `roles_reach` passes on what its replicas tell
-their log of roles.
+A test moves the followers.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from unittest import mock
+from collections.abc import Callable
 
 from lograft.wire.batch import read_batches
 from lograft.wire.header import stamp
@@ -22,7 +19,6 @@ from brokerd.coordinator.partition import CoordinatorPartition
 from brokerd.coordinator.runtime import CoordinatorRuntime
 from brokerd.replica.cleaning import LogCleaning
 from brokerd.replica.replica import Replica
-from brokerd.replica.role_log import RoleLog
 from brokerd.tests.coordinator.register_core import (
     Register,
     RegisterCodec,
@@ -38,21 +34,6 @@ from storage.testing.sim_disk import SimDisk
 
 Runtime = CoordinatorRuntime[RegisterCommand, int, Register]
 Partition = CoordinatorPartition[RegisterCommand, int, Register]
-
-
-@contextmanager
-def roles_reach(*note_roles: Callable[[Replica], None]) -> Generator[None]:
-    """Call these whenever the role or the epoch of any replica changes, until the context ends."""
-    note = RoleLog.note
-
-    def note_and_tell(self: RoleLog, replica: object, partition: object, **rest: object) -> None:
-        note(self, replica, partition, **rest)  # type: ignore[arg-type]
-        assert isinstance(replica, Replica)
-        for each in note_roles:
-            each(replica)
-
-    with mock.patch.object(RoleLog, "note", note_and_tell):
-        yield
 
 
 class CoordinatingBroker:
@@ -76,6 +57,7 @@ class CoordinatingBroker:
             scope_of=register_of,
             on_tick=lambda _, response: self.ticks.append(response),
         )
+        self.three.manager.on_role = self.runtime.note_role
         self._routes: list[Route] = []
         self._session = 0
 

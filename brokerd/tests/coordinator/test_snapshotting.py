@@ -13,7 +13,7 @@ from brokerd.coordinator.core import Record
 from brokerd.coordinator.machine import State
 from brokerd.coordinator.prefix import SnapshotId
 from brokerd.coordinator.snapshot_files import SNAPSHOT_FILE
-from brokerd.tests.coordinator.coordinating_broker import CoordinatingBroker, roles_reach, until
+from brokerd.tests.coordinator.coordinating_broker import CoordinatingBroker, until
 from brokerd.tests.coordinator.register_core import Fill, Increment, Read, RegisterCodec, Remove
 from storage.testing.sim_disk import Refusal
 
@@ -276,11 +276,10 @@ async def test_restarted_broker_loads_from_its_snapshot(here: CoordinatingBroker
     await here.submit(Increment("y"))
     await here.stop()
     again = CoordinatingBroker(here.three.disk)
-    with roles_reach(again.runtime.note_role):
-        await again.start()
-        assert again.partition.is_last_load_from_snapshot
-        assert len(again.registers) == 201
-        await again.stop()
+    await again.start()
+    assert again.partition.is_last_load_from_snapshot
+    assert len(again.registers) == 201
+    await again.stop()
 
 
 async def test_runtime_looks_for_due_snapshots_by_itself(here: CoordinatingBroker) -> None:

@@ -10,14 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from lograft.v1 import admin_pb2
+from lograft.v1 import admin_pb2, group_pb2
 
 from brokerd.limits import MIN_BUDGET_BYTES
 from brokerd.process.server import BrokerServer
 from brokerd.process.settings import BrokerSettings
 from brokerd.process.standalone import standalone_settings
+from brokerd.tests.api.group_clients import Member, coordinator_of, make_topic, settle
 from brokerd.tests.process.programs import started
-from brokerd.tests.support import connected
+from brokerd.tests.support import connected, refusal
 from metaquorum.process.settings import Address, SettingsError
 from metaquorum.replica.first_start import format_standalone
 from metaquorum.tests.metrics_scrape import role_of, scrape
@@ -96,6 +97,37 @@ async def unknown(port: int, directory: Path) -> tuple[float, float]:
     labels = f'{{directory="{directory}"}}'
     count, size_bytes = (f"lograft_broker_unknown_{name}{labels}" for name in ("partitions", "partition_bytes"))
     return found[count], found[size_bytes]
+
+
+async def test_groups_are_counted(tmp_path: Path) -> None:
+    """Groups by state, members, offsets, loadings, and commands by result."""
+    port = free_ports(1)[0]
+    settings = dataclasses.replace(standalone_settings(tmp_path, port=0), metrics_listen=Address(host=HOST, port=port))
+    server = BrokerServer(settings)
+    await server.start()
+    try:
+        await server.wait_serving(timeout_ms=int(START_S * 1000))
+        async with connected(server) as client:
+            await make_topic(client, "t", 2)
+            await coordinator_of(client, "g")
+            member = Member("g", "m", ["t"])
+            await settle(client, [member], [2])
+            await client.groups.CommitOffsets(group_pb2.CommitOffsetsRequest(commitment=member.commitment(1)))
+            stranger = group_pb2.MemberBeat(group_id="g", member_id="x", member_epoch=1)
+            await refusal(client.groups.Heartbeat(group_pb2.HeartbeatRequest(beat=stranger)))
+            assert server.groups is not None
+            await server.groups.look()
+        found = await asyncio.to_thread(scrape, f"{HOST}:{port}")
+    finally:
+        await server.stop()
+    prefix = "lograft_broker_group_"
+    assert found[f'{prefix}groups{{state="Stable"}}'] == 1
+    assert found[f'{prefix}groups{{state="Empty"}}'] == 0
+    assert (found[f"{prefix}members"], found[f"{prefix}offsets"], found[f"{prefix}coordinators"]) == (1, 2, 32)
+    assert found[f"{prefix}loads_total"] == 32
+    assert found[f"{prefix}assignments_total"] >= 1
+    assert found[f'{prefix}commands_total{{command="CommitOffsets",result="ok"}}'] == 1
+    assert found[f'{prefix}commands_total{{command="Beat",result="UNKNOWN_MEMBER"}}'] == 1
 
 
 def test_metrics_of_a_broker_for_other_machines_are_asked_for(tmp_path: Path) -> None:

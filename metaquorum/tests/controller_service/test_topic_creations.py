@@ -10,6 +10,7 @@ import pytest
 from lograft.v1 import admin_pb2
 from lograft.wire.codes import ErrorCode
 
+from metaquorum.controller.commands import CreateTopic
 from metaquorum.controller_service.topics import SLICE_TOPICS
 from metaquorum.tests.quorum_cluster import BrokerStub, QuorumCluster, quorum_cluster, refused
 
@@ -88,3 +89,22 @@ async def test_requests_that_cannot_be_are_refused_whole(cluster: QuorumCluster)
     ):
         await refused(admin.CreateTopics(request(*topics)), ErrorCode.INVALID_REQUEST)
     assert cluster.servers[1].image.topic_names == []
+
+
+async def test_names_of_the_system_are_reserved_and_hidden(cluster: QuorumCluster) -> None:
+    """Clients cannot make, grow or delete an internal topic, which a broker makes by the command; lists show it on demand, marked."""
+    admin, host = cluster.admin(1), cluster.servers[1].host
+    for call in (
+        admin.CreateTopic(admin_pb2.CreateTopicRequest(topic="__mine")),
+        admin.CreatePartitions(admin_pb2.CreatePartitionsRequest(topic="__groups", partition_count=2)),
+        admin.DeleteTopic(admin_pb2.DeleteTopicRequest(topic="__groups")),
+    ):
+        await refused(call, ErrorCode.INVALID_TOPIC_NAME)
+    answer = await admin.CreateTopics(request(new("__mine"), new("a")))
+    assert [each.HasField("error") for each in answer.results] == [True, False]
+    command = CreateTopic(topic="__groups", topic_id=b"g" * 16, partition_count=1, replication_factor=1, configs={})
+    await host.submit(command, timeout_ms=10_000)
+    listed = await admin.ListTopics(admin_pb2.ListTopicsRequest())
+    assert [each.topic for each in listed.topics] == ["a"]
+    listed = await admin.ListTopics(admin_pb2.ListTopicsRequest(include_internal=True))
+    assert [(each.topic, each.is_internal) for each in listed.topics] == [("__groups", True), ("a", False)]
