@@ -29,7 +29,7 @@ from lograft._client.forks import on_fork
 from lograft._client.immortal import keep_for_ever
 from lograft._client.transport import Purpose, is_unanswered, to_error
 from lograft._groups.membership import RETRY_FLOOR_MS, RETRY_LIMIT_MS
-from lograft._groups.messages import address_of
+from lograft._groups.messages import address_of, hinted_address
 from lograft._groups.stream import CarriedMember, GroupsStream
 from lograft.errors import (
     CoordinatorNotAvailableError,
@@ -211,9 +211,9 @@ class GroupCarrier:
             self._coordinators.pop(group_id, None)
         if failure.code is ErrorCode.NOT_COORDINATOR and isinstance(error, grpc.aio.AioRpcError):
             hint = parse_rpc_error(error).leader
-            if hint is not None and hint.host and hint.port:
-                host = f"[{hint.host}]" if ":" in hint.host else hint.host
-                self._remember(group_id, f"{host}:{hint.port}")
+            address = None if hint is None else hinted_address(hint)
+            if address is not None:
+                self._remember(group_id, address)
 
     # -- what streams report
 

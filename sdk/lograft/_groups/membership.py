@@ -362,11 +362,12 @@ class Membership:
         self._under_way = None
         self._must_tell = True
 
-    def no_answer(self, now_ms: int, retry_after_ms: int = 0) -> None:
-        """Note that the coordinator could not handle what was under way, or that there is none at the moment."""
-        self._under_way = None
-        self._must_tell = True
-        self._pause(now_ms, retry_after_ms)
+    def fail(self, why: Refused) -> None:
+        """Note that no coordinator will ever serve this client: everything is lost, and the membership ends."""
+        if self.phase is not Phase.ENDED:
+            self._drop_held(why)
+            self.error = None if self.phase is Phase.LEAVING else why
+            self.phase = Phase.ENDED
 
     def tick(self, now_ms: int, idle_ms: int) -> None:
         """Let time pass: the end of the session, of a wait for an answer, and of the processing limit."""
