@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lograft.errors import LograftError, PartitionTrouble
 
@@ -140,8 +140,8 @@ class ConsumerRecord:
         self.partition = partition
         self.offset = offset
         self.timestamp_ms = timestamp_ms
-        self.key = key
-        self.value = value
+        self.key: Any = key
+        self.value: Any = value
         self.headers = headers
 
     def __repr__(self) -> str:
