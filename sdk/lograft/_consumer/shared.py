@@ -68,6 +68,9 @@ LEAVE_TIMEOUT_MS: Final = 5_000
 ASKED_AGAIN_MS: Final = 1_000
 """Milliseconds without a poll after which the next one wakes the member: it may have waited for the application."""
 
+Handed = list[ConsumerRecord] | FetchedBatch | ConsumerRecord | None
+"""What a poll hands to the application."""
+
 Deserializer = Callable[[bytes], Any]
 """Makes a value of the bytes of a key or value."""
 
@@ -131,7 +134,7 @@ class SharedConsumer:
         self._is_catching_up = False
         self._is_asking = False
         self._asked_ms = monotonic_ms()
-        self._last: list[ConsumerRecord] | FetchedBatch | None = None
+        self._last: Handed = None
         self._auto_timer: asyncio.TimerHandle | None = None
         self._is_commit_due = False
         self._auto_commit: asyncio.Task[None] | None = None
@@ -188,7 +191,9 @@ class SharedConsumer:
             positions = await fetcher.resolve(tps, given, start or Position.EARLIEST)
         with self.lock:
             old = list(self.collector.cursors)
-            cursors = self.collector.assign({tp: 0 if isinstance(at, LograftError) else at for tp, at in positions.items()})
+            cursors = self.collector.assign(
+                {tp: 0 if isinstance(at, LograftError) else at for tp, at in positions.items()}
+            )
             for cursor in cursors:
                 at = positions[cursor.tp]
                 cursor.error = at if isinstance(at, LograftError) else None
@@ -392,7 +397,7 @@ class SharedConsumer:
             self._is_asking = True
         self._last = None
 
-    def end_poll(self, got: list[ConsumerRecord] | FetchedBatch | None) -> None:
+    def end_poll(self, got: Handed) -> None:
         """Note what a poll hands to the application."""
         if self._member is not None:
             self._asked_ms = monotonic_ms()
@@ -401,11 +406,20 @@ class SharedConsumer:
 
     def take_batch(self) -> FetchedBatch | None:
         """Take the next batch. Under the lock."""
-        return self._unless_news(self.collector.next_batch)
+        if self.has_news:
+            return None
+        batch = self.collector.next_batch()
+        if batch is None:
+            self.look_for_ends()
+        return batch
 
     def take_records(self, max_records: int) -> list[ConsumerRecord]:
         """Take the next records, with their values deserialized. Under the lock."""
-        records = self._unless_news(lambda: self.collector.next_records(max_records)) or []
+        if self.has_news:
+            return []
+        records = self.collector.next_records(max_records)
+        if not records:
+            self.look_for_ends()
         return self._deserialize(records)
 
     def take_record(self) -> ConsumerRecord | None:
@@ -725,14 +739,6 @@ class SharedConsumer:
 
     # -- inside: records
 
-    def _unless_news(self, take: Callable[[], Any]) -> Any:
-        if self.has_news:
-            return None
-        got = take()
-        if not got:
-            self.look_for_ends()
-        return got
-
     def _deserialize(self, records: list[ConsumerRecord]) -> list[ConsumerRecord]:
         """Apply the deserializers in place. At the first failure, what follows is fetched again.
 
@@ -842,12 +848,14 @@ def _check_pattern(pattern: object) -> str:
     return pattern
 
 
-def _first_offsets(got: list[ConsumerRecord] | FetchedBatch | None) -> dict[TopicPartition, int]:
+def _first_offsets(got: Handed) -> dict[TopicPartition, int]:
     """Return the first offset of each partition in what a poll gave."""
     if got is None:
         return {}
     if isinstance(got, FetchedBatch):
         return {TopicPartition(got.topic, got.partition): got.base_offset}
+    if isinstance(got, ConsumerRecord):
+        return {TopicPartition(got.topic, got.partition): got.offset}
     first: dict[TopicPartition, int] = {}
     for record in got:
         first.setdefault(TopicPartition(record.topic, record.partition), record.offset)

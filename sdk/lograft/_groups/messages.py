@@ -71,7 +71,9 @@ def encode_partitions(partitions: Iterable[Partition]) -> list[group_pb2.Partiti
     by_topic: dict[bytes, list[int]] = {}
     for topic_id, number in sorted(partitions):
         by_topic.setdefault(topic_id, []).append(number)
-    return [group_pb2.PartitionsOfTopic(topic_id=topic_id, partitions=numbers) for topic_id, numbers in by_topic.items()]
+    return [
+        group_pb2.PartitionsOfTopic(topic_id=topic_id, partitions=numbers) for topic_id, numbers in by_topic.items()
+    ]
 
 
 def decode_told(state: group_pb2.GroupMemberState) -> tuple[State | Refused, dict[bytes, str]]:

@@ -185,7 +185,9 @@ class GroupsStream:
         except LograftError as cause:
             error = cause
         except TimeoutError:
-            error = self._reset_reason = RequestTimeoutError(f"{self.address} did not open the stream of groups in time")
+            error = self._reset_reason = RequestTimeoutError(
+                f"{self.address} did not open the stream of groups in time"
+            )
         except asyncio.CancelledError:
             if self.is_closed:
                 raise

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar, overload
 
@@ -259,7 +260,7 @@ class Consumer:
     ) -> dict[TopicPartition, OffsetAndMetadata | None]: ...
     async def committed(
         self, tps: TopicPartition | Iterable[TopicPartition] | None = None
-    ) -> OffsetAndMetadata | None | dict[TopicPartition, OffsetAndMetadata | None]:
+    ) -> OffsetAndMetadata | dict[TopicPartition, OffsetAndMetadata | None] | None:
         """Look up the committed offset of a partition, or of several; see `lograft.Consumer.committed`."""
         self._shared.check_usable()
         if isinstance(tps, TopicPartition):
@@ -289,9 +290,7 @@ class Consumer:
         try:
             while len(got) < count:
                 left_ms = max(0, deadline_ms - monotonic_ms())
-                more = await self._poll(
-                    lambda: self._shared.take_records(count - len(got)), left_ms, is_first=not got
-                )
+                more = await self._poll(partial(self._shared.take_records, count - len(got)), left_ms, is_first=not got)
                 if not more:
                     break
                 got += more
@@ -340,8 +339,15 @@ class Consumer:
     async def _iterate(self, timeout_ms: int | None) -> AsyncIterator[ConsumerRecord]:
         shared = self._shared
         while not self._is_closing:
-            record = await self._poll(shared.take_record, 1_000 if timeout_ms is None else timeout_ms)
-            shared.end_poll(None if record is None else [record])
+            record = None
+            if not shared.has_news:
+                # The fast way, without a coroutine for each record.
+                shared.check_usable()
+                shared.begin_poll()
+                record = shared.take_record()
+            if record is None:
+                record = await self._poll(shared.take_record, 1_000 if timeout_ms is None else timeout_ms)
+            shared.end_poll(record)
             if record is not None:
                 yield record
             elif timeout_ms is not None:
