@@ -40,6 +40,7 @@ from metaquorum.controller_service.admin_operations import OPERATIONS, REQUEST_T
 from metaquorum.controller_service.commit_waiters import CommandError
 from metaquorum.controller_service.operation import Call, Change, Export, OfBroker, Query
 from metaquorum.metadata.loader import MetadataLoader
+from metaquorum.metadata.topic_names import reserved_problem
 from metaquorum.net.methods import Method
 
 SERVICE: Final = admin_operations.SERVICE.full_name
@@ -101,6 +102,8 @@ class AdminService:
         most_ms = FORWARD_WAIT_MS if alone is None else IMAGE_WAIT_MS
 
         async def forward(request: bytes, context: ServicerContext) -> bytes:
+            if name == "CreateTopic":
+                _refuse_reserved(request)
             try:
                 answer = await self._calls.call(
                     Method.ADMIN,
@@ -141,6 +144,16 @@ class AdminService:
             raise undecodable() from None
         response.without_leader = True
         return response.SerializeToString()
+
+
+def _refuse_reserved(data: bytes) -> None:
+    """Refuse a client that would create an internal topic: the controller cannot tell its request from this broker's own."""
+    try:
+        problem = reserved_problem(admin_pb2.CreateTopicRequest.FromString(data).topic)
+    except DecodeError:
+        raise undecodable() from None
+    if problem is not None:
+        raise refused(ErrorCode.INVALID_TOPIC_NAME, problem)
 
 
 def export_handler(calls: ControllerCalls) -> grpc.RpcMethodHandler[bytes, bytes]:

@@ -16,6 +16,7 @@ SERVICE_NAMES = (
     "lograft.v1.LogService",
     "lograft.v1.MetadataService",
     "lograft.v1.AdminService",
+    "lograft.v1.GroupService",
 )
 """Services that have a health status, in addition to the empty name."""
 

@@ -28,6 +28,7 @@ class BrokerParts:
     produce_streams: StreamRegister
     fetch_streams: StreamRegister
     watch_streams: StreamRegister
+    group_streams: StreamRegister
     fetch_buffer: FetchBuffer
     batch_threads: BatchThreads
     session: ControllerSession

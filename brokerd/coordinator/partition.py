@@ -53,6 +53,8 @@ class CoordinatorPartition(Generic[Command, Response, Rec]):
         replica: the open replica.
         machine: its machine, inactive.
         on_tick: gets the responses of ticks once they are committed.
+        on_active: called with True when the coordinator has become active, in a later step of the event loop and before anything
+            that it answers then; and with False in the step in which it is active no longer.
         on_gone: called once when the replica is closed or its log has failed.
 
     Attributes:
@@ -71,6 +73,7 @@ class CoordinatorPartition(Generic[Command, Response, Rec]):
         machine: PartitionMachine[Command, Response, Rec],
         *,
         on_tick: Callable[[int, Response], None] | None,
+        on_active: Callable[[int, bool], None] | None = None,
         on_gone: Callable[[CoordinatorPartition[Command, Response, Rec]], None],
     ) -> None:
         self.replica = replica
@@ -81,6 +84,8 @@ class CoordinatorPartition(Generic[Command, Response, Rec]):
         self.longest_slice_ms = 0
         self.is_last_load_from_snapshot = False
         self._on_tick = on_tick
+        self._on_active = on_active
+        self._was_active = False
         self._on_gone = on_gone
         self._loop = asyncio.get_running_loop()
         self._futures: dict[int, asyncio.Future[Response]] = {}
@@ -139,6 +144,7 @@ class CoordinatorPartition(Generic[Command, Response, Rec]):
     def _deliver(self) -> None:
         """Pass on what the machine has for others, and set the timers."""
         machine = self.machine
+        self._tell_active()
         for fault in machine.take_faults():
             logger.error("coordinator: partition=%s %s", self, fault.what, exc_info=fault.error)
         for token, response, unserved in machine.take_answers():
@@ -158,6 +164,19 @@ class CoordinatorPartition(Generic[Command, Response, Rec]):
         if machine.has_work:
             self._begin_turn_soon()
         self._set_timer()
+
+    def _tell_active(self) -> None:
+        is_active = self.machine.state is State.ACTIVE
+        if is_active == self._was_active:
+            return
+        self._was_active = is_active
+        if self._on_active is None:
+            return
+        if is_active:
+            # Not in this step: it may be amid a move of the high watermark, and a user submits commands then.
+            self._loop.call_soon(self._on_active, self.replica.partition, True)
+        else:
+            self._on_active(self.replica.partition, False)
 
     # ------------------------------------------------------------------------------------------------------------------
     # Turns and ticks.

@@ -42,6 +42,7 @@ class CoordinatorRuntime(Generic[Command, Response, Rec]):
             not exist.
         scope_of: see `PartitionMachine`.
         on_tick: gets the partition and the response of each tick once it is committed.
+        on_active: see `CoordinatorPartition`; gets the partition, and whether its coordinator is active.
         snapshot_check_ms: milliseconds between two looks for due snapshots.
     """
 
@@ -55,6 +56,7 @@ class CoordinatorRuntime(Generic[Command, Response, Rec]):
         leader_place: Callable[[int], LeaderPlace | None],
         scope_of: Callable[[Command], Hashable] | None = None,
         on_tick: Callable[[int, Response], None] | None = None,
+        on_active: Callable[[int, bool], None] | None = None,
         snapshot_check_ms: int = SNAPSHOT_CHECK_MS,
     ) -> None:
         self._topic = topic
@@ -64,6 +66,7 @@ class CoordinatorRuntime(Generic[Command, Response, Rec]):
         self._leader_place = leader_place
         self._scope_of = scope_of
         self._on_tick = on_tick
+        self._on_active = on_active
         self._snapshot_check_ms = snapshot_check_ms
         self._partitions: dict[int, CoordinatorPartition[Command, Response, Rec]] = {}
         self._snapshots: asyncio.Task[None] | None = None
@@ -104,7 +107,9 @@ class CoordinatorRuntime(Generic[Command, Response, Rec]):
 
     def _make(self, replica: Replica) -> CoordinatorPartition[Command, Response, Rec]:
         machine = PartitionMachine(str(replica), new_core=self._new_core, codec=self._codec, scope_of=self._scope_of)
-        return CoordinatorPartition(replica, machine, on_tick=self._on_tick, on_gone=self._forget)
+        return CoordinatorPartition(
+            replica, machine, on_tick=self._on_tick, on_active=self._on_active, on_gone=self._forget
+        )
 
     def _forget(self, partition: CoordinatorPartition[Command, Response, Rec]) -> None:
         number = partition.replica.partition

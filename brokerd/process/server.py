@@ -9,7 +9,7 @@ the logs open. Then the broker asks to be unfenced. When the controller has done
 
 Stop: controlled shutdown at the controller, which moves leaderships to other brokers. (If this broker leads no partition with other
 replicas, this step comes after the drain and waits only until the broker is fenced.) Then: no new streams, GoAway to the open ones,
-drain, both listeners, voter, close of the logs, mark of the clean shutdown, quorum member.
+drain, group coordinators, both listeners, voter, close of the logs, mark of the clean shutdown, quorum member.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ import grpc.aio
 
 from brokerd.api.admin_service import AdminService
 from brokerd.api.connections import end_connections
-from brokerd.api.forward import ForwardedCalls
+from brokerd.api.forward import ForwardedCalls, Forwarder
+from brokerd.api.group_service.limits import MAX_GROUP_STREAMS
+from brokerd.api.group_service.service import GroupService
 from brokerd.api.health import Health
 from brokerd.api.listener import make_server
 from brokerd.api.log_directory_calls import LogDirectoryCalls
@@ -38,6 +40,7 @@ from brokerd.controller_client.controller_calls import ControllerCalls
 from brokerd.controller_client.lifecycle import BrokerIdentity, BrokerLifecycle, BrokerState
 from brokerd.controller_client.producer_ids import ProducerIds
 from brokerd.errors import BrokerError, BrokerFailedError
+from brokerd.groups.coordinators import GroupCoordinators
 from brokerd.limits import (
     DRAIN_MS,
     MAX_FETCH_STREAMS,
@@ -96,6 +99,7 @@ class _Broker:
         lifecycle: registration and heartbeats.
         replication: streams to leaders, and requests to the controller.
         manager: the replicas.
+        groups: the group coordinators.
         parts: the parts that the services for clients share.
     """
 
@@ -103,6 +107,7 @@ class _Broker:
     lifecycle: BrokerLifecycle
     replication: Replication
     manager: ReplicaManager
+    groups: GroupCoordinators
     parts: BrokerParts
 
 
@@ -117,7 +122,13 @@ class BrokerServer:
         self._produce_streams = StreamRegister("produce", MAX_PRODUCE_STREAMS)
         self._fetch_streams = StreamRegister("fetch", MAX_FETCH_STREAMS)
         self._watch_streams = StreamRegister("watch", MAX_WATCH_STREAMS)
-        self._client_streams = (self._produce_streams, self._fetch_streams, self._watch_streams)
+        self._group_streams = StreamRegister("groups", MAX_GROUP_STREAMS)
+        self._client_streams = (
+            self._produce_streams,
+            self._fetch_streams,
+            self._watch_streams,
+            self._group_streams,
+        )
         self._follower_streams = StreamRegister("replicate", MAX_REPLICATE_STREAMS)
         self._fetch_buffer = FetchBuffer(settings.fetch_buffer_bytes, end_connections=end_connections)
         self._batch_threads = BatchThreads(settings.inflate_bytes)
@@ -169,6 +180,11 @@ class BrokerServer:
     def lifecycle(self) -> BrokerLifecycle | None:
         """The registration and heartbeats of this broker; None before `start`."""
         return None if self._broker is None else self._broker.lifecycle
+
+    @property
+    def groups(self) -> GroupCoordinators | None:
+        """The group coordinators of this broker; None before `start`."""
+        return None if self._broker is None else self._broker.groups
 
     @property
     def is_serving(self) -> bool:
@@ -255,6 +271,8 @@ class BrokerServer:
         manager.on_offline = lifecycle.note_offline_directories
         manager.failed.add_done_callback(self._on_manager_failed)
         lifecycle.lacks_room = manager.lacks_room
+        groups = GroupCoordinators(node_id=node_id, observer=observer, manager=manager, calls=calls)
+        manager.on_role = groups.note_role
         parts = BrokerParts(
             cluster_id=cluster_id,
             node_id=node_id,
@@ -265,28 +283,38 @@ class BrokerServer:
             produce_streams=self._produce_streams,
             fetch_streams=self._fetch_streams,
             watch_streams=self._watch_streams,
+            group_streams=self._group_streams,
             fetch_buffer=self._fetch_buffer,
             batch_threads=self._batch_threads,
             session=lifecycle.session,
         )
-        return _Broker(calls=calls, lifecycle=lifecycle, replication=replication, manager=manager, parts=parts)
+        return _Broker(
+            calls=calls, lifecycle=lifecycle, replication=replication, manager=manager, groups=groups, parts=parts
+        )
 
     async def _listen(self, broker: _Broker) -> None:
         """Open the services for other servers and for clients. Until the broker is unfenced, most calls are refused."""
         assert self._followers is not None, "the quorum member adds the services"
         assert self._forwarded is not None, "the quorum member adds the services"
         parts, observer = broker.parts, self._observer
-        log_service = LogService(parts)
+        forwarder = Forwarder(parts.peers, observer)
+        log_service = LogService(parts, forwarder)
+        group_service = GroupService(parts, broker.groups, forwarder)
         log_directories = LogDirectoryCalls(
             broker.manager, parts.locator, node_id=parts.node_id, cluster_id=parts.cluster_id
         )
         admin_service = AdminService(broker.calls, observer, log_directories, cluster_id=parts.cluster_id)
-        handlers = (log_service.handler(), MetadataService(parts).handler(), admin_service.handler())
+        handlers = (
+            log_service.handler(),
+            MetadataService(parts).handler(),
+            admin_service.handler(),
+            group_service.handler(),
+        )
         self._followers.attach(self._leader(broker))
         self._listener, bound = await make_server(handlers, self._health, self._settings.listen)
         self._address = self._settings.advertise or bound
         await self._listener.start()
-        self._forwarded.attach(log_service.by_leader)
+        self._forwarded.attach({**log_service.by_leader, **group_service.forwarded})
         logger.info("listening: address=%s node_id=%d cluster_id=%s", bound, parts.node_id, parts.cluster_id)
 
     def _leader(self, broker: _Broker) -> Leader:
@@ -308,6 +336,7 @@ class BrokerServer:
     def _begin(self, quorum: QuorumMember, broker: _Broker) -> None:
         """Start the registration and all background work."""
         lifecycle, manager, address = broker.lifecycle, broker.manager, self.address
+        broker.groups.start()
         self._watch(lifecycle.start(host=address.host, port=address.port, replication_port=quorum.internal_port))
 
         async def expire_producers() -> None:
@@ -453,6 +482,9 @@ class BrokerServer:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._fetch_buffer.close()
         self._batch_threads.close()
+        if broker is not None:
+            # Before the listeners, so that calls that wait get typed answers.
+            await broker.groups.stop()
         await self._close_listeners()
         if broker is not None:
             await broker.parts.producer_ids.close()

@@ -14,6 +14,7 @@ from brokerd.replica.replica import Replica
 from metaquorum.metadata.image import TopicImage
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.topic_names import problem as name_problem
+from metaquorum.metadata.topic_names import reserved_problem
 
 LEADER_RETRY_MS = 250
 """Retry advice, in milliseconds, for clients whose partition has no leader yet."""
@@ -68,6 +69,16 @@ class Locator:
     def is_local(self, place: LeaderPlace) -> bool:
         """Return True if this broker is the leader."""
         return place.leader_id == self._node_id
+
+    def refuse_internal(self, name: str) -> None:
+        """Refuse a client that would change the records of an internal topic.
+
+        Raises:
+            RefusedError: INVALID_TOPIC_NAME.
+        """
+        problem = reserved_problem(name)
+        if problem is not None:
+            raise refused(ErrorCode.INVALID_TOPIC_NAME, problem)
 
     async def local_leader(self, name: str, partition: int, *, timeout_ms: int) -> Replica:
         """Return the replica of a partition that this broker leads; wait while its log is being opened.

@@ -142,6 +142,8 @@ class ReplicaManager:
         moves: the moves of logs between the directories.
         on_offline: called with the ids of all failed log directories whenever one fails; the broker's process sets it
             once.
+        on_role: called after each change of the role or the leader epoch of an open replica; the broker's process sets it once,
+            before `start`.
         failed: resolves with the reason when the broker must stop.
     """
 
@@ -170,6 +172,7 @@ class ReplicaManager:
             on_disk_failed=self.note_disk_failure,
             on_no_room=self._hand_over,
             roles=self._roles,
+            on_role=self._tell_role,
             peers=peers,
         )
         self._opening = LogOpening(directories)
@@ -199,6 +202,7 @@ class ReplicaManager:
         # When the leaderships in a directory without space may be resigned again.
         self._hand_over_due_ms: dict[LogDirectory, int] = {}
         self.on_offline: Callable[[tuple[bytes, ...]], None] | None = None
+        self.on_role: Callable[[Replica], None] | None = None
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -442,6 +446,10 @@ class ReplicaManager:
                 image.partition,
                 " or ".join(each.hex() for each in awaited),
             )
+
+    def _tell_role(self, replica: Replica) -> None:
+        if self.on_role is not None:
+            self.on_role(replica)
 
     def _settings(self, topic: TopicImage) -> TopicSettings:
         return settings_of(self._observer.image, topic.configs, self._node_id)

@@ -155,6 +155,8 @@ class ReplicaContext:
         on_disk_failed: called when a log directory has failed.
         on_no_room: called when an append of a client found too little space in a log directory.
         roles: gets the changes of roles.
+        on_role: called after each change of the role or the leader epoch of a replica, the first one after its
+            log was opened included.
         peers: the other brokers and the controller; None: partitions have one replica only.
     """
 
@@ -163,6 +165,7 @@ class ReplicaContext:
     on_disk_failed: Callable[[LogDirectory, DiskFailedError], None]
     on_no_room: Callable[[LogDirectory], None]
     roles: RoleLog
+    on_role: Callable[[Replica], None] | None = None
     peers: ReplicaPeers | None = None
 
 
@@ -513,6 +516,8 @@ class Replica:
             self._context.roles.note(
                 self, event.partition, is_leader=core.is_leader, log_end_offset=self._log.log_end_offset
             )
+            if self._context.on_role is not None:
+                self._context.on_role(self)
 
     def apply_settings(self, settings: TopicSettings) -> None:
         """Apply changed topic configs."""

@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import grpc.aio
-from lograft.v1 import admin_pb2, admin_pb2_grpc, log_pb2, log_pb2_grpc, metadata_pb2, metadata_pb2_grpc
+from lograft.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    group_pb2_grpc,
+    log_pb2,
+    log_pb2_grpc,
+    metadata_pb2,
+    metadata_pb2_grpc,
+)
 from lograft.wire.batch import encode_batch
 from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
 from lograft.wire.status import RemoteStatus, parse_rpc_error
@@ -58,6 +66,7 @@ class Client:
         self.log: Any = log_pb2_grpc.LogServiceStub(self.channel)
         self.metadata: Any = metadata_pb2_grpc.MetadataServiceStub(self.channel)
         self.admin: Any = admin_pb2_grpc.AdminServiceStub(self.channel)
+        self.groups: Any = group_pb2_grpc.GroupServiceStub(self.channel)
 
     async def create_topic(self, topic: str, partition_count: int = 1, **configs: str) -> admin_pb2.CreateTopicResponse:
         request = admin_pb2.CreateTopicRequest(
@@ -289,6 +298,7 @@ def offline_parts(observer: MetadataLoader, manager: ReplicaManager | None = Non
         produce_streams=StreamRegister("produce", 1),
         fetch_streams=StreamRegister("fetch", 1),
         watch_streams=StreamRegister("watch", 1),
+        group_streams=StreamRegister("groups", 1),
         fetch_buffer=FetchBuffer(MIN_BUDGET_BYTES, end_connections=len),
         batch_threads=BatchThreads(MIN_BUDGET_BYTES),
         session=lifecycle.session,

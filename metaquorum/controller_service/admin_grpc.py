@@ -22,6 +22,7 @@ from lograft.wire.status import RichStatus, abort_status
 from metaquorum.controller_service.admin_operations import REQUEST_TYPES, AdminOperations
 from metaquorum.controller_service.calls import leader_hint, wait_ms
 from metaquorum.controller_service.commit_waiters import CommandError
+from metaquorum.controller_service.topics import refuse_reserved
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +50,8 @@ def _serialized(message: Message) -> bytes:
 def _unary(operations: AdminOperations, name: str) -> Callable[[Message, ServicerContext], Awaitable[Message]]:
     async def serve(request: Message, context: ServicerContext) -> Message:
         try:
+            if isinstance(request, admin_pb2.CreateTopicRequest):
+                refuse_reserved(request.topic)
             return await operations.answer(name, request, wait_ms(_left_ms(context)))
         except CommandError as error:
             await context.abort_with_status(_status(error))

@@ -33,6 +33,7 @@ from metaquorum.controller_service.controller_host import ControllerHost
 from metaquorum.controller_service.operation import Member
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.state import TopicImage
+from metaquorum.metadata.topic_names import is_internal, reserved_problem
 
 DEFAULT_PAGE_SIZE: Final = 1_000
 """Topics on a page unless the request names a size."""
@@ -49,8 +50,22 @@ SLICE_TOPICS: Final = 50
 TOPIC_ID_BYTES: Final = 16
 
 
+def refuse_reserved(topic: str) -> None:
+    """Refuse a change of a topic that belongs to the system.
+
+    Raises:
+        CommandError: INVALID_TOPIC_NAME.
+    """
+    problem = reserved_problem(topic)
+    if problem is not None:
+        raise CommandError(ErrorCode.INVALID_TOPIC_NAME, problem)
+
+
 def create(request: admin_pb2.CreateTopicRequest, _member: Member) -> CreateTopic:
-    """Return the command for a request, with a random topic id and placement seed."""
+    """Return the command for a request, with a random topic id and placement seed.
+
+    Brokers make internal topics with it, so that whoever passes on a request of a client calls `refuse_reserved` first.
+    """
     return _create(request, validate_only=request.validate_only)
 
 
@@ -63,6 +78,7 @@ def created(_request: admin_pb2.CreateTopicRequest, result: TopicCreated) -> adm
 
 def grow(request: admin_pb2.CreatePartitionsRequest, _member: Member) -> CreatePartitions:
     """Return the command for a request, with a random placement seed."""
+    refuse_reserved(request.topic)
     return CreatePartitions(
         topic=request.topic,
         partition_count=request.partition_count,
@@ -78,6 +94,7 @@ def grown(_request: admin_pb2.CreatePartitionsRequest, result: PartitionsCreated
 
 def delete(request: admin_pb2.DeleteTopicRequest, _member: Member) -> DeleteTopic:
     """Return the command for a request."""
+    refuse_reserved(request.topic)
     return DeleteTopic(topic=request.topic)
 
 
@@ -155,6 +172,7 @@ async def _submit(
 ) -> list[Outcome | CommandError]:
     async def submit(command: CreateTopic) -> Outcome | CommandError:
         try:
+            refuse_reserved(command.topic)
             return await host.submit(command, timeout_ms=timeout_ms)
         except CommandError as error:
             return error
@@ -181,7 +199,9 @@ def _result(topic: str, outcome: Outcome | CommandError) -> admin_pb2.TopicCreat
 
 
 def list_topics(request: admin_pb2.ListTopicsRequest, image: MetadataImage) -> admin_pb2.ListTopicsResponse:
-    """Return a page of topics, ascending by name. The token of a page is the last name of the previous page.
+    """Return a page of topics, ascending by name; internal ones if the request asks for them.
+
+    The token of a page is the last name of the previous page.
 
     Raises:
         CommandError: INVALID_REQUEST: the page size is out of range.
@@ -194,6 +214,8 @@ def list_topics(request: admin_pb2.ListTopicsRequest, image: MetadataImage) -> a
     page: list[TopicImage] = []
     more = False
     for topic in image.topics(after=request.page_token or None):
+        if is_internal(topic.topic) and not request.include_internal:
+            continue
         if len(page) == size:
             more = True
             break
@@ -227,4 +249,5 @@ def _summary(topic: TopicImage) -> admin_pb2.TopicSummary:
         topic_id=topic.topic_id,
         partition_count=len(topic.partitions),
         replication_factor=topic.replication_factor,
+        is_internal=is_internal(topic.topic),
     )

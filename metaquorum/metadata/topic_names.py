@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The naming rule of topics: 1 to 249 of the characters A-Z a-z 0-9 . _ -, but not "." or "..". It is part of the public API."""
+"""The naming rule of topics: 1 to 249 of the characters A-Z a-z 0-9 . _ -, but not "." or "..". It is part of the public API.
+
+Names that begin with `__` belong to the system: brokers make such topics when they need them, and nobody else creates, deletes or grows
+them, or produces to them. Whoever serves a client asks `reserved_problem`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,9 @@ from typing import Final
 
 MAX_CHARACTERS: Final = 249
 """Longest topic name."""
+
+INTERNAL_PREFIX: Final = "__"
+"""Begin of the names of internal topics."""
 
 _ALLOWED: Final = re.compile(r"[A-Za-z0-9._-]+")
 _SHOWN_CHARACTERS: Final = 60
@@ -25,3 +32,16 @@ def problem(topic: str) -> str | None:
     if _ALLOWED.fullmatch(topic) is None:
         return f"a topic name has only the characters A-Z a-z 0-9 . _ -, not {topic[:_SHOWN_CHARACTERS]!a}"
     return None
+
+
+def is_internal(topic: str) -> bool:
+    """Return True for the name of a topic of the system."""
+    return topic.startswith(INTERNAL_PREFIX)
+
+
+def reserved_problem(topic: str) -> str | None:
+    """Return why a client may not change a topic of this name, or None if it may."""
+    if not is_internal(topic):
+        return None
+    name = topic[:_SHOWN_CHARACTERS]
+    return f"{name!a}: topics whose names begin with {INTERNAL_PREFIX} belong to the system; choose another name"

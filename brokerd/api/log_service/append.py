@@ -73,6 +73,7 @@ class AppendCalls:
             RefusedError: not all records were appended.
         """
         check_cluster(request.cluster_id, self._parts.cluster_id)
+        self._parts.locator.refuse_internal(request.topic)
         level = _read_level(request.acks)
         if not 1 <= len(request.records) <= MAX_RECORDS_PER_BATCH:
             message = f"an append takes 1 to {MAX_RECORDS_PER_BATCH} records, this one has {len(request.records)}"

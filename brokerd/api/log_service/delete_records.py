@@ -92,6 +92,7 @@ class DeleteRecordsCalls:
         if asked.before_offset < ALL_READABLE:
             message = f"before_offset is an offset from 0, or {ALL_READABLE} for the high watermark"
             raise refused(ErrorCode.INVALID_REQUEST, f"{message}, not {asked.before_offset}")
+        self._parts.locator.refuse_internal(asked.topic)
         replica = await self._parts.locator.local_leader(asked.topic, asked.partition, timeout_ms=wait_ms)
         before_offset = None if asked.before_offset == ALL_READABLE else asked.before_offset
         try:

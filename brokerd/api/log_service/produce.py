@@ -203,6 +203,7 @@ class ProduceStream:
         for wanted in routes:
             left_ms = max(0, int((deadline - loop.time()) * 1000))
             try:
+                self._parts.locator.refuse_internal(wanted.topic)
                 replica = await self._parts.locator.local_leader(wanted.topic, wanted.partition, timeout_ms=left_ms)
             except RefusedError as error:
                 session.refuse_route(wanted.route, error.failure)

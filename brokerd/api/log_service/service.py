@@ -33,8 +33,7 @@ class LogService:
         by_leader: the unary methods that only the leader of a partition can answer, by name. Other brokers may forward them.
     """
 
-    def __init__(self, parts: BrokerParts) -> None:
-        forwarder = Forwarder(parts.peers, parts.observer)
+    def __init__(self, parts: BrokerParts, forwarder: Forwarder) -> None:
         self._parts = parts
         delete_records = DeleteRecordsCalls(parts, forwarder).delete_records
         list_offsets = ListOffsetsCalls(parts, forwarder).list_offsets

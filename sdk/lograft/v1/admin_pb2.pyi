@@ -609,6 +609,7 @@ class ListTopicsRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     MIN_METADATA_OFFSET_FIELD_NUMBER: _builtins.int
+    INCLUDE_INTERNAL_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     """Cluster id that the client expects; empty: any."""
     page_size: _builtins.int
@@ -617,6 +618,8 @@ class ListTopicsRequest(_message.Message):
     """Token from the previous answer; empty for the first page."""
     min_metadata_offset: _builtins.int
     """Wait until the answering server has applied this metadata offset; absent: do not wait."""
+    include_internal: _builtins.bool
+    """True: internal topics, too."""
     def __init__(
         self,
         *,
@@ -624,10 +627,11 @@ class ListTopicsRequest(_message.Message):
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
         min_metadata_offset: _builtins.int | None = ...,
+        include_internal: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_min_metadata_offset", b"_min_metadata_offset", "min_metadata_offset", b"min_metadata_offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_metadata_offset", b"_min_metadata_offset", "cluster_id", b"cluster_id", "min_metadata_offset", b"min_metadata_offset", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_metadata_offset", b"_min_metadata_offset", "cluster_id", b"cluster_id", "include_internal", b"include_internal", "min_metadata_offset", b"min_metadata_offset", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__min_metadata_offset: _TypeAlias = _typing.Literal["min_metadata_offset"]  # noqa: Y015
     _WhichOneofArgType__min_metadata_offset: _TypeAlias = _typing.Literal["_min_metadata_offset", b"_min_metadata_offset"]  # noqa: Y015
@@ -645,6 +649,7 @@ class TopicSummary(_message.Message):
     TOPIC_ID_FIELD_NUMBER: _builtins.int
     PARTITION_COUNT_FIELD_NUMBER: _builtins.int
     REPLICATION_FACTOR_FIELD_NUMBER: _builtins.int
+    IS_INTERNAL_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """Name."""
     topic_id: _builtins.bytes
@@ -653,6 +658,8 @@ class TopicSummary(_message.Message):
     """Number of partitions."""
     replication_factor: _builtins.int
     """Number of replicas of each partition."""
+    is_internal: _builtins.bool
+    """True: a topic of the system. Its name begins with `__`."""
     def __init__(
         self,
         *,
@@ -660,10 +667,11 @@ class TopicSummary(_message.Message):
         topic_id: _builtins.bytes = ...,
         partition_count: _builtins.int = ...,
         replication_factor: _builtins.int = ...,
+        is_internal: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition_count", b"partition_count", "replication_factor", b"replication_factor", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_internal", b"is_internal", "partition_count", b"partition_count", "replication_factor", b"replication_factor", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
