@@ -627,6 +627,7 @@ class SharedConsumer:
         with self.lock:
             self.collector.add(cursors)
         self._is_caught_up_told = False
+        self.fetcher().cluster.watch(dict.fromkeys(cursor.tp.topic for cursor in cursors))
         self._fetch(cursors)
         return [cursor.tp for cursor in cursors]
 
