@@ -517,6 +517,7 @@ class Consumer:
                     if not more:
                         break
                     got += more
+                    self._shared.hold(got)
             except LograftError:
                 # What precedes the failure is handed out; the next call raises it again.
                 if not got:
@@ -595,19 +596,20 @@ class Consumer:
         Args:
             take: takes records or a batch.
             timeout_ms: milliseconds to wait.
-            is_first: False for a further part of what one call hands out.
+            is_first: False for a further part of what one call hands out. It ends at news of the group: records of partitions
+                that are given up must be with the application before.
         """
         shared = self._shared
         if is_first:
             shared.begin_poll()
         wait: PollWait | None = None
         while True:
-            if shared.has_news and not shared.is_closed:
+            if shared.has_news and (is_first or not shared.has_group_news) and not shared.is_closed:
                 self._serve(shared.catch_up())
             with self._lock:
                 shared.check_usable()
                 got = take()
-                if got:
+                if got or (shared.has_group_news and not is_first):
                     return got
                 if wait is None:
                     wait = PollWait(shared.collector, timeout_ms, shared.settings.unreachable_timeout_ms)

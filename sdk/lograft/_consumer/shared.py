@@ -95,6 +95,7 @@ class SharedConsumer:
         on_loop: runs a function on the loop, from wherever a poll runs.
         call_application: how to call callbacks.
         has_news: True if the next poll has to `catch_up` before it hands out anything.
+        has_group_news: True if some of it comes from the group, so that partitions may be given up.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class SharedConsumer:
         self.on_loop: Callable[..., object] = _call_now
         self.call_application: Caller = call_here
         self.has_news = False
+        self.has_group_news = False
         self.is_closed = False
         self.is_forked = False
         self._client = client
@@ -308,7 +310,7 @@ class SharedConsumer:
             offsets=offsets,
             find_start=self._find_start,
             idle_ms=self._idle_ms,
-            on_news=self._on_news,
+            on_news=self._on_group_news,
         )
         self._arm_auto_commit()
 
@@ -389,13 +391,23 @@ class SharedConsumer:
     # -- polls
 
     def begin_poll(self) -> None:
-        """Note that the application asks for records. What it got before counts as processed."""
+        """Note that the application asks for records. What it got before counts as processed.
+
+        Raises:
+            UsageError: another poll is calling the application.
+        """
+        if self._is_catching_up:
+            raise UsageError("a callback must not poll, and one thread or task at a time polls")
         if self._member is not None:
             if monotonic_ms() - self._asked_ms >= ASKED_AGAIN_MS and not self._is_asking:
                 self._is_asking = True
                 self.on_loop(self._member.asked)
             self._is_asking = True
         self._last = None
+
+    def hold(self, got: list[ConsumerRecord]) -> None:
+        """Note records that the present call will hand to the application. They are not processed yet."""
+        self._last = got
 
     def end_poll(self, got: Handed) -> None:
         """Note what a poll hands to the application."""
@@ -453,11 +465,9 @@ class SharedConsumer:
             LograftError: the coordinator has refused the member for good.
             Exception: what a callback raises.
         """
-        if self._is_catching_up:
-            raise UsageError("a rebalance callback must not poll")
         self._is_catching_up = True
         try:
-            self.has_news = False
+            self.has_news = self.has_group_news = False
             self._commit_if_due()
             await self._rebalance(is_quiet=False)
             await self._tell_ends()
@@ -465,7 +475,7 @@ class SharedConsumer:
                 await self.call_application(*self._done.pop(0))
         except BaseException:
             # What is left is looked at again in the next poll.
-            self.has_news = True
+            self.has_news = self.has_group_news = True
             raise
         finally:
             self._is_catching_up = False
@@ -527,6 +537,10 @@ class SharedConsumer:
     def _on_news(self) -> None:
         self.has_news = True
         self.wake()
+
+    def _on_group_news(self) -> None:
+        self.has_group_news = True
+        self._on_news()
 
     async def _keys_of(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Partition]:
         """Return partitions by topic id: of those that the group gave, the id that the coordinator said."""

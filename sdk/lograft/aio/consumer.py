@@ -294,6 +294,7 @@ class Consumer:
                 if not more:
                     break
                 got += more
+                self._shared.hold(got)
         except LograftError:
             # What precedes the failure is handed out; the next call raises it again.
             if not got:
@@ -359,7 +360,8 @@ class Consumer:
         Args:
             take: takes records or a batch.
             timeout_ms: milliseconds to wait.
-            is_first: False for a further part of what one call hands out.
+            is_first: False for a further part of what one call hands out. It ends at news of the group: records of partitions
+                that are given up must be with the application before.
         """
         shared = self._shared
         shared.check_usable()
@@ -367,11 +369,11 @@ class Consumer:
             shared.begin_poll()
         wait: PollWait | None = None
         while True:
-            if shared.has_news:
+            if shared.has_news and (is_first or not shared.has_group_news):
                 await shared.catch_up()
             shared.check_usable()
             got = take()
-            if got:
+            if got or (shared.has_group_news and not is_first):
                 return got
             if wait is None:
                 wait = PollWait(shared.collector, timeout_ms, shared.settings.unreachable_timeout_ms)
