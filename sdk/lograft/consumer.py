@@ -25,9 +25,9 @@ from lograft._client.clock import monotonic_ms
 from lograft._client.forks import on_fork
 from lograft._client.immortal import keep_for_ever
 from lograft._client.runtime import STOP_TIMEOUT_S, Runtime, acquire_runtime, on_exit, release_runtime, wait_if_ending
-from lograft._consumer.arguments import OffsetsToCommit, check_partitions, one_or_many, parse_start
+from lograft._consumer.arguments import check_partitions, one_or_many, parse_start
 from lograft._consumer.collector import PollWait
-from lograft._consumer.shared import Deserializer, SharedConsumer, check_assigned, make_listener
+from lograft._consumer.shared import Deserializer, OffsetsToCommit, SharedConsumer, check_assigned, make_listener
 from lograft.errors import LograftError
 from lograft.fetched import FetchedBatch
 from lograft.settings import (

@@ -7,11 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import cast
 
 from lograft.errors import UsageError
-from lograft.fetched import FetchedBatch
-from lograft.types import ConsumerRecord, OffsetAndMetadata, Position, TopicPartition
-
-OffsetsToCommit = Mapping[TopicPartition, int | OffsetAndMetadata] | ConsumerRecord | FetchedBatch
-"""What `commit` takes: next offsets by partition, or a record or batch up to which everything is processed."""
+from lograft.types import OffsetAndMetadata, Position, TopicPartition
 
 MAX_METADATA_BYTES = 4_096
 """Bytes of UTF-8 of the longest metadata of an offset."""
@@ -45,16 +41,12 @@ def check_partitions(tps: Iterable[object]) -> list[TopicPartition]:
     return list(checked)
 
 
-def check_commit(given: OffsetsToCommit) -> dict[TopicPartition, OffsetAndMetadata]:
+def check_commit(given: Mapping[TopicPartition, int | OffsetAndMetadata]) -> dict[TopicPartition, OffsetAndMetadata]:
     """Return the offsets that the caller wants to commit.
 
     Raises:
         UsageError: a partition, an offset or a metadata text is not valid.
     """
-    if isinstance(given, ConsumerRecord):
-        return {TopicPartition(given.topic, given.partition): OffsetAndMetadata(given.offset + 1)}
-    if isinstance(given, FetchedBatch):
-        return {TopicPartition(given.topic, given.partition): OffsetAndMetadata(given.next_offset)}
     check_partitions(given)
     found: dict[TopicPartition, OffsetAndMetadata] = {}
     for tp, value in given.items():

@@ -24,7 +24,7 @@ from typing import Any, Final
 from lograft._client.clock import monotonic_ms, wall_clock_ms
 from lograft._client.immortal import keep_for_ever
 from lograft._client.usable import unusable_error
-from lograft._consumer.arguments import OffsetsToCommit, check_commit, check_offset, check_topics
+from lograft._consumer.arguments import check_commit, check_offset, check_topics
 from lograft._consumer.collector import FetchCollector
 from lograft._consumer.fetch_buffer import Arrival, Cursor
 from lograft._consumer.fetcher import Fetcher
@@ -70,6 +70,9 @@ ASKED_AGAIN_MS: Final = 1_000
 
 Handed = list[ConsumerRecord] | FetchedBatch | ConsumerRecord | None
 """What a poll hands to the application."""
+
+OffsetsToCommit = Mapping[TopicPartition, int | OffsetAndMetadata] | ConsumerRecord | FetchedBatch
+"""What `commit` takes: next offsets by partition, or a record or batch up to which everything is processed."""
 
 Deserializer = Callable[[bytes], Any]
 """Makes a value of the bytes of a key or value."""
@@ -344,7 +347,13 @@ class SharedConsumer:
     def to_commit(self, given: OffsetsToCommit | None) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the offsets of a commit: the given ones, or all positions. Under the lock."""
         self.need_group()
-        return self._positions() if given is None else check_commit(given)
+        if given is None:
+            return self._positions()
+        if isinstance(given, ConsumerRecord):
+            return {TopicPartition(given.topic, given.partition): OffsetAndMetadata(given.offset + 1)}
+        if isinstance(given, FetchedBatch):
+            return {TopicPartition(given.topic, given.partition): OffsetAndMetadata(given.next_offset)}
+        return check_commit(given)
 
     async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: int | None = None) -> None:
         """Commit offsets, and wait for the answer."""
