@@ -582,9 +582,13 @@ class Consumer:
     def _iterate(self, timeout_ms: int | None) -> Iterator[ConsumerRecord]:
         shared = self._shared
         while not self._is_closing:
-            with self._caller:
-                record = self._poll(shared.take_record, 1_000 if timeout_ms is None else timeout_ms)
-                shared.end_poll(record)
+            # The fast way, if a record is there and nothing else is to be done.
+            with self._lock:
+                record = shared.step()
+            if record is None:
+                with self._caller:
+                    record = self._poll(shared.take_record, 1_000 if timeout_ms is None else timeout_ms)
+                    shared.end_poll(record)
             if record is not None:
                 yield record
             elif timeout_ms is not None:

@@ -194,7 +194,8 @@ class FetchCollector:
         records, taken = partial.records, partial.taken
         partial.taken = following = taken + 1
         if following < len(records):
-            partial.cursor.advance(records[following].offset)
+            # Records of a batch ascend, so that this is what `Cursor.advance` does.
+            partial.cursor.position = records[following].offset
         else:
             self._partial = None
             partial.cursor.advance(partial.fetched.next_offset)

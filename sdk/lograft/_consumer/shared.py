@@ -168,6 +168,8 @@ class SharedConsumer:
     def after_fork(self) -> None:
         """Leave everything that belongs to the parent untouched. Runs in the forked child."""
         self.is_forked = True
+        # Iterations have to look.
+        self.has_news = True
         keep_for_ever((self._fetcher, self._carrier, self._offsets, self._member, self._auto_timer, self._auto_commit))
         keep_for_ever(list(self._commit_tasks))
         self._fetcher = self._carrier = self._offsets = self._member = self._auto_timer = self._auto_commit = None
@@ -452,6 +454,19 @@ class SharedConsumer:
             self.look_for_ends()
         elif self._key_deserializer is not None or self._value_deserializer is not None:
             self._deserialize([record])
+        return record
+
+    def step(self) -> ConsumerRecord | None:
+        """Do one whole poll of an iteration in the fast way; None: nothing is there, or a poll is needed. Under the lock."""
+        if self.has_news:
+            return None
+        if self._member is not None:
+            self._asked_ms = monotonic_ms()
+        self._last = None
+        record = self.collector.next_record()
+        if record is not None and (self._key_deserializer is not None or self._value_deserializer is not None):
+            self._deserialize([record])
+        self._last = record
         return record
 
     def look_for_ends(self) -> None:

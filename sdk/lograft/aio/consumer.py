@@ -340,15 +340,11 @@ class Consumer:
     async def _iterate(self, timeout_ms: int | None) -> AsyncIterator[ConsumerRecord]:
         shared = self._shared
         while not self._is_closing:
-            record = None
-            if not shared.has_news:
-                # The fast way, without a coroutine for each record.
-                shared.check_usable()
-                shared.begin_poll()
-                record = shared.take_record()
+            # The fast way, without a coroutine for each record.
+            record = shared.step()
             if record is None:
                 record = await self._poll(shared.take_record, 1_000 if timeout_ms is None else timeout_ms)
-            shared.end_poll(record)
+                shared.end_poll(record)
             if record is not None:
                 yield record
             elif timeout_ms is not None:
