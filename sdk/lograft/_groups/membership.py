@@ -404,8 +404,8 @@ class Membership:
 
     def _told(self, state: State, sent_ms: int | None) -> None:
         if self.phase is Phase.JOINING:
+            # Numbers begin anew with each join: `_lose` has set the last one to 0.
             self.phase = Phase.MEMBER
-            self._number = 0
         if sent_ms is not None:
             self._backoff.reset()
             self._answered_sent_ms = sent_ms
