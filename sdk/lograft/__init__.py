@@ -35,8 +35,10 @@ if TYPE_CHECKING:
     from lograft.types import ConfigResource as ConfigResource
     from lograft.types import ConsumerRecord as ConsumerRecord
     from lograft.types import Durability as Durability
+    from lograft.types import OffsetAndMetadata as OffsetAndMetadata
     from lograft.types import OffsetQuery as OffsetQuery
     from lograft.types import Position as Position
+    from lograft.types import RebalanceListener as RebalanceListener
     from lograft.types import TopicPartition as TopicPartition
     from lograft.wire.codes import ErrorCode as ErrorCode
 
@@ -53,9 +55,11 @@ __all__ = [
     "ErrorCode",
     "FetchedBatch",
     "LograftError",
+    "OffsetAndMetadata",
     "OffsetQuery",
     "Position",
     "Producer",
+    "RebalanceListener",
     "TopicPartition",
     "__version__",
     "aio",
@@ -73,9 +77,11 @@ _HOMES: Final = {
     "ErrorCode": "lograft.wire.codes",
     "FetchedBatch": "lograft.fetched",
     "LograftError": "lograft.errors",
+    "OffsetAndMetadata": "lograft.types",
     "OffsetQuery": "lograft.types",
     "Position": "lograft.types",
     "Producer": "lograft.producer",
+    "RebalanceListener": "lograft.types",
     "TopicPartition": "lograft.types",
 }
 _MODULES: Final = frozenset({"aio", "errors"})

@@ -1,45 +1,69 @@
 # SPDX-License-Identifier: Apache-2.0
 """The blocking consumer.
 
-It owns the lock and the waits of the caller's thread. Streams run on the background event loop (`_client.runtime`), which
-puts arriving chunks into the collector. The caller's thread decodes them. One thread at a time should use a consumer: calls
-from several threads run one after the other.
+It owns the lock and the waits of the caller's thread. Everything else runs on the background event loop (`_client.runtime`), where
+`_consumer.shared` does for it what it does for the asyncio consumer. The loop puts arriving chunks into the collector, and the
+caller's thread decodes them. One thread at a time should use a consumer: calls from several threads run one after the other.
+
+Callbacks run in the thread that polls: while it waits for the loop, it carries out the calls that the loop asks for.
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
+from datetime import timedelta
+from functools import partial
+from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
+from lograft._client.clock import monotonic_ms
 from lograft._client.forks import on_fork
 from lograft._client.immortal import keep_for_ever
-from lograft._client.runtime import STOP_TIMEOUT_S, Runtime, on_exit, open_on_runtime, release_runtime
-from lograft._client.usable import unusable_error
-from lograft._consumer.arguments import check_partitions, parse_start
-from lograft._consumer.collector import FetchCollector, PollWait
-from lograft._consumer.fetch_buffer import Arrival, Cursor
-from lograft._consumer.fetcher import Fetcher
-from lograft.errors import UnreachableError
+from lograft._client.runtime import STOP_TIMEOUT_S, Runtime, acquire_runtime, on_exit, release_runtime, wait_if_ending
+from lograft._consumer.arguments import check_partitions, one_or_many, parse_start
+from lograft._consumer.collector import PollWait
+from lograft._consumer.shared import Deserializer, OffsetsToCommit, SharedConsumer, check_assigned, make_listener
+from lograft.errors import LograftError
 from lograft.fetched import FetchedBatch
 from lograft.settings import (
+    AUTO_COMMIT_INTERVAL_MS,
     CONNECTION_LIVENESS_MS,
     CONSUMER_DEFAULTS,
+    PROCESSING_LIMIT_MS,
     REQUEST_TIMEOUT_MS,
     ConsumerSettings,
     check_range,
     parse_bootstrap,
+    parse_group,
 )
-from lograft.types import ConsumerHealth, ConsumerRecord, Position, TopicPartition
+from lograft.types import (
+    ConsumerHealth,
+    ConsumerRecord,
+    GroupMembership,
+    Lag,
+    OffsetAndMetadata,
+    Position,
+    RebalanceListener,
+    TopicPartition,
+)
 
 T = TypeVar("T")
 
+_Call = tuple[Callable[..., object], tuple[object, ...], "asyncio.Future[None]"]
+
 
 class Consumer:
-    """Reads records of the partitions that are assigned to it.
+    """Reads records of partitions that are assigned to it, or that its group gives it.
+
+        with Consumer("localhost:9640", group="billing") as consumer:
+            consumer.subscribe(["orders"])
+            for record in consumer:
+                process(record.value)
 
         with Consumer("localhost:9640") as consumer:
             consumer.assign([TopicPartition("events", 0)])
@@ -48,6 +72,22 @@ class Consumer:
 
     Args:
         bootstrap: brokers to ask first: "host:port", several separated by commas, or a list.
+        group: group id, 1 to 255 bytes, for `subscribe`, `commit` and `committed`; None: no group.
+        instance_id: name of this consumer that outlives its process (a static member), 1 to 255 bytes. The next process with
+            the name takes the partitions over without a rebalance.
+        auto_commit: commit the positions every `auto_commit_interval_ms`, before partitions are given up, and at the end. What
+            a poll returned counts as processed when the next poll begins.
+        auto_commit_interval_ms: milliseconds between two automatic commits, 100 to 86,400,000.
+        reset: where to begin in a partition for which the group has positively no offset: "earliest", "latest", "none" (polls
+            raise `NoCommittedOffsetError`), or a `timedelta`: records of the last so-and-so long.
+        assignor: assignor that the group should use, "uniform" or "range"; None: no preference.
+        processing_limit_ms: milliseconds that the application may take between two polls, 1,000 to 86,400,000. After it the
+            group gives the partitions to others.
+        key_deserializer: makes the key of a record of its bytes. It is not called for a missing key.
+        value_deserializer: the same for values; not called for tombstones. Batches stay as they are.
+        on_partition_end: called in a poll with a partition and an offset, when everything below the offset was handed out and
+            nothing more is readable.
+        on_caught_up: called in a poll when all assigned partitions are at their ends.
         cluster_id: the id that the cluster must have; None accepts any cluster.
         connection_liveness_ms: milliseconds without a byte from the broker after which a connection has failed, 4,000 to
             60,000.
@@ -71,6 +111,17 @@ class Consumer:
         self,
         bootstrap: str | Sequence[str],
         *,
+        group: str | None = None,
+        instance_id: str | None = None,
+        auto_commit: bool = True,
+        auto_commit_interval_ms: int = AUTO_COMMIT_INTERVAL_MS,
+        reset: str | timedelta = "earliest",
+        assignor: str | None = None,
+        processing_limit_ms: int = PROCESSING_LIMIT_MS,
+        key_deserializer: Deserializer | None = None,
+        value_deserializer: Deserializer | None = None,
+        on_partition_end: Callable[[TopicPartition, int], Any] | None = None,
+        on_caught_up: Callable[[], Any] | None = None,
         cluster_id: str | None = None,
         fetch_credit_bytes: int = CONSUMER_DEFAULTS.fetch_credit_bytes,
         max_chunk_bytes: int = CONSUMER_DEFAULTS.max_chunk_bytes,
@@ -81,7 +132,7 @@ class Consumer:
         request_timeout_ms: int = REQUEST_TIMEOUT_MS,
         connection_liveness_ms: int = CONNECTION_LIVENESS_MS,
     ) -> None:
-        self._settings = ConsumerSettings(
+        settings = ConsumerSettings(
             fetch_credit_bytes=fetch_credit_bytes,
             max_chunk_bytes=max_chunk_bytes,
             on_out_of_range=on_out_of_range,
@@ -89,21 +140,40 @@ class Consumer:
             client_rack=client_rack,
             unreachable_timeout_ms=unreachable_timeout_ms,
         )
-        self._client = parse_bootstrap(
+        client = parse_bootstrap(
             bootstrap,
             cluster_id,
             connection_liveness_ms=connection_liveness_ms,
             request_timeout_ms=request_timeout_ms,
         )
-        self._collector = FetchCollector(self._settings, self._give_back)
+        self._shared = SharedConsumer(
+            client,
+            settings,
+            parse_group(
+                group,
+                instance_id=instance_id,
+                auto_commit=auto_commit,
+                auto_commit_interval_ms=auto_commit_interval_ms,
+                reset=reset,
+                assignor=assignor,
+                processing_limit_ms=processing_limit_ms,
+            ),
+            key_deserializer=key_deserializer,
+            value_deserializer=value_deserializer,
+            on_partition_end=on_partition_end,
+            on_caught_up=on_caught_up,
+        )
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)
         # Serialises the caller's threads. `_lock` only guards the collector; no thread holds it while it waits for the loop.
         self._caller = threading.RLock()
-        self._is_closed = False
-        self._is_forked = False
+        self._shared.lock = self._lock
+        self._shared.wake = self._wake
+        self._shared.on_loop = self._on_loop
+        self._shared.call_application = self._ask_caller
+        self._calls: SimpleQueue[_Call | None] | None = None
+        self._is_closing = False
         self._runtime: Runtime | None = None
-        self._fetcher: Fetcher | None = None
         on_fork(self)
         on_exit(self)
 
@@ -114,35 +184,75 @@ class Consumer:
         tps: Iterable[TopicPartition],
         *,
         offsets: Mapping[TopicPartition, int] | None = None,
-        start: str = "earliest",
+        start: str | None = None,
     ) -> None:
         """Read exactly these partitions from now on.
 
         Args:
             tps: the partitions; an empty list reads nothing.
             offsets: the first offset to read, for some or all of the partitions.
-            start: where the other partitions begin: "earliest" or "latest".
+            start: where the other partitions begin: "earliest" or "latest". None: "earliest"; of a consumer with a group at
+                the committed offset, and without one where `reset` says.
 
         Raises:
             UnknownTopicError: a topic or partition does not exist.
+            UsageError: the consumer is subscribed.
             LograftError: the client could not look up the offsets.
         """
         wanted = check_partitions(tps)
         with self._caller:
-            self._check_usable()
-            position = parse_start(start)
-            given = {tp: offset for tp, offset in (offsets or {}).items() if tp in set(wanted)}
-            positions = self._run(lambda fetcher: fetcher.resolve(wanted, given, position))
-            with self._lock:
-                old = list(self._collector.cursors)
-                cursors = self._collector.assign(positions)
-            self._restart(old, cursors)
+            self._shared.check_usable()
+            position = None if start is None else parse_start(start)
+            self._run(self._shared.assign(wanted, offsets or {}, position))
+
+    def subscribe(
+        self,
+        topics: str | Iterable[str] | None = None,
+        *,
+        pattern: str | None = None,
+        listener: RebalanceListener | None = None,
+        on_assigned: Callable[[Sequence[TopicPartition]], Any] | None = None,
+        on_revoked: Callable[[Sequence[TopicPartition]], Any] | None = None,
+        on_lost: Callable[[Sequence[TopicPartition]], Any] | None = None,
+    ) -> None:
+        """Join the group, or as a member want other topics. It returns at once; polls report what the group gives.
+
+        Args:
+            topics: names of topics; one that does not exist is joined when it is created.
+            pattern: RE2 expression that must match a whole topic name; new topics that match are joined too.
+            listener: hears what the consumer gets and loses; see `RebalanceListener`. It replaces an earlier one.
+            on_assigned: in place of a listener, a function for its call of this name.
+            on_revoked: the same.
+            on_lost: the same.
+
+        Raises:
+            UsageError: no group is set, nothing is wanted, or partitions are assigned.
+        """
+        chosen = make_listener(listener, on_assigned, on_revoked, on_lost)
+        with self._caller:
+            self._run(self._shared.subscribe(topics, pattern, chosen))
+
+    def unsubscribe(self) -> None:
+        """Give everything up, with the listener's `on_revoked`, and leave the group for good, also as a static member."""
+        with self._caller:
+            self._serve(self._shared.unsubscribe())
+
+    @property
+    def subscription(self) -> tuple[str, ...]:
+        """The names of topics that the consumer is subscribed to."""
+        subscription = self._shared.subscription
+        return () if subscription is None else subscription.topics
+
+    @property
+    def membership(self) -> GroupMembership | None:
+        """Where the consumer is in its group; None without a subscription."""
+        return self._shared.membership()
 
     @property
     def assignment(self) -> list[TopicPartition]:
         """The assigned partitions."""
         with self._lock:
-            return list(self._collector.cursors)
+            return list(self._shared.collector.cursors)
 
     def position(self, tp: TopicPartition) -> int:
         """Return the offset of the next record that a poll hands out.
@@ -151,7 +261,7 @@ class Consumer:
             NotAssignedError: the partition is not assigned.
         """
         with self._lock:
-            return self._collector.cursor(tp).position
+            return self._shared.collector.cursor(tp).position
 
     def high_watermark(self, tp: TopicPartition) -> int | None:
         """Return the last known high watermark, the exclusive end of the readable offsets; None before anything came.
@@ -160,57 +270,105 @@ class Consumer:
             NotAssignedError: the partition is not assigned.
         """
         with self._lock:
-            return self._collector.cursor(tp).high_watermark
+            return self._shared.collector.cursor(tp).high_watermark
+
+    def lag(self, *tps: TopicPartition) -> dict[TopicPartition, Lag]:
+        """Return how far the consumer is behind, in records and seconds. No broker is asked.
+
+        Args:
+            tps: assigned partitions; none: all.
+
+        Raises:
+            NotAssignedError: a partition is not assigned.
+        """
+        with self._lock:
+            return self._shared.lag(check_assigned(self._shared.collector, tps))
+
+    @property
+    def is_caught_up(self) -> bool:
+        """True if the application has everything that was readable in all assigned partitions, as far as is known."""
+        with self._lock:
+            return self._shared.is_caught_up
 
     def health(self) -> ConsumerHealth:
         """Return for every assigned partition where it is read, since when nothing comes, and why. No broker is asked."""
-        self._check_usable()
+        self._shared.check_usable()
         with self._lock:
-            cursors = [copy(cursor) for cursor in self._collector.cursors.values()]
-        fetcher, runtime = self._fetcher, self._runtime
-        if fetcher is None or runtime is None:
+            cursors = [copy(cursor) for cursor in self._shared.collector.cursors.values()]
+        runtime = self._runtime
+        if runtime is None:
             return ConsumerHealth(partitions={}, unreachable_ms=None)
 
         async def look() -> ConsumerHealth:
-            return fetcher.health(cursors)
+            return self._shared.health(cursors)
 
         return runtime.run(look())
 
-    def seek(self, tp: TopicPartition, offset: int) -> None:
-        """Continue from an offset.
+    @overload
+    def seek(self, tp: TopicPartition, offset: int) -> None: ...
+    @overload
+    def seek(self, tp: Mapping[TopicPartition, int]) -> None: ...
+    def seek(self, tp: TopicPartition | Mapping[TopicPartition, int], offset: int | None = None) -> None:
+        """Continue from an offset, or with a mapping from the offsets of several partitions.
 
         Raises:
-            NotAssignedError: the partition is not assigned.
-            UsageError: the offset is not valid.
+            NotAssignedError: a partition is not assigned.
+            UsageError: an offset is not valid.
         """
         with self._caller:
-            self._check_usable()
-            with self._lock:
-                cursor = self._collector.seek(tp, offset)
-            self._restart([], [cursor])
+            self._run(self._shared.seek(one_or_many(tp, offset, "offset")))
 
-    def seek_to_time(self, tp: TopicPartition, timestamp_ms: int) -> None:
+    @overload
+    def seek_to_time(self, tp: TopicPartition, timestamp_ms: int) -> None: ...
+    @overload
+    def seek_to_time(self, tp: Mapping[TopicPartition, int]) -> None: ...
+    def seek_to_time(self, tp: TopicPartition | Mapping[TopicPartition, int], timestamp_ms: int | None = None) -> None:
         """Continue from the first record with this timestamp or a later one, or from the end if none exists.
 
         Args:
-            tp: an assigned partition.
+            tp: an assigned partition, or a mapping of several to their times.
             timestamp_ms: milliseconds since 1970-01-01 UTC.
 
         Raises:
-            NotAssignedError: the partition is not assigned.
+            NotAssignedError: a partition is not assigned.
             LograftError: the client could not look up the offset.
         """
-        self._seek_to(tp, lambda fetcher: fetcher.find_time_or_end(tp, timestamp_ms))
+        with self._caller:
+            self._run(self._shared.seek_to_times(one_or_many(tp, timestamp_ms, "timestamp")))
 
     def seek_to_beginning(self, *tps: TopicPartition) -> None:
         """Continue from the first readable offset of these partitions; without arguments, of all assigned partitions."""
-        for tp, offset in self.beginning_offsets(tps or self.assignment).items():
-            self.seek(tp, offset)
+        self.seek(self.beginning_offsets(tps or self.assignment))
 
     def seek_to_end(self, *tps: TopicPartition) -> None:
         """Continue from the high watermark of these partitions; without arguments, of all assigned partitions."""
-        for tp, offset in self.end_offsets(tps or self.assignment).items():
-            self.seek(tp, offset)
+        self.seek(self.end_offsets(tps or self.assignment))
+
+    def pause(self, *tps: TopicPartition) -> None:
+        """Hand out nothing of these partitions until `resume`; without arguments, of all assigned partitions.
+
+        The others flow on. What was fetched of a paused partition is dropped, and fetched again later.
+
+        Raises:
+            NotAssignedError: a partition is not assigned.
+        """
+        with self._caller:
+            self._run(self._shared.pause(self._assigned(tps)))
+
+    def resume(self, *tps: TopicPartition) -> None:
+        """Read paused partitions again, from their positions; without arguments, all of them.
+
+        Raises:
+            NotAssignedError: a partition is not assigned.
+        """
+        with self._caller:
+            self._run(self._shared.resume(self._assigned(tps)))
+
+    @property
+    def paused(self) -> list[TopicPartition]:
+        """The paused partitions."""
+        with self._lock:
+            return self._shared.paused()
 
     def beginning_offsets(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Look up the first readable offset of each partition. The partitions need not be assigned."""
@@ -222,8 +380,76 @@ class Consumer:
 
     def offsets_for_times(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
         """Look up the first offset with a timestamp (milliseconds since 1970-01-01 UTC) or a later one; None if none exists."""
+
+        async def find() -> dict[TopicPartition, int | None]:
+            return await self._shared.fetcher().find_times(times_ms)
+
         with self._caller:
-            return self._run(lambda fetcher: fetcher.find_times(times_ms))
+            return self._run(find())
+
+    # -- committed offsets
+
+    def commit(self, offsets: OffsetsToCommit | None = None, *, timeout_ms: int | None = None) -> None:
+        """Commit offsets of the group, and wait for the answer.
+
+        Args:
+            offsets: the next offsets to read, as numbers or `OffsetAndMetadata`; or a record or a batch up to which everything
+                of its partition is processed. None: all positions, that is, everything that was handed out.
+            timeout_ms: milliseconds to wait, with all retries; None: `request_timeout_ms`.
+
+        Raises:
+            UsageError: no group is set, or an offset is not valid.
+            MembershipLostError: a partition is not this consumer's any more. Others may process its records again.
+            GroupNotEmptyError: the group has members, and this consumer is none of them.
+            RequestTimeoutError: no answer came in time. The offsets may be committed all the same.
+        """
+        with self._caller:
+            self._shared.check_usable()
+            with self._lock:
+                wanted = self._shared.to_commit(offsets)
+            self._run(self._shared.commit(wanted, timeout_ms))
+
+    def commit_async(
+        self,
+        offsets: OffsetsToCommit | None = None,
+        on_done: Callable[[Mapping[TopicPartition, OffsetAndMetadata], LograftError | None], Any] | None = None,
+    ) -> None:
+        """Commit offsets in the background, with retries. Offsets of a partition are never stored out of order.
+
+        Args:
+            offsets: see `commit`. Positions are those of now.
+            on_done: called with the offsets and the error, if any, in a later poll. Without it errors are logged.
+        """
+        with self._caller:
+            self._shared.check_usable()
+            with self._lock:
+                wanted = self._shared.to_commit(offsets)
+            self._start().loop.call_soon_threadsafe(self._shared.commit_soon, wanted, on_done)
+
+    @overload
+    def committed(self, tps: TopicPartition) -> OffsetAndMetadata | None: ...
+    @overload
+    def committed(
+        self, tps: Iterable[TopicPartition] | None = None
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]: ...
+    def committed(
+        self, tps: TopicPartition | Iterable[TopicPartition] | None = None
+    ) -> OffsetAndMetadata | dict[TopicPartition, OffsetAndMetadata | None] | None:
+        """Look up the committed offset of a partition, or of several. None: the group positively has none.
+
+        Args:
+            tps: a partition, or several; None: the assigned ones. They need not be assigned.
+
+        Raises:
+            UsageError: no group is set.
+            LograftError: no coordinator answered within `request_timeout_ms`.
+        """
+        with self._caller:
+            self._shared.check_usable()
+            if isinstance(tps, TopicPartition):
+                return self._run(self._shared.committed([tps]))[tps]
+            wanted = self.assignment if tps is None else check_partitions(tps)
+            return self._run(self._shared.committed(wanted))
 
     # -- reading
 
@@ -238,25 +464,17 @@ class Consumer:
 
         Raises:
             OffsetOutOfRangeError: the position does not exist (any more), and `on_out_of_range` is "error".
+            NoCommittedOffsetError: the group has no offset, and `reset` is "none".
             CorruptDataError: a batch is damaged.
             UnreachableError: no assigned partition gave anything for `unreachable_timeout_ms`. A poll that begins during such
-                an
-                outage first waits for its own time. The next poll continues from the same positions.
+                an outage first waits for its own time. The next poll continues from the same positions.
+            InstanceFencedError: a newer process has the instance id.
             LograftError: a partition cannot be read. Polls raise this again until a seek moves the position of the partition.
         """
         with self._caller:
-            wait = self._wait(timeout_ms)
-            while True:
-                with self._lock:
-                    self._check_usable()
-                    fetched = self._collector.next_batch()
-                    if fetched is not None:
-                        return fetched
-                    left_ms = wait.left_ms()
-                    if left_ms == 0:
-                        return None
-                    if not self._collector.has_arrivals:
-                        self._arrived.wait(left_ms / 1000)
+            got = self._poll(self._shared.take_batch, timeout_ms)
+            self._shared.end_poll(got)
+            return got
 
     def poll(self, max_records: int = 500, timeout_ms: int = 1_000) -> list[ConsumerRecord]:
         """Return the next records and move the positions past them.
@@ -269,49 +487,73 @@ class Consumer:
             The records; an empty list when none came in time.
 
         Raises:
+            DeserializationError: a deserializer failed for the first of these records.
             LograftError: as `poll_batch`.
         """
         check_range("max_records", max_records, 1, 1_000_000_000)
         with self._caller:
-            wait = self._wait(timeout_ms)
-            while True:
-                with self._lock:
-                    self._check_usable()
-                    records = self._collector.next_records(max_records)
-                    if records:
-                        return records
-                    left_ms = wait.left_ms()
-                    if left_ms == 0:
-                        return []
-                    if not self._collector.has_arrivals:
-                        self._arrived.wait(left_ms / 1000)
+            got = self._poll(lambda: self._shared.take_records(max_records), timeout_ms)
+            self._shared.end_poll(got)
+            return got
+
+    def consume(self, count: int = 1, timeout_ms: int = 1_000) -> list[ConsumerRecord]:
+        """Return `count` records, or those that have come when the time is up.
+
+        Args:
+            count: number of records, at least 1.
+            timeout_ms: milliseconds for all of them.
+
+        Raises:
+            LograftError: as `poll`, if no record precedes the failure.
+        """
+        check_range("count", count, 1, 1_000_000_000)
+        deadline_ms = monotonic_ms() + timeout_ms
+        got: list[ConsumerRecord] = []
+        with self._caller:
+            try:
+                while len(got) < count:
+                    left_ms = max(0, deadline_ms - monotonic_ms())
+                    more = self._poll(partial(self._shared.take_records, count - len(got)), left_ms, is_first=not got)
+                    if not more:
+                        break
+                    got += more
+                    self._shared.hold(got)
+            except LograftError:
+                # What precedes the failure is handed out; the next call raises it again.
+                if not got:
+                    raise
+            finally:
+                self._shared.end_poll(got)
+        return got
+
+    def records(self, timeout_ms: int | None = None) -> Iterator[ConsumerRecord]:
+        """Yield one record after another. The position moves with each of them; a loop may end anywhere.
+
+        Args:
+            timeout_ms: milliseconds without a record after which the iteration ends; None: it ends when the consumer is closed.
+        """
+        return self._iterate(timeout_ms)
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
-        """Yield one record after another until the consumer is closed. Positions move in steps of up to 500 records."""
-        while not self._is_closed:
-            yield from self.poll()
+        """Yield one record after another until the consumer is closed. The position moves with each of them."""
+        return self._iterate(None)
 
     def close(self) -> None:
-        """Close the connections. Further calls do nothing."""
-        with self._lock:
-            if self._is_closed or self._is_forked:
-                return
-            self._is_closed = True
-            fetcher, runtime = self._fetcher, self._runtime
-            self._arrived.notify_all()
-        if fetcher is not None and runtime is not None:
-            try:
-                runtime.run(fetcher.close())
-            finally:
-                release_runtime(runtime)
+        """Commit (with `auto_commit`), give everything up with `on_revoked`, leave the group, and close the connections.
+
+        A static member says that it will be back, and its partitions wait for it until its session ends. Further calls do
+        nothing. A `with` block that ends with an error does not commit what the last poll returned.
+        """
+        self._close(is_failed=False)
 
     def leave(self, started_s: float) -> None:
-        """Close the connections at the end of the process. A daemon thread that still polls keeps waiting."""
+        """Leave the group and close the connections at the end of the process. A daemon thread that still polls keeps waiting."""
         del started_s
-        fetcher, runtime = self._fetcher, self._runtime
-        if fetcher is not None and runtime is not None and not self._is_closed and not self._is_forked:
+        runtime = self._runtime
+        if runtime is not None and not self._is_closing and not self._shared.is_forked:
             with suppress(TimeoutError):
-                runtime.run(fetcher.close(), timeout_s=STOP_TIMEOUT_S)
+                # Nobody says whether what was handed out last is processed.
+                runtime.run(self._shared.close(is_failed=True, is_quiet=True), timeout_s=STOP_TIMEOUT_S)
 
     def __enter__(self) -> Consumer:
         return self
@@ -319,74 +561,166 @@ class Consumer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self._close(is_failed=error is not None)
 
     # -- inside
 
-    def _find(self, tps: list[TopicPartition], position: Position) -> dict[TopicPartition, int]:
-        with self._caller:
-            return self._run(lambda fetcher: fetcher.find_position(tps, position))
+    def _close(self, *, is_failed: bool) -> None:
+        with self._lock:
+            if self._is_closing or self._shared.is_forked:
+                return
+            self._is_closing = True
+            self._shared.is_closed = True
+            runtime = self._runtime
+            self._arrived.notify_all()
+        if runtime is not None:
+            try:
+                self._serve(self._shared.close(is_failed=is_failed))
+            finally:
+                release_runtime(runtime)
 
-    def _seek_to(self, tp: TopicPartition, look_up: Callable[[Fetcher], Coroutine[Any, Any, int]]) -> None:
-        with self._caller:
+    def _iterate(self, timeout_ms: int | None) -> Iterator[ConsumerRecord]:
+        shared = self._shared
+        while not self._is_closing:
+            # The fast way, if a record is there and nothing else is to be done.
             with self._lock:
-                self._collector.cursor(tp)
-            self.seek(tp, self._run(look_up))
+                record = shared.step()
+            if record is None:
+                with self._caller:
+                    record = self._poll(shared.take_record, 1_000 if timeout_ms is None else timeout_ms)
+                    shared.end_poll(record)
+            if record is not None:
+                yield record
+            elif timeout_ms is not None:
+                return
 
-    def _run(self, work: Callable[[Fetcher], Coroutine[Any, Any, T]]) -> T:
-        self._check_usable()
-        fetcher, runtime = self._start()
-        return runtime.run(work(fetcher))
+    def _poll(self, take: Callable[[], T], timeout_ms: int, *, is_first: bool = True) -> T:
+        """Take what is there, after the news of the group. Wait for it if nothing is there.
 
-    def _start(self) -> tuple[Fetcher, Runtime]:
-        if self._fetcher is None or self._runtime is None:
-            self._fetcher, self._runtime = open_on_runtime(
-                lambda: Fetcher(self._client, self._settings, self._deliver, self._report)
-            )
-        return self._fetcher, self._runtime
+        Args:
+            take: takes records or a batch.
+            timeout_ms: milliseconds to wait.
+            is_first: False for a further part of what one call hands out. It ends at news of the group: records of partitions
+                that are given up must be with the application before.
+        """
+        shared = self._shared
+        if is_first:
+            shared.begin_poll()
+        wait: PollWait | None = None
+        while True:
+            if shared.has_news and (is_first or not shared.has_group_news) and not shared.is_closed:
+                self._serve(shared.catch_up())
+            with self._lock:
+                shared.check_usable()
+                got = take()
+                if got or (shared.has_group_news and not is_first):
+                    return got
+                if wait is None:
+                    wait = PollWait(shared.collector, timeout_ms, shared.settings.unreachable_timeout_ms)
+                if shared.has_news:
+                    continue
+                left_ms = wait.left_ms()
+                if left_ms == 0:
+                    return got
+                if not shared.collector.has_arrivals:
+                    self._arrived.wait(left_ms / 1000)
 
-    def _restart(self, old: list[TopicPartition], cursors: list[Cursor]) -> None:
-        """Tell the loop to stop fetching some partitions and to fetch others from their positions."""
-        fetcher, runtime = self._start()
-        starts = [(cursor, cursor.generation, cursor.position) for cursor in cursors]
+    def _find(self, tps: list[TopicPartition], position: Position) -> dict[TopicPartition, int]:
+        async def find() -> dict[TopicPartition, int]:
+            return await self._shared.fetcher().find_position(tps, position)
 
-        def restart() -> None:
-            for tp in old:
-                fetcher.engine.stop(tp)
-            for cursor, generation, offset in starts:
-                fetcher.engine.start(cursor, generation, offset)
+        with self._caller:
+            return self._run(find())
 
-        runtime.loop.call_soon_threadsafe(restart)
-
-    def _deliver(self, arrival: Arrival) -> None:
+    def _assigned(self, tps: Sequence[TopicPartition]) -> list[TopicPartition]:
         with self._lock:
-            self._collector.put(arrival)
+            return check_assigned(self._shared.collector, tps)
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the loop and wait for its result."""
+        try:
+            self._shared.check_usable()
+            runtime = self._start()
+        except BaseException:
+            work.close()
+            raise
+        return runtime.run(work)
+
+    def _serve(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the loop, and carry out the calls of the application that it asks for, here."""
+        runtime = self._start()
+        calls: SimpleQueue[_Call | None] = SimpleQueue()
+        before, self._calls = self._calls, calls
+        future = runtime.submit(work)
+        future.add_done_callback(lambda _: calls.put(None))
+        try:
+            while (call := calls.get()) is not None:
+                self._carry_out(runtime, *call)
+            return future.result()
+        except BaseException:
+            future.cancel()
+            wait_if_ending()
+            raise
+        finally:
+            self._calls = before
+
+    def _carry_out(
+        self,
+        runtime: Runtime,
+        function: Callable[..., object],
+        arguments: tuple[object, ...],
+        answer: asyncio.Future[None],
+    ) -> None:
+        try:
+            function(*arguments)
+        except Exception as error:
+            # The loop finishes its step, and then raises it where the poll is.
+            runtime.loop.call_soon_threadsafe(_fail, answer, error)
+        else:
+            runtime.loop.call_soon_threadsafe(_finish, answer)
+
+    async def _ask_caller(self, function: Callable[..., object], *arguments: object) -> None:
+        """Have a function of the application called in the thread that polls. Runs on the loop."""
+        calls = self._calls
+        assert calls is not None, "no thread of the application waits"
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        calls.put((function, arguments, answer))
+        await answer
+
+    def _start(self) -> Runtime:
+        if self._runtime is None:
+            self._runtime = acquire_runtime()
+        return self._runtime
+
+    def _on_loop(self, function: Callable[..., object], *arguments: object) -> None:
+        runtime = self._runtime
+        if runtime is None:
+            return
+        if runtime.is_current_thread():
+            function(*arguments)
+        else:
+            runtime.loop.call_soon_threadsafe(function, *arguments)
+
+    def _wake(self) -> None:
+        with self._lock:
             self._arrived.notify()
-
-    def _report(self, outage: UnreachableError | None) -> None:
-        with self._lock:
-            self._collector.outage = outage
-            self._arrived.notify()
-
-    def _wait(self, timeout_ms: int) -> PollWait:
-        with self._lock:
-            return PollWait(self._collector, timeout_ms, self._settings.unreachable_timeout_ms)
-
-    def _give_back(self, source: object, size_bytes: int) -> None:
-        fetcher, runtime = self._fetcher, self._runtime
-        if fetcher is not None and runtime is not None:
-            runtime.loop.call_soon_threadsafe(fetcher.engine.give_back, source, size_bytes)
-
-    def _check_usable(self) -> None:
-        if self._is_closed or self._is_forked:
-            raise unusable_error("consumer", is_forked=self._is_forked)
 
     def after_fork(self) -> None:
         """Make every later call raise `ForkedClientError`. Runs in the forked child."""
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)
         self._caller = threading.RLock()
-        self._is_forked = True
-        keep_for_ever((self._fetcher, self._runtime))
-        self._fetcher = None
+        self._shared.lock = self._lock
+        self._shared.after_fork()
+        keep_for_ever((self._runtime, self._calls))
         self._runtime = None
+
+
+def _finish(answer: asyncio.Future[None]) -> None:
+    if not answer.done():
+        answer.set_result(None)
+
+
+def _fail(answer: asyncio.Future[None], error: Exception) -> None:
+    if not answer.done():
+        answer.set_exception(error)

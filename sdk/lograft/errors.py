@@ -38,6 +38,8 @@
     |   |   |   +-- InstanceFencedError  a newer process has taken over the instance id
     |   |   +-- GroupNotFoundError   no group has this id
     |   |   +-- GroupNotEmptyError   the group has members
+    |   +-- NoCommittedOffsetError   the group has no offset of the partition, and `reset` is "none"
+    |   +-- DeserializationError     a deserializer failed; .topic, .partition and .offset say where
     |   +-- CorruptDataError         bytes from a broker do not match their checksum or format
     |   +-- DataLossError            the records are damaged and lost on every replica
     |   +-- OutcomeUnknownError      the request may or may not have taken effect
@@ -349,6 +351,36 @@ class OffsetOutOfRangeError(RefusedError):
         super().__init__(message, code=code, retry_after_ms=retry_after_ms)
         self.log_start_offset = log_start_offset
         self.high_watermark = high_watermark
+
+
+class NoCommittedOffsetError(FatalError):
+    """The group has positively no offset of a partition, and the consumer's `reset` is "none": seek to where it should begin."""
+
+    default_code = ErrorCode.OFFSET_OUT_OF_RANGE
+
+
+class DeserializationError(FatalError):
+    """A deserializer raised an error, which is the `__cause__`. The position stays at the record: seek past it to skip it.
+
+    Attributes:
+        topic: topic of the record.
+        partition: its partition.
+        offset: its offset.
+        key: its key as bytes; None without one.
+        value: its value as bytes; None for a tombstone.
+    """
+
+    default_code = ErrorCode.INVALID_REQUEST
+
+    def __init__(
+        self, message: str, *, topic: str, partition: int, offset: int, key: bytes | None, value: bytes | None
+    ) -> None:
+        super().__init__(message)
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        self.key = key
+        self.value = value
 
 
 class CorruptDataError(FatalError):

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Final, cast
 
 from lograft.errors import InvalidAcksError, InvalidSettingError
-from lograft.types import Acks
+from lograft.types import Acks, Position
 from lograft.wire.keepalive import LIVENESS_RANGE_MS
 
 DEFAULT_PORT: Final = 9640
@@ -60,6 +61,21 @@ STALL_REFRESH_MS: Final = 500
 
 FOLLOWER_RETRY_MS: Final = 5_000
 """Milliseconds for which a consumer reads a partition from its leader after a follower refused it or failed."""
+
+MAX_GROUP_BYTES: Final = 255
+"""Bytes of UTF-8 of the longest group id and instance id."""
+
+AUTO_COMMIT_INTERVAL_MS: Final = 5_000
+"""Milliseconds between two automatic commits, unless the caller sets another time."""
+
+PROCESSING_LIMIT_MS: Final = 300_000
+"""Milliseconds that an application may take between two polls, unless it sets another time."""
+
+PROCESSING_LIMIT_RANGE_MS: Final = (1_000, 86_400_000)
+"""Smallest and largest value of `processing_limit_ms`, both inclusive."""
+
+ASSIGNORS: Final = ("uniform", "range")
+"""Names of assignors that a member may prefer."""
 
 MAX_RACK_CHARACTERS: Final = 249
 """Characters of the longest rack name."""
@@ -147,6 +163,86 @@ class ConsumerSettings:
             raise InvalidSettingError(
                 f"client_rack has {len(self.client_rack)} characters; it must have 1 to {MAX_RACK_CHARACTERS}, or be left out"
             )
+
+
+Reset = Position | timedelta | None
+"""Where to begin without a committed offset: a position, so long ago, or (None) nowhere: that is an error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSettings:
+    """Settings of a consumer with a group. The docstring of `lograft.Consumer` explains them."""
+
+    group: str
+    instance_id: str | None = None
+    auto_commit: bool = True
+    auto_commit_interval_ms: int = AUTO_COMMIT_INTERVAL_MS
+    reset: Reset = Position.EARLIEST
+    assignor: str | None = None
+    processing_limit_ms: int = PROCESSING_LIMIT_MS
+
+    def __post_init__(self) -> None:
+        _check_name("group", self.group)
+        if self.instance_id is not None:
+            _check_name("instance_id", self.instance_id)
+        check_range("auto_commit_interval_ms", self.auto_commit_interval_ms, 100, 86_400_000)
+        check_range("processing_limit_ms", self.processing_limit_ms, *PROCESSING_LIMIT_RANGE_MS)
+        if self.assignor is not None and self.assignor not in ASSIGNORS:
+            raise InvalidSettingError(f'assignor is "uniform" or "range", not {self.assignor!r}')
+
+
+def parse_reset(reset: object) -> Reset:
+    """Return the reset policy for "earliest", "latest", "none", or a `timedelta`.
+
+    Raises:
+        InvalidSettingError: it is something else, or the duration is negative.
+    """
+    if isinstance(reset, timedelta) and reset >= timedelta(0):
+        return reset
+    if isinstance(reset, Position):
+        return reset
+    if reset == "none":
+        return None
+    if isinstance(reset, str) and reset in ("earliest", "latest"):
+        return Position(reset)
+    raise InvalidSettingError(f'reset is "earliest", "latest", "none" or a timedelta of at least 0, not {reset!r}')
+
+
+def parse_group(
+    group: str | None,
+    *,
+    instance_id: str | None,
+    auto_commit: bool,
+    auto_commit_interval_ms: int,
+    reset: object,
+    assignor: str | None,
+    processing_limit_ms: int,
+) -> GroupSettings | None:
+    """Return the settings of a consumer's group; None without a group.
+
+    Raises:
+        InvalidSettingError: a setting is not valid, or belongs to a group and none is given.
+    """
+    policy = parse_reset(reset)
+    if group is None:
+        for name, value in (("instance_id", instance_id), ("assignor", assignor)):
+            if value is not None:
+                raise InvalidSettingError(f"{name} is a setting of groups: give group as well")
+        return None
+    return GroupSettings(
+        group=group,
+        instance_id=instance_id,
+        auto_commit=auto_commit,
+        auto_commit_interval_ms=auto_commit_interval_ms,
+        reset=policy,
+        assignor=assignor,
+        processing_limit_ms=processing_limit_ms,
+    )
+
+
+def _check_name(name: str, value: object) -> None:
+    if not isinstance(value, str) or not 1 <= len(value.encode()) <= MAX_GROUP_BYTES:
+        raise InvalidSettingError(f"{name} is a text of 1 to {MAX_GROUP_BYTES} bytes in UTF-8, not {value!r}")
 
 
 def parse_acks(value: object) -> Acks:

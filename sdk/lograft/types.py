@@ -6,10 +6,10 @@ This module holds plain data. It must not import gRPC, protobuf or a client, bec
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lograft.errors import LograftError, PartitionTrouble
 
@@ -117,7 +117,12 @@ class BatchReceipt:
 
 
 class ConsumerRecord:
-    """One record that was consumed. A plain slotted class: it is made once for each record."""
+    """One record that was consumed. A plain slotted class: it is made once for each record.
+
+    Attributes:
+        key: bytes, or None; what a `key_deserializer` made of the bytes.
+        value: bytes, or None (a tombstone); what a `value_deserializer` made of the bytes.
+    """
 
     __slots__ = ("headers", "key", "offset", "partition", "timestamp_ms", "topic", "value")
 
@@ -135,8 +140,8 @@ class ConsumerRecord:
         self.partition = partition
         self.offset = offset
         self.timestamp_ms = timestamp_ms
-        self.key = key
-        self.value = value
+        self.key: Any = key
+        self.value: Any = value
         self.headers = headers
 
     def __repr__(self) -> str:
@@ -156,6 +161,75 @@ class ConsumerRecord:
     def _fields(self) -> tuple[object, ...]:
         headers = tuple(self.headers)
         return (self.topic, self.partition, self.offset, self.timestamp_ms, self.key, self.value, headers)
+
+
+class OffsetAndMetadata(NamedTuple):
+    """A committed offset, or one to commit.
+
+    Attributes:
+        offset: offset of the next record to read.
+        metadata: text of the application, at most 4,096 bytes of UTF-8.
+        leader_epoch: leader epoch of the record before it; None: unknown.
+        commit_ms: when it was committed, in milliseconds since 1970-01-01 UTC; 0 for one to commit.
+    """
+
+    offset: int
+    metadata: str = ""
+    leader_epoch: int | None = None
+    commit_ms: int = 0
+
+
+class Lag(NamedTuple):
+    """How far a consumer is behind in one partition, as far as it knows without asking.
+
+    Attributes:
+        records: offsets between the position and the end of the readable offsets; None before anything came.
+        seconds: age of the last batch that was handed out, in seconds; 0.0 at the end of the partition; None: not known, or
+            nothing was handed out yet.
+    """
+
+    records: int | None
+    seconds: float | None
+
+
+class GroupMembership(NamedTuple):
+    """A consumer as a member of its group.
+
+    Attributes:
+        group: group id.
+        member_id: UUID of this consumer in the group.
+        instance_id: name of a static member; None for a dynamic one.
+        state: "joining", "member", "leaving" or "ended".
+        epoch: member epoch; 0 while it joins.
+        coordinator: host:port of the coordinator; None while it is not known.
+    """
+
+    group: str
+    member_id: str
+    instance_id: str | None
+    state: str
+    epoch: int
+    coordinator: str | None
+
+
+class RebalanceListener:
+    """Hears what a consumer of a group gets and loses. Override what you need.
+
+    The calls come in the thread (asyncio: the task) that polls, during the poll. Methods for `lograft.aio.Consumer` may be
+    coroutine functions. A call may commit, seek, pause and look up; it must not poll.
+    """
+
+    def on_assigned(self, partitions: Sequence[TopicPartition]) -> Awaitable[None] | None:
+        """The consumer reads these partitions from now on. A `seek` here comes before their first record."""
+
+    def on_revoked(self, partitions: Sequence[TopicPartition]) -> Awaitable[None] | None:
+        """The consumer gives these partitions up. They deliver nothing more, and nobody else has them before this call returns.
+
+        Commit here what you have processed. With `auto_commit` that is done already.
+        """
+
+    def on_lost(self, partitions: Sequence[TopicPartition]) -> Awaitable[None] | None:
+        """Other members may have these partitions already. Nothing can be committed for them any more."""
 
 
 class Position(Enum):

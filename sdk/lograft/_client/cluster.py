@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -334,6 +334,13 @@ class Cluster:
                 if monotonic_ms() >= give_up_ms:
                     raise UnknownTopicError(f"topic {topic!r} does not exist; create it first")
                 await asyncio.sleep(backoff.next_delay_ms() / 1000)
+
+    def watch(self, topics: Iterable[str]) -> None:
+        """Watch topics from now on, and ask soon for those that the view lacks. It does not wait for them."""
+        for topic in topics:
+            self._watch_topic(topic)
+            if self.view.topic(topic) is None:
+                self.request_refresh()
 
     def leader(self, topic: str, partition: int) -> Leader | None:
         """Return the last known leader of a partition; None if no leader is known."""

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import cast
 
 from lograft.errors import UsageError
-from lograft.types import Position, TopicPartition
+from lograft.types import OffsetAndMetadata, Position, TopicPartition
+
+MAX_METADATA_BYTES = 4_096
+"""Bytes of UTF-8 of the longest metadata of an offset."""
 
 
 def check_offset(offset: object, what: str) -> None:
@@ -36,6 +39,58 @@ def check_partitions(tps: Iterable[object]) -> list[TopicPartition]:
             raise UsageError(f"a partition is a topic name and a number from 0, not {tp!r}")
         checked[TopicPartition(topic, partition)] = None
     return list(checked)
+
+
+def check_commit(given: Mapping[TopicPartition, int | OffsetAndMetadata]) -> dict[TopicPartition, OffsetAndMetadata]:
+    """Return the offsets that the caller wants to commit.
+
+    Raises:
+        UsageError: a partition, an offset or a metadata text is not valid.
+    """
+    check_partitions(given)
+    found: dict[TopicPartition, OffsetAndMetadata] = {}
+    for tp, value in given.items():
+        offset = value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(value)
+        check_offset(offset.offset, f"the offset of {TopicPartition(*tp)}")
+        if len(offset.metadata.encode()) > MAX_METADATA_BYTES:
+            raise UsageError(f"the metadata of {TopicPartition(*tp)} is longer than {MAX_METADATA_BYTES} bytes")
+        found[TopicPartition(*tp)] = offset
+    return found
+
+
+def one_or_many(
+    tps: TopicPartition | Mapping[TopicPartition, int], value: int | None, what: str
+) -> dict[TopicPartition, int]:
+    """Return {partition: value} for one partition with a value, or for a mapping.
+
+    Raises:
+        UsageError: a partition comes without a value, or a mapping with one.
+    """
+    if isinstance(tps, Mapping):
+        if value is not None:
+            raise UsageError(f"give either one partition and its {what}, or a mapping of partitions to them")
+        check_partitions(tps)
+        return {TopicPartition(*tp): each for tp, each in tps.items()}
+    if value is None:
+        raise UsageError(f"give the {what} for {tps!r}")
+    (tp,) = check_partitions([tps])
+    return {tp: value}
+
+
+def check_topics(topics: object) -> tuple[str, ...]:
+    """Return the names of topics to subscribe to, sorted.
+
+    Raises:
+        UsageError: it is no collection of names.
+    """
+    if isinstance(topics, str):
+        return (topics,)
+    if not isinstance(topics, Iterable):
+        raise UsageError(f"topics are names, not {topics!r}")
+    names = list(cast("Iterable[object]", topics))
+    if not all(isinstance(name, str) and name for name in names):
+        raise UsageError(f"topics are names, not {names!r}")
+    return tuple(sorted({cast("str", name) for name in names}))
 
 
 def parse_start(start: str) -> Position:

@@ -103,6 +103,7 @@ class FetchEngine:
             # A seek does not end the trouble. It keeps its start time.
             self._troubles.begin(cursor.tp, trouble.since_ms, trouble.error)
         fetcher = PartitionFetcher(cursor, generation, offset, self._cluster.backoff())
+        fetcher.topic_id = cursor.topic_id
         self._fetchers[cursor.tp] = fetcher
         if self._tick is None:
             self._tick = self._loop.call_later(TICK_S, self._on_tick)
@@ -165,7 +166,8 @@ class FetchEngine:
         self._note_trouble(fetcher)
         place = self._place(fetcher)
         if place is None:
-            if self._cluster.is_missing(tp.topic, tp.partition) and self._is_gone(fetcher):
+            is_missing = self._cluster.is_missing(tp.topic, tp.partition)
+            if is_missing and cursor_is_free(fetcher.cursor) and self._is_gone(fetcher):
                 self._fail(fetcher, UnknownTopicError(f"{tp} does not exist (any more)"))
                 return
             self._note_trouble(fetcher, LeaderNotAvailableError(f"{tp} has no leader, as far as is known"))
@@ -234,6 +236,13 @@ class FetchEngine:
         if fetcher.is_at_follower and (is_other or is_behind):
             self._leave_follower(fetcher)
             return
+        if is_other and not cursor_is_free(fetcher.cursor) and fetcher.stream is not None:
+            # The broker has another topic of this name, or the group has. The coordinator will say which partitions exist.
+            fetcher.stream.unbind(fetcher)
+            self._note_trouble(fetcher, UnknownTopicError(f"topic {tp.topic!r} was deleted and created again"))
+            self._cluster.request_refresh()
+            self._retry_later(fetcher, None)
+            return
         if is_other:
             self._fail(
                 fetcher,
@@ -298,7 +307,7 @@ class FetchEngine:
         if isinstance(cause, OffsetOutOfRangeError):
             self._out_of_range(fetcher, cause)
             return
-        is_gone = cause.code in _UNKNOWN and self._is_gone(fetcher)
+        is_gone = cause.code in _UNKNOWN and cursor_is_free(fetcher.cursor) and self._is_gone(fetcher)
         if is_gone or cause.code.fatal:
             self._fail(fetcher, cause)
             return
@@ -390,6 +399,11 @@ class FetchEngine:
         if self._is_outage:
             self._report_outage(at_ms)
         self._log_troubles(at_ms)
+
+    def topic_id_of(self, tp: TopicPartition) -> bytes | None:
+        """Return the id of the topic that a partition is read from; None before its first binding."""
+        fetcher = self._fetchers.get(tp)
+        return None if fetcher is None else fetcher.topic_id
 
     # -- troubles
 
@@ -484,3 +498,8 @@ class FetchEngine:
             logger.warning(
                 "%d of %d partitions give nothing: for %d ms %s", count, len(self._fetchers), at_ms - since_ms, trouble
             )
+
+
+def cursor_is_free(cursor: Cursor) -> bool:
+    """Return True for a partition that the application assigned. Of others, the coordinator of the group says that they are gone."""
+    return cursor.topic_id is None

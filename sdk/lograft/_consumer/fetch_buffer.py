@@ -36,13 +36,34 @@ class Cursor:
         position: next offset for the application.
         generation: number that every seek raises.
         high_watermark: last known end of the readable offsets, exclusive; None before the first chunk.
+        log_end: last known end of the readable offsets, exclusive, as of the newest arrival; None before the first.
         error: why nothing more comes until the next seek; None if no error occurred.
+        topic_id: id of the topic of which it may read, given by the coordinator of the group; None: that of the first binding.
+        is_paused: True while the application wants nothing from the partition.
+        handed_ms: largest timestamp of the last batch that was handed out, in milliseconds since 1970; None before the first.
+        leader_epoch: leader epoch of that batch; None before the first.
     """
 
-    __slots__ = ("error", "generation", "high_watermark", "position", "tp")
+    __slots__ = (
+        "error",
+        "generation",
+        "handed_ms",
+        "high_watermark",
+        "is_paused",
+        "leader_epoch",
+        "log_end",
+        "position",
+        "topic_id",
+        "tp",
+    )
 
-    def __init__(self, tp: TopicPartition, position: int) -> None:
+    def __init__(self, tp: TopicPartition, position: int, topic_id: bytes | None = None) -> None:
         self.tp = tp
+        self.topic_id = topic_id
+        self.log_end: int | None = None
+        self.is_paused = False
+        self.handed_ms: int | None = None
+        self.leader_epoch: int | None = None
         self.position = position
         self.generation = 0
         self.high_watermark: int | None = None
@@ -55,8 +76,13 @@ class Cursor:
         self.error = None
 
     def retire(self) -> None:
-        """Drop everything fetched, because the partition is no longer assigned."""
+        """Drop everything fetched, because the partition is no longer assigned, or paused."""
         self.generation += 1
+
+    @property
+    def is_at_end(self) -> bool:
+        """True if the application has everything that was readable, as far as is known."""
+        return self.log_end is not None and self.position >= self.log_end
 
     def advance(self, next_offset: int) -> None:
         """Note that the application has everything below `next_offset`. The position never goes back."""
@@ -160,6 +186,8 @@ class FetchBuffer:
 
     def put(self, arrival: Arrival) -> None:
         """Add an arrival."""
+        if isinstance(arrival, Chunk) and arrival.generation == arrival.cursor.generation:
+            arrival.cursor.log_end = arrival.high_watermark
         self._arrivals.append(arrival)
 
     def take(self, dropped: list[Chunk]) -> Chunk | None:

@@ -78,12 +78,25 @@ class Fetcher:
         found = await find_offsets(self.cluster, queries, timeout_ms=self._timeout_ms)
         return dict(zip(times_ms, found, strict=True))
 
-    async def find_time_or_end(self, tp: TopicPartition, time_ms: int) -> int:
-        """Look up the first offset with a timestamp or a later one, else the end of the readable offsets."""
-        found = (await self.find_times({tp: time_ms}))[tp]
-        if found is not None:
-            return found
-        return (await self.find_position([tp], Position.LATEST))[tp]
+    async def find_times_or_ends(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Look up the first offsets with a timestamp or a later one, else the ends of the readable offsets."""
+        found = await self.find_times(times_ms)
+        ends = await self.find_position([tp for tp, offset in found.items() if offset is None], Position.LATEST)
+        return {tp: ends[tp] if offset is None else offset for tp, offset in found.items()}
+
+    async def topic_ids(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, bytes]:
+        """Return the ids of the topics of partitions: that of the topic that is read, else that of the present one.
+
+        Raises:
+            UnknownTopicError: a topic or partition does not exist.
+        """
+        read = {tp: topic_id for tp in tps if (topic_id := self.engine.topic_id_of(tp)) is not None}
+        others = [tp for tp in tps if tp not in read]
+        await self.check(others)
+        for tp in others:
+            state = await self.cluster.topic(tp.topic, timeout_ms=self._timeout_ms)
+            read[tp] = state.topic_id
+        return read
 
     def health(self, cursors: Sequence[Cursor]) -> ConsumerHealth:
         """Return the state of the partitions of a consumer."""

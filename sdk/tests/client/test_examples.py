@@ -15,8 +15,8 @@ PROGRAMS = [
 
 
 def test_there_are_examples() -> None:
-    """README has one program, the page of the SDK two."""
-    assert [name for name, _ in PROGRAMS] == ["README.md, 1", "docs/sdk.md, 1", "docs/sdk.md, 2"]
+    """README has one program, the page of the SDK three."""
+    assert [name for name, _ in PROGRAMS] == ["README.md, 1", "docs/sdk.md, 1", "docs/sdk.md, 2", "docs/sdk.md, 3"]
 
 
 @pytest.mark.process

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commits and look-ups of the offsets of one group, on the event loop.
+
+It owns the attempts. `commits` decides what is sent. The group's coordinator stores offsets by topic id, so that those of a deleted
+topic never apply to its successor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from lograft._client.clock import monotonic_ms
+from lograft._client.codec import decode_error
+from lograft._groups.carrier import GroupCarrier
+from lograft._groups.commits import CommitDone, CommitRequest, Commits
+from lograft._groups.messages import decode_offsets, encode_offsets, encode_partitions
+from lograft._groups.steps import Partition
+from lograft.errors import LograftError, ProtocolError, RequestTimeoutError, RetriableError, error_for
+from lograft.types import OffsetAndMetadata
+from lograft.v1 import group_pb2
+from lograft.v1.group_pb2_grpc import GroupServiceStub
+from lograft.wire.codes import ErrorCode
+
+logger = logging.getLogger(__name__)
+
+COMMIT_ATTEMPT_MS: Final = 10_000
+"""Milliseconds for one commit request with its retries, before the newest offsets are collected again."""
+
+MAX_PARTITIONS: Final = 4_000
+"""Partitions of one look-up."""
+
+NO_MEMBER: Final = ("", -1)
+"""Member id and epoch of a consumer that is no member."""
+
+
+class GroupOffsets:
+    """Commits and looks up offsets of one group for one consumer. Belongs to one event loop."""
+
+    def __init__(self, carrier: GroupCarrier, group_id: str, identity: Callable[[], tuple[str, int]]) -> None:
+        """Start without commits.
+
+        Args:
+            carrier: the way to the coordinator.
+            group_id: the group.
+            identity: returns member id and epoch at the moment; `NO_MEMBER` for a consumer without a membership.
+        """
+        self._carrier = carrier
+        self._group_id = group_id
+        self._identity = identity
+        self._commits = Commits(random.Random())
+        self._results: dict[int, asyncio.Future[CommitDone]] = {}
+        self._pump: asyncio.Task[None] | None = None
+
+    async def commit(self, offsets: Mapping[Partition, OffsetAndMetadata], *, timeout_ms: int) -> None:
+        """Store offsets, and repeat until the coordinator has answered or the time is up.
+
+        Raises:
+            MembershipLostError: a partition is not this member's any more.
+            RequestTimeoutError: no answer came in time; the offsets may be stored all the same.
+            LograftError: the coordinator refused.
+        """
+        if not offsets:
+            return
+        ticket = self._commits.add(offsets)
+        result: asyncio.Future[CommitDone] = asyncio.get_running_loop().create_future()
+        self._results[ticket] = result
+        self._start()
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                done = await result
+        except TimeoutError:
+            raise RequestTimeoutError(
+                f"the coordinator of group {self._group_id!r} did not answer a commit within {timeout_ms} ms"
+            ) from None
+        finally:
+            self._commits.cancel(ticket)
+            self._results.pop(ticket, None)
+        for error in done.errors.values():
+            raise error
+
+    async def fetch(
+        self, partitions: Sequence[Partition] | None, *, timeout_ms: int
+    ) -> dict[Partition, OffsetAndMetadata | None]:
+        """Look up committed offsets, of all partitions that have one or of some. None: positively no offset is stored.
+
+        Raises:
+            LograftError: no coordinator answered in time, or it refused.
+        """
+        deadline_ms = monotonic_ms() + timeout_ms
+        found: dict[Partition, OffsetAndMetadata | None] = {}
+        pages = [None] if partitions is None else _pages(partitions)
+        for page in pages:
+            request = group_pb2.FetchOffsetsRequest(
+                cluster_id=self._carrier.cluster.cluster_id,
+                group_id=self._group_id,
+                topics=encode_partitions(page or ()),
+            )
+            response = await self._carrier.call(
+                self._group_id,
+                lambda channel: GroupServiceStub(channel).FetchOffsets,
+                request,
+                timeout_ms=max(1, deadline_ms - monotonic_ms()),
+            )
+            found |= decode_offsets(response)
+        if partitions is not None and not all(each in found for each in partitions):
+            # Silence about a partition is no positive "no offset".
+            raise ProtocolError(f"the coordinator of group {self._group_id!r} left out partitions of a look-up")
+        return found
+
+    def fail(self, error: LograftError) -> None:
+        """End all commits with an error: the membership is lost."""
+        self._resolve(self._commits.fail(error))
+
+    async def close(self) -> None:
+        """End all commits."""
+        self.fail(RequestTimeoutError("the consumer was closed before the coordinator answered"))
+        pump, self._pump = self._pump, None
+        if pump is not None:
+            pump.cancel()
+            await asyncio.gather(pump, return_exceptions=True)
+
+    def _start(self) -> None:
+        if self._pump is None or self._pump.done():
+            self._pump = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        while (wait_ms := self._commits.wait_ms(monotonic_ms())) is not None:
+            await asyncio.sleep(wait_ms / 1000)
+            request = self._commits.request(monotonic_ms())
+            if request is not None:
+                await self._send(request)
+
+    async def _send(self, request: CommitRequest) -> None:
+        member_id, epoch = self._identity()
+        message = group_pb2.CommitOffsetsRequest(
+            cluster_id=self._carrier.cluster.cluster_id,
+            commitment=group_pb2.OffsetCommitment(
+                group_id=self._group_id,
+                member_id=member_id,
+                member_epoch=epoch,
+                commit_number=request.number if member_id else 0,
+                offsets=encode_offsets(request.offsets),
+            ),
+        )
+        try:
+            response = await self._carrier.call(
+                self._group_id,
+                lambda channel: GroupServiceStub(channel).CommitOffsets,
+                message,
+                timeout_ms=COMMIT_ATTEMPT_MS,
+            )
+        except RetriableError as error:
+            logger.info("group %s: a commit got no answer: %s", self._group_id, error)
+            self._commits.unanswered(request.number, monotonic_ms(), error.retry_after_ms or 0)
+        except LograftError as error:
+            if error.code is ErrorCode.REQUEST_SUPERSEDED:
+                # An attempt of the same member that was sent later has been handled: send what is newest now.
+                self._commits.unanswered(request.number, monotonic_ms())
+                return
+            self._answer(request.number, dict.fromkeys(request.offsets, error))
+        else:
+            errors: dict[Partition, LograftError] = {
+                (each.topic_id, each.partition): decode_error(each.error)
+                for each in response.outcomes
+                if each.HasField("error")
+            }
+            answered = {(each.topic_id, each.partition) for each in response.outcomes}
+            missing = error_for(ErrorCode.TIMED_OUT, "the coordinator said nothing about this partition")
+            errors |= {each: missing for each in request.offsets if each not in answered}
+            self._answer(request.number, errors)
+
+    def _answer(self, number: int, errors: Mapping[Partition, LograftError]) -> None:
+        self._resolve(self._commits.answered(number, errors, monotonic_ms()))
+
+    def _resolve(self, ended: Sequence[CommitDone]) -> None:
+        for done in ended:
+            result = self._results.get(done.ticket)
+            if result is not None and not result.done():
+                result.set_result(done)
+
+
+def _pages(partitions: Sequence[Partition]) -> list[Sequence[Partition]]:
+    return [partitions[start : start + MAX_PARTITIONS] for start in range(0, len(partitions), MAX_PARTITIONS)]
