@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from lograft.testing.errors import ServersMissingError as ServersMissingError
     from lograft.testing.storm import MemberFailedError as MemberFailedError
     from lograft.testing.storm import RebalanceStorm as RebalanceStorm
-    from lograft.testing.storm_plan import Act as Act
-    from lograft.testing.storm_plan import Step as Step
-    from lograft.testing.storm_plan import storm_plan as storm_plan
+    from lograft.testing.plan import Act as Act
+    from lograft.testing.plan import Step as Step
+    from lograft.testing.plan import storm_plan as storm_plan
 
 __all__ = [
     "Act",
@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 _HOMES: Final = {
-    "Act": "lograft.testing.storm_plan",
+    "Act": "lograft.testing.plan",
     "ClusterError": "lograft.testing.errors",
     "ClusterFailedError": "lograft.testing.errors",
     "EmbeddedCluster": "lograft.testing.embedded",
@@ -53,8 +53,8 @@ _HOMES: Final = {
     "ProcessCluster": "lograft.testing.cluster",
     "RebalanceStorm": "lograft.testing.storm",
     "ServersMissingError": "lograft.testing.errors",
-    "Step": "lograft.testing.storm_plan",
-    "storm_plan": "lograft.testing.storm_plan",
+    "Step": "lograft.testing.plan",
+    "storm_plan": "lograft.testing.plan",
 }
 
 

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from lograft.admin import Admin
-from lograft.errors import LograftError
+from lograft.errors import LograftError, UnknownTopicError
 from lograft.testing.errors import ClusterError, ClusterFailedError, FaultRefusedError, require_servers
 from lograft.testing.keeper_client import Keeper
 from lograft.types import TopicDescription
@@ -208,12 +208,16 @@ class ProcessCluster:
         with Admin(self.bootstrap, request_timeout_ms=ADMIN_TIMEOUT_MS) as admin:
             try:
                 partition_count = admin.describe_topic(GROUPS_TOPIC).partition_count
-            except LograftError as error:
+            except UnknownTopicError as error:
                 raise FaultRefusedError(
                     f"no broker coordinates group {group_id!r}: the cluster has no groups yet ({error}). "
                     "Let a consumer join the group first; the installed servers must serve groups"
                 ) from None
         return self.leader_of(GROUPS_TOPIC, crc32c(group_id.encode()) % partition_count)
+
+    def process_ids(self) -> dict[int, int]:
+        """Return the process ids of the nodes that run, by node id."""
+        return {node_id: pid for node_id, pid, _ in self._running().order("state") if pid is not None}
 
     # Faults.
 
@@ -244,7 +248,9 @@ class ProcessCluster:
             FaultRefusedError: the system is not Linux, so no one can tell which connection belongs to which node.
         """
         if sys.platform != "linux":
-            raise FaultRefusedError("a node can be cut off only on Linux, whose /proc tells which process owns a connection")
+            raise FaultRefusedError(
+                "a node can be cut off only on Linux, whose /proc tells which process owns a connection"
+            )
         self._order("cut", node_id)
         return self._fault("cut", node_id, "mend")
 
@@ -290,7 +296,7 @@ class ProcessCluster:
         Raises:
             ClusterFailedError: this is not so in time. The message has the ends of the logs.
         """
-        self._wait(lambda: self._is_serving() and self._is_in_sync(), timeout_s, "everything to be in sync")
+        self._wait(self._is_in_sync, timeout_s, "everything to be in sync")
 
     def log(self, node_id: int) -> str:
         """Return what a node has logged in all its runs."""
@@ -347,15 +353,23 @@ class ProcessCluster:
 
     def _is_serving(self) -> bool:
         with Admin(self.bootstrap, request_timeout_ms=ADMIN_TIMEOUT_MS) as admin:
-            quorum = admin.describe_quorum()
-            if quorum.leader_id is None or len(quorum.voters) != self._node_count:
-                return False
-            return sum(not broker.fenced for broker in admin.describe_cluster().brokers) == self._node_count
+            return self._all_serve(admin)
+
+    def _all_serve(self, admin: Admin) -> bool:
+        quorum = admin.describe_quorum()
+        if quorum.leader_id is None or len(quorum.voters) != self._node_count:
+            return False
+        cluster = admin.describe_cluster()
+        # A node that was paused or cut off may tell what was true before. The quorum's leader knows better.
+        is_fresh = quorum.high_watermark is not None and cluster.metadata_offset >= quorum.high_watermark
+        return is_fresh and sum(not broker.fenced for broker in cluster.brokers) == self._node_count
 
     def _is_in_sync(self) -> bool:
         with Admin(self.bootstrap, request_timeout_ms=ADMIN_TIMEOUT_MS) as admin:
+            if not self._all_serve(admin):
+                return False
             topics = [admin.describe_topic(each.topic) for each in admin.list_topics()]
-            with contextlib.suppress(LograftError):
+            with contextlib.suppress(UnknownTopicError):
                 topics.append(admin.describe_topic(GROUPS_TOPIC))
         return all(
             each.leader_id is not None and set(each.isr) == set(each.replicas)

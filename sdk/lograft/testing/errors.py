@@ -29,4 +29,6 @@ def require_servers() -> None:
         ServersMissingError: they are not.
     """
     if find_spec("brokerd") is None:
-        raise ServersMissingError("lograft.testing runs real servers, which are not installed: pip install lograft-server")
+        raise ServersMissingError(
+            "lograft.testing runs real servers, which are not installed: pip install lograft-server"
+        )

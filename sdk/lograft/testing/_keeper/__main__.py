@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from lograft.testing._keeper import disks
 from lograft.testing._keeper.network import Network
-from lograft.testing._keeper.nodes import IS_LINUX, Node, free_ports, own_address
+from lograft.testing._keeper.nodes import IS_LINUX, LOOPBACK, Node, free_port, own_address
 from lograft.testing._keeper.owners import owner_of
 
 CLUSTER_ID: Final = "lograft-testing"
@@ -45,22 +45,22 @@ class Keeper:
         self._is_temporary = is_temporary
         self._nodes: dict[int, Node] = {}
         self._disks: list[Path] = []
+        self._host = own_address()
         self._network = Network(self._source_of)
 
     def _source_of(self, peer: tuple[str, int], here: tuple[str, int]) -> int | None:
         if not IS_LINUX:
             return None
-        return owner_of(peer, here, {node_id: node.pid for node_id, node in self._nodes.items() if node.pid is not None})
+        return owner_of(
+            peer, here, {node_id: node.pid for node_id, node in self._nodes.items() if node.pid is not None}
+        )
 
     async def open(self, node_count: int, disk_bytes: int | None, arguments: list[str]) -> dict[str, Any]:
         """Open the proxies, make the disks, start the nodes, and return the addresses of the brokers by node id."""
-        host, node_ids = own_address(), range(1, node_count + 1)
-        ports = iter(free_ports(host, 2 * node_count))
-        brokers = {node_id: (host, next(ports)) for node_id in node_ids}
-        quorum = {node_id: (host, next(ports)) for node_id in node_ids}
-        broker_fronts = {node_id: await self._network.listen(node_id, brokers[node_id]) for node_id in node_ids}
-        quorum_fronts = {node_id: await self._network.listen(node_id, quorum[node_id]) for node_id in node_ids}
-        voters = ",".join(f"{node_id}@{address}" for node_id, address in quorum_fronts.items())
+        node_ids = range(1, node_count + 1)
+        brokers = {node_id: await self._front(node_id) for node_id in node_ids}
+        quorum = {node_id: await self._front(node_id) for node_id in node_ids}
+        voters = ",".join(f"{node_id}@{front}" for node_id, (front, _) in quorum.items())
         for node_id in node_ids:
             data = self._directory / f"node-{node_id}"
             data.mkdir(parents=True, exist_ok=True)
@@ -68,10 +68,10 @@ class Keeper:
                 "--data-dir": str(data),
                 "--node-id": str(node_id),
                 "--cluster-id": CLUSTER_ID,
-                "--listen": "{}:{}".format(*brokers[node_id]),
-                "--advertise": broker_fronts[node_id],
-                "--quorum-listen": "{}:{}".format(*quorum[node_id]),
-                "--quorum-advertise": quorum_fronts[node_id],
+                "--listen": brokers[node_id][1],
+                "--advertise": brokers[node_id][0],
+                "--quorum-listen": quorum[node_id][1],
+                "--quorum-advertise": quorum[node_id][0],
                 "--voters": voters,
             }
             if disk_bytes is not None:
@@ -85,7 +85,19 @@ class Keeper:
             self._nodes[node_id] = Node(node_id, data, log_path, [*command, *arguments])
         for node in self._nodes.values():
             node.start()
-        return {"addresses": list(broker_fronts.items())}
+        return {"addresses": [[node_id, front] for node_id, (front, _) in brokers.items()]}
+
+    async def _front(self, node_id: int) -> tuple[str, str]:
+        """Return the address at which others reach a node, and the one at which it listens.
+
+        A proxy has the first. The ports are equal, because a broker registers the port at which it listens for other brokers.
+        So the second is on another loopback address. Where the system has only one, there is no proxy.
+        """
+        if not IS_LINUX:
+            address = f"{LOOPBACK}:{free_port()}"
+            return address, address
+        port = await self._network.listen(node_id, self._host)
+        return f"{LOOPBACK}:{port}", f"{self._host}:{port}"
 
     async def carry_out(self, order: dict[str, Any]) -> Any:
         """Carry out one order and return its result."""

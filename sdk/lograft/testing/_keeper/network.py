@@ -13,7 +13,8 @@ import contextlib
 from collections.abc import Callable
 from typing import Final
 
-HOST: Final = "127.0.0.1"
+from lograft.testing._keeper.nodes import LOOPBACK
+
 BUFFER_BYTES: Final = 256 * 1024
 """Bytes of a connection that a proxy holds in each direction before it stops reading."""
 
@@ -137,12 +138,17 @@ class Network:
         self._dialling: set[asyncio.Task[None]] = set()
         self._listeners: list[asyncio.Server] = []
 
-    async def listen(self, target: int, address: tuple[str, int]) -> str:
-        """Open a proxy for an address of a node, and return its own address."""
+    async def listen(self, target: int, host: str) -> int:
+        """Open a proxy for a node on a port of the loopback address, and return the port. The node has the same port on `host`."""
         loop = asyncio.get_running_loop()
-        listener = await loop.create_server(lambda: _Connection(self, target, address).caller, HOST, 0)
+
+        def accept() -> _End:
+            return _Connection(self, target, (host, port)).caller
+
+        listener = await loop.create_server(accept, LOOPBACK, 0)
+        port: int = listener.sockets[0].getsockname()[1]
         self._listeners.append(listener)
-        return f"{HOST}:{listener.sockets[0].getsockname()[1]}"
+        return port
 
     def source_of(self, transport: asyncio.Transport) -> int | None:
         """Return the node at the other end of a connection; None: a client."""

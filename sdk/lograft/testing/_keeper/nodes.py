@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 IS_LINUX: Final = sys.platform == "linux"
+LOOPBACK: Final = "127.0.0.1"
 FIRST_PORT, LAST_PORT = 20_000, 30_000
 """Ports to choose from, inclusive: below those that the system gives to clients."""
 
@@ -93,27 +94,21 @@ def server_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def own_address() -> str:
-    """Return a loopback address that no other cluster of this machine uses, where the system has more than one."""
-    if not IS_LINUX:
-        return "127.0.0.1"
+    """Return a loopback address for the servers of one cluster, which hardly any other process uses (Linux has 16 million)."""
     return f"127.{random.randint(64, 254)}.{random.randint(1, 254)}.{random.randint(1, 254)}"
 
 
-def free_ports(host: str, count: int) -> list[int]:
-    """Return ports at which nothing listens."""
-    ports: list[int] = []
+def free_port() -> int:
+    """Return a port of the loopback address at which nothing listens now. Only for systems without `own_address`."""
     for _ in range(PORT_ATTEMPTS_MAX):
         port = random.randint(FIRST_PORT, LAST_PORT)
         with socket.socket() as probe:
             try:
-                probe.bind((host, port))
+                probe.bind((LOOPBACK, port))
             except OSError:
                 continue
-        if port not in ports:
-            ports.append(port)
-        if len(ports) == count:
-            return ports
-    raise OSError(f"no {count} free ports at {host} after {PORT_ATTEMPTS_MAX} attempts")
+        return port
+    raise OSError(f"no free port at {LOOPBACK} after {PORT_ATTEMPTS_MAX} attempts")
 
 
 def _end_with_parent() -> Callable[[], None] | None:
