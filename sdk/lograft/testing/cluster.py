@@ -255,7 +255,7 @@ class ProcessCluster:
         return self._fault("cut", node_id, "mend")
 
     def fill_disk(self, node_id: int) -> Fault:
-        """Fill the disk of a node to the last byte. Healed, the disk has room again.
+        """Fill the disk of a node to the last byte. Healed, the disk has room again. A broker notices either within seconds.
 
         Raises:
             FaultRefusedError: the cluster was made without `disk_bytes`.
