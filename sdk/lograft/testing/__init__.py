@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from lograft.testing.errors import ClusterFailedError as ClusterFailedError
     from lograft.testing.errors import FaultRefusedError as FaultRefusedError
     from lograft.testing.errors import ServersMissingError as ServersMissingError
-    from lograft.testing.storm import MemberFailedError as MemberFailedError
-    from lograft.testing.storm import RebalanceStorm as RebalanceStorm
     from lograft.testing.plan import Act as Act
     from lograft.testing.plan import Step as Step
     from lograft.testing.plan import storm_plan as storm_plan
+    from lograft.testing.storm import MemberFailedError as MemberFailedError
+    from lograft.testing.storm import RebalanceStorm as RebalanceStorm
 
 __all__ = [
     "Act",

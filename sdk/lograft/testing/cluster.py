@@ -158,7 +158,7 @@ class ProcessCluster:
                 disk_bytes=self._disk_bytes,
                 arguments=self._server_arguments,
             )
-            self._addresses = {node_id: address for node_id, address in opened["addresses"]}
+            self._addresses = dict(opened["addresses"])
             self._wait(self._is_serving, START_WAIT_S, "the nodes to serve")
         except BaseException:
             self.stop()

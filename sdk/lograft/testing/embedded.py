@@ -7,7 +7,7 @@ Owns how the server's code is imported under pytest. `brokerd.embedded` owns the
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -60,7 +60,7 @@ class EmbeddedCluster:
 
 
 @contextmanager
-def _as_written() -> Iterator[None]:
+def _as_written() -> Generator[None]:
     """Import modules in this block without pytest's rewriting of their assertions.
 
     Pytest rewrites every package of a distribution that has a plugin. For the servers that costs most of a second in each run,

@@ -46,6 +46,12 @@ def send(bootstrap: str, value: bytes, *, timeout_ms: int = 60_000, topic: str =
         producer.flush()
 
 
+def send_until_refused(bootstrap: str) -> None:
+    """Produce records until one is refused, which raises its error."""
+    for _ in range(APPENDS_MAX):
+        send(bootstrap, b"x" * 8_192, timeout_ms=FULL_TIMEOUT_MS)
+
+
 def last_value(bootstrap: str, topic: str = "orders") -> bytes | None:
     """Return the value of the last record."""
     with Consumer(bootstrap) as consumer:
@@ -126,7 +132,7 @@ def test_restart_with_a_limit_behaves_as_a_full_disk(cluster: ProcessCluster) ->
     send(cluster.bootstrap, b"before", topic="on-one")
     cluster.restart(node, min_free_bytes=1 << 60)
     cluster.wait_in_sync()
-    with pytest.raises(LograftError, match="not acknowledged|full|space|free"):
+    with pytest.raises(LograftError, match=r"not acknowledged|full|space|free"):
         send(cluster.bootstrap, b"refused", topic="on-one", timeout_ms=FULL_TIMEOUT_MS)
     assert last_value(cluster.bootstrap, "on-one") == b"before"
     cluster.restart(node, min_free_bytes=0)
@@ -149,8 +155,7 @@ def test_filled_disk_refuses_appends_until_it_is_healed() -> None:
         with cluster.fill_disk(1):
             # The broker looks at its disk once a second.
             with pytest.raises(LograftError):
-                for _ in range(APPENDS_MAX):
-                    send(cluster.bootstrap, b"x" * 8_192, timeout_ms=FULL_TIMEOUT_MS)
+                send_until_refused(cluster.bootstrap)
             assert last_value(cluster.bootstrap) in (b"before", b"x" * 8_192)
         send(cluster.bootstrap, b"after")
         with cluster.kill(1):
@@ -212,7 +217,7 @@ def test_end_of_the_keeper_ends_the_servers() -> None:
 @pytest.mark.parametrize("arguments", [{"node_count": 2}, {"node_count": 0}, {"disk_bytes": 1}])
 def test_numbers_out_of_range_are_refused(arguments: dict[str, int]) -> None:
     """A cluster that makes no sense is an error."""
-    with pytest.raises(ValueError, match="odd|less than"):
+    with pytest.raises(ValueError, match=r"odd|less than"):
         ProcessCluster(**arguments)
 
 

@@ -135,7 +135,7 @@ class Keeper:
 
 
 async def _until_orphaned(parent: int) -> None:
-    while os.getppid() == parent:
+    while os.getppid() == parent:  # noqa: ASYNC110 - no event tells that a parent has gone
         await asyncio.sleep(PARENT_CHECK_S)
 
 
@@ -160,7 +160,7 @@ async def _main(directory: Path, *, is_temporary: bool) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    ends = [
+    ends: list[asyncio.Task[Any]] = [
         asyncio.create_task(_serve(keeper, answers)),
         asyncio.create_task(_until_orphaned(os.getppid())),
         asyncio.create_task(stopped.wait()),
