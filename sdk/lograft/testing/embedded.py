@@ -38,7 +38,7 @@ class EmbeddedCluster:
 
     @property
     def bootstrap(self) -> str:
-        """Bootstrap address for clients, `127.0.0.1:port`. Raises an error before `start` and after `stop`."""
+        """Bootstrap address for clients, on the loopback address. Raises an error before `start` and after `stop`."""
         return self._cluster.bootstrap
 
     def start(self) -> Self:
