@@ -190,13 +190,13 @@ class ProcessCluster:
     # What is where.
 
     def leader_of(self, topic: str, partition: int = 0) -> int:
-        """Return the node that leads a partition. Waits for one if there is none.
+        """Return the node that leads a partition, never one that a fault has killed. Waits for one if there is none.
 
         Raises:
             ClusterFailedError: there is none in time.
             LograftError: the topic or the partition does not exist.
         """
-        return self._wait(lambda: self._described(topic, partition), HEAL_WAIT_S, f"a leader of {topic}-{partition}")
+        return self._wait(lambda: self._leader(topic, partition), HEAL_WAIT_S, f"a leader of {topic}-{partition}")
 
     def coordinator_of(self, group_id: str) -> int:
         """Return the node that coordinates a group: the leader of the group's partition of `__groups`.
@@ -340,8 +340,11 @@ class ProcessCluster:
                 raise ClusterFailedError(f"waited {timeout_s:.0f} s for {what}\n{self._tails()}")
             pause.wait(CHECK_INTERVAL_S)
 
+    def _killed(self) -> set[int]:
+        return {each.node_id for each in self._faults if each.kind == "kill" and not each.is_healed}
+
     def _check_alive(self) -> None:
-        killed = {each.node_id for each in self._faults if each.kind == "kill" and not each.is_healed}
+        killed = self._killed()
         for node_id, pid, status in self._running().order("state"):
             if pid is None and node_id not in killed:
                 raise ClusterFailedError(f"node {node_id} has ended with status {status}\n{self._tails(node_id)}")
@@ -377,9 +380,11 @@ class ProcessCluster:
             for each in topic.partitions
         )
 
-    def _described(self, topic: str, partition: int) -> int | None:
+    def _leader(self, topic: str, partition: int) -> int | None:
         with Admin(self.bootstrap, request_timeout_ms=ADMIN_TIMEOUT_MS) as admin:
             found: TopicDescription = admin.describe_topic(topic)
         if not 0 <= partition < found.partition_count:
             raise ValueError(f"topic {topic!r} has no partition {partition}: it has {found.partition_count}")
-        return found.partitions[partition].leader_id
+        leader_id = found.partitions[partition].leader_id
+        # The metadata names a killed leader until the controller has missed its heartbeats.
+        return None if leader_id in self._killed() else leader_id

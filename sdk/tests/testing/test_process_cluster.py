@@ -70,6 +70,7 @@ def test_killed_leader_is_replaced_and_comes_back(cluster: ProcessCluster) -> No
     leader = cluster.leader_of("orders")
     with cluster.kill_leader("orders") as fault:
         assert (fault.kind, fault.node_id) == ("kill", leader)
+        assert cluster.leader_of("orders") != leader, "the metadata may still name the killed leader"
         send(cluster.bootstrap, b"after a kill")
         assert cluster.leader_of("orders") != leader
     cluster.wait_in_sync()
