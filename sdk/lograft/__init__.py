@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from lograft import errors as errors
     from lograft.admin import Admin as Admin
     from lograft.consumer import Consumer as Consumer
+    from lograft.delivery import Delivery as Delivery
     from lograft.errors import DeliveryError as DeliveryError
     from lograft.errors import LograftError as LograftError
     from lograft.fetched import FetchedBatch as FetchedBatch
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from lograft.types import Durability as Durability
     from lograft.types import OffsetQuery as OffsetQuery
     from lograft.types import Position as Position
+    from lograft.types import RecordReceipt as RecordReceipt
     from lograft.types import TopicPartition as TopicPartition
     from lograft.wire.codes import ErrorCode as ErrorCode
 
@@ -48,6 +50,7 @@ __all__ = [
     "ConfigResource",
     "Consumer",
     "ConsumerRecord",
+    "Delivery",
     "DeliveryError",
     "Durability",
     "ErrorCode",
@@ -56,6 +59,7 @@ __all__ = [
     "OffsetQuery",
     "Position",
     "Producer",
+    "RecordReceipt",
     "TopicPartition",
     "__version__",
     "aio",
@@ -68,6 +72,7 @@ _HOMES: Final = {
     "ConfigResource": "lograft.types",
     "Consumer": "lograft.consumer",
     "ConsumerRecord": "lograft.types",
+    "Delivery": "lograft.delivery",
     "DeliveryError": "lograft.errors",
     "Durability": "lograft.types",
     "ErrorCode": "lograft.wire.codes",
@@ -76,6 +81,7 @@ _HOMES: Final = {
     "OffsetQuery": "lograft.types",
     "Position": "lograft.types",
     "Producer": "lograft.producer",
+    "RecordReceipt": "lograft.types",
     "TopicPartition": "lograft.types",
 }
 _MODULES: Final = frozenset({"aio", "errors"})

@@ -24,11 +24,12 @@ from lograft._client.runtime import Runtime, on_exit, open_on_runtime, release_r
 from lograft._client.usable import unusable_error
 from lograft._producer.accumulator import AddResult
 from lograft._producer.arguments import check_columns, check_record, is_plain
-from lograft._producer.buffers import NO_TOPIC, OpenBatch, PartitionBuffer, TopicBuffers
+from lograft._producer.buffers import NO_TOPIC, OpenBatch, PartitionBuffer, Place, TopicBuffers
 from lograft._producer.bulk import EncodedPiece, LoosePiece, check_encoded
 from lograft._producer.deliveries import Deliveries, OnBatch, say_lost
 from lograft._producer.record_columns import RECORD_OVERHEAD_BYTES, record_size
 from lograft._producer.sender import Sender
+from lograft.delivery import Delivery
 from lograft.errors import (
     BufferTimeoutError,
     DeliveryError,
@@ -130,7 +131,7 @@ class Producer:
         partition: int | None = None,
         timestamp_ms: int | None = None,
         headers: Headers | None = None,
-    ) -> None:
+    ) -> Delivery:
         """Send one record. Wait while the buffer is full, and while the client looks up a new topic.
 
         Args:
@@ -142,6 +143,9 @@ class Producer:
             timestamp_ms: create time in milliseconds since 1970-01-01 UTC. None stands for now, up to `linger_ms` (at least
                 10 ms) early.
             headers: (name, value) pairs.
+
+        Returns:
+            The delivery of the record, to wait for its offset. A program that does not need it ignores it.
 
         Raises:
             UsageError: a field is not valid, or the producer is closed.
@@ -167,9 +171,13 @@ class Producer:
                 if room >= 0:
                     batch.room = room
                     batch += (value, key)
+                    number = len(batch)
                     if part.open is not batch:
-                        self._take_late(part, batch)
-                    return
+                        return self._take_late(part, batch, number, value, key)
+                    delivery = Delivery()
+                    delivery._outcome = batch.outcome  # pyright: ignore[reportPrivateUsage]
+                    delivery._number = number  # pyright: ignore[reportPrivateUsage]
+                    return delivery
             elif key is None:
                 part = buffers.parts[buffers.sticky]
                 batch = part.open
@@ -177,20 +185,32 @@ class Producer:
                 if room >= 0:
                     batch.room = room
                     batch += (value, None)
+                    number = len(batch)
                     if part.open is not batch:
-                        self._take_late(part, batch)
-                    return
-        self._send_slowly(topic, value, key, partition, timestamp_ms, headers)
+                        return self._take_late(part, batch, number, value, None)
+                    delivery = Delivery()
+                    delivery._outcome = batch.outcome  # pyright: ignore[reportPrivateUsage]
+                    delivery._number = number  # pyright: ignore[reportPrivateUsage]
+                    return delivery
+        return self._send_slowly(topic, value, key, partition, timestamp_ms, headers)
 
-    def _take_late(self, part: PartitionBuffer, batch: OpenBatch) -> None:
+    def _take_late(
+        self, part: PartitionBuffer, batch: OpenBatch, number: int, value: bytes, key: bytes | None
+    ) -> Delivery:
         """Add a record again that the fast path appended to a batch after that batch was closed."""
         with self._lock:
-            if not batch:
-                return  # another thread has added it already
-            # Nothing would send what a closed producer takes.
-            self._check_usable()
-            self._deliveries.accumulator.take_late(part, batch, now_ms=monotonic_ms(), wall_ms=wall_clock_ms())
-            self._wake_if_needed()
+            if batch:
+                # Nothing would send what a closed producer takes.
+                self._check_usable()
+                self._deliveries.accumulator.take_late(part, batch, now_ms=monotonic_ms(), wall_ms=wall_clock_ms())
+                self._wake_if_needed()
+            # Another thread may have added the record, with its own. Records of the same objects are interchangeable.
+            for at, moved in enumerate(batch.moved):
+                if moved.value is value and moved.key is key:
+                    del batch.moved[at]
+                    return Delivery.at(moved.place)
+        # The batch was closed after the append, so the record is in it.
+        return Delivery.at(Place(batch.outcome, number // 2, None))
 
     def _send_slowly(
         self,
@@ -200,7 +220,7 @@ class Producer:
         partition: int | None,
         timestamp_ms: object,
         headers: object,
-    ) -> None:
+    ) -> Delivery:
         record = check_record(value, key, timestamp_ms, headers)
         buffers = self._open_topic(topic)
         deadline_ms: int | None = None
@@ -210,13 +230,14 @@ class Producer:
                 self._check_usable()
                 part = self._deliveries.choose(buffers, record[1], partition)
                 result = self._deliveries.add(part, *record)
+                if result is AddResult.ADDED:
+                    place = self._deliveries.accumulator.last_place(part)
+                    self._wake_if_needed()
+                    return Delivery.at(place)
                 if result is AddResult.BUFFER_FULL:
                     deadline_ms = self._wait_for_room(deadline_ms)
                     continue
-                self._wake_if_needed()
-            if result is AddResult.TOO_LARGE:
-                raise self._deliveries.too_large(part, record_size(*record))
-            return
+            raise self._deliveries.too_large(part, record_size(*record))
 
     def send_many(
         self,
@@ -378,6 +399,8 @@ class Producer:
                 runtime.run(sender.close())
             finally:
                 release_runtime(runtime)
+                # Batches are left only if the sender could not end in order.
+                self._end_deliveries(unusable_error("producer", is_forked=False))
 
     def leave(self, started_s: float) -> None:
         """Deliver the remaining records within the time for that and report those that failed. The end of the process calls this."""
@@ -436,6 +459,12 @@ class Producer:
         if self._is_closed or self._is_forked:
             raise unusable_error("producer", is_forked=self._is_forked)
 
+    def _end_deliveries(self, error: LograftError) -> None:
+        with self._lock:
+            calls = self._deliveries.end(error)
+        for call in calls:
+            call()
+
     def _wake_if_needed(self) -> None:
         """Tell the loop of new work, once for each wake. The caller holds the lock."""
         sender, runtime = self._sender, self._runtime
@@ -477,6 +506,8 @@ class Producer:
         self._progress = threading.Condition(self._lock)
         self._start_lock = threading.Lock()
         self._is_forked = True
+        # The calls that wait are the parent's.
+        self._deliveries.end(unusable_error("producer", is_forked=True))
         keep_for_ever((self._sender, self._runtime))
         self._sender = self._runtime = None
         self._live.clear()

@@ -8,10 +8,11 @@ fast path needs no lock, and makes every other change.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
+from lograft._producer.outcomes import Outcome, Resolver
 from lograft.types import Headers
 
 MAX_KEPT_KEYS: Final = 16_384
@@ -28,16 +29,39 @@ class OpenBatch(list["bytes | None"]):
     """The list to which the fast path appends: value, key, value, key, ... `room` is the number of bytes that still fit.
 
     The class is a list instead of having one. This saves the fast path two steps for each record.
+
+    Attributes:
+        room: number of bytes that still fit.
+        outcome: the outcome of the batch, for the handles of its records.
+        moved: records that came too late for the batch, until the thread that appended each of them takes its entry.
     """
 
-    __slots__ = ("room",)
+    __slots__ = ("moved", "outcome", "room")
 
-    def __init__(self, room: int) -> None:
+    def __init__(self, room: int, outcome: Outcome) -> None:
         super().__init__()
         self.room = room
+        self.outcome = outcome
+        self.moved: list[MovedRecord] = []
 
 
-CLOSED: Final = OpenBatch(-1)
+class Place(NamedTuple):
+    """Where a record is: the outcome of its batch, its number there from 1, and the create time that it got, if it got its own."""
+
+    outcome: Outcome
+    number: int
+    timestamp_ms: int | None
+
+
+class MovedRecord(NamedTuple):
+    """A record that came too late for its batch, and its place in a later one."""
+
+    value: bytes | None
+    key: bytes | None
+    place: Place
+
+
+CLOSED: Final = OpenBatch(-1, Outcome("", 0, (), Resolver()))
 """The open batch of a partition whose records must not take the fast path. No record fits into it."""
 
 
@@ -57,6 +81,8 @@ class PartitionBuffer:
         granted: bytes of the buffer that the open batch was granted; 0 while no batch is open.
         marks: (records before, wall-clock milliseconds). The records after those get this time.
         opened_ms: monotonic time at which the open batch was opened.
+        outcome: the outcome of the open batch, plain or rich; of the last one while no batch is open.
+        last_number: number, from 1, in the open batch of the record that `Accumulator.add` added last.
         pending_batches: number of sealed batches that are not resolved.
         serial: number of batches sealed before.
         size_limit: bytes of the largest batch with several records.
@@ -66,10 +92,12 @@ class PartitionBuffer:
     __slots__ = (
         "granted",
         "headers",
+        "last_number",
         "marks",
         "max_record_bytes",
         "open",
         "opened_ms",
+        "outcome",
         "partition",
         "pending_batches",
         "rich",
@@ -93,6 +121,8 @@ class PartitionBuffer:
         self.granted = 0
         self.marks: list[tuple[int, int]] = []
         self.opened_ms = 0
+        self.outcome = CLOSED.outcome
+        self.last_number = 0
         self.pending_batches = 0
         self.serial = 0
         self.size_limit = size_limit

@@ -21,7 +21,15 @@ from lograft._producer.arrow import Rows, encode_rows
 from lograft._producer.batches import SealedBatch
 from lograft._producer.buffers import PartitionBuffer, TopicBuffers
 from lograft._producer.bulk import EncodedPiece, LoosePiece, cut
-from lograft.errors import BatchFailure, DeliveryError, RecordTooLargeError, UnknownPartitionError, UsageError
+from lograft._producer.outcomes import Call
+from lograft.errors import (
+    BatchFailure,
+    DeliveryError,
+    LograftError,
+    RecordTooLargeError,
+    UnknownPartitionError,
+    UsageError,
+)
 from lograft.settings import MAX_REPORTED_FAILURES, ProducerSettings
 from lograft.types import BatchReceipt, Headers
 from lograft.wire.batch import Codec, EncodedBatch, compose_batch
@@ -203,6 +211,13 @@ class Deliveries:
             self._on_batch(receipt)
         except Exception:
             logger.exception("on_batch failed for %s-%d", receipt.topic, receipt.partition)
+
+    def end(self, error: LograftError) -> list[Call]:
+        """Give every record that has no result an error, and return the calls that waited for one.
+
+        Only for the end of a producer that can send no more: in a forked child, or after its event loop.
+        """
+        return [call for outcome in self.accumulator.unresolved_outcomes() for call in outcome.end(error)]
 
     def release(self, batch: SealedBatch) -> None:
         """Free the memory of a resolved batch."""

@@ -60,6 +60,7 @@ class Sender:
         self._lock = lock
         self._on_progress = on_progress
         self._loop = asyncio.get_running_loop()
+        deliveries.accumulator.resolver.thread_id = threading.get_ident()
         self._engine = ProduceEngine(self.cluster, deliveries.settings, self)
         # Monotonic milliseconds of the next check of lingering batches; None if none is planned.
         self._look_ms: int | None = None
@@ -131,11 +132,14 @@ class Sender:
 
     # -- what the engine reports
 
-    def on_result(self, receipt: BatchReceipt) -> None:
+    def on_result(self, batch: SealedBatch, receipt: BatchReceipt) -> None:
         """See `ResultSink`."""
         if receipt.error is not None:
             self._resolved.append(receipt)
         self._deliveries.call_back(receipt)
+        if batch.outcome is not None:
+            for call in batch.outcome.resolve(batch.first_record, receipt):
+                call()
 
     def on_resolved(self, batch: SealedBatch) -> None:
         """See `ResultSink`."""

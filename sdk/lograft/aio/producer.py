@@ -23,9 +23,10 @@ from lograft._producer.bulk import EncodedPiece, LoosePiece, check_encoded
 from lograft._producer.deliveries import Deliveries, OnBatch, say_lost
 from lograft._producer.record_columns import RECORD_OVERHEAD_BYTES, record_size
 from lograft._producer.sender import Sender
+from lograft.delivery import Delivery
 from lograft.errors import BufferTimeoutError, RequestTimeoutError, UsageError
 from lograft.settings import CONNECTION_LIVENESS_MS, PRODUCER_DEFAULTS, ProducerSettings, parse_acks, parse_bootstrap
-from lograft.types import Headers
+from lograft.types import Headers, RecordReceipt
 
 
 class Producer:
@@ -82,6 +83,9 @@ class Producer:
         self._is_closed = True
         if count:
             say_lost(count, "the event loop ended, and the producer was not closed; use `async with`, or await close()")
+        # Threads may wait for deliveries; nobody else would tell them.
+        for call in self._deliveries.end(unusable_error("producer", is_forked=self._is_forked)):
+            call()
 
     async def send(
         self,
@@ -91,7 +95,7 @@ class Producer:
         partition: int | None = None,
         timestamp_ms: int | None = None,
         headers: Headers | None = None,
-    ) -> None:
+    ) -> Delivery:
         """Send one record. Wait while the buffer is full, and while the client looks up a new topic. See `lograft.Producer.send`."""
         if partition is timestamp_ms is headers is None and type(value) is bytes:
             buffers = self._live.get(topic)
@@ -103,15 +107,48 @@ class Producer:
                 if room >= 0:
                     batch.room = room
                     batch += (value, key)
-                    return
+                    delivery = Delivery()
+                    delivery._outcome = batch.outcome  # pyright: ignore[reportPrivateUsage]
+                    delivery._number = len(batch)  # pyright: ignore[reportPrivateUsage]
+                    return delivery
             elif key is None:
                 batch = buffers.parts[buffers.sticky].open
                 room = batch.room - (len(value) + RECORD_OVERHEAD_BYTES)
                 if room >= 0:
                     batch.room = room
                     batch += (value, None)
-                    return
-        await self._send_slowly(topic, value, key, partition, timestamp_ms, headers)
+                    delivery = Delivery()
+                    delivery._outcome = batch.outcome  # pyright: ignore[reportPrivateUsage]
+                    delivery._number = len(batch)  # pyright: ignore[reportPrivateUsage]
+                    return delivery
+        return await self._send_slowly(topic, value, key, partition, timestamp_ms, headers)
+
+    async def send_and_wait(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Headers | None = None,
+    ) -> RecordReceipt:
+        """Send one record, wait until it is acknowledged, and return its receipt.
+
+        The record shares a batch with others for `linger_ms`, so start several of these calls together (`asyncio.gather`)
+        instead of one after the other. A cancelled call does not take the record back.
+
+        Args:
+            topic: see `lograft.Producer.send`, as for the other arguments.
+            value: value.
+            key: key.
+            partition: partition.
+            timestamp_ms: create time.
+            headers: headers.
+
+        Raises:
+            LograftError: as `send`, and as `Delivery.result`.
+        """
+        return await (await self.send(topic, value, key, partition, timestamp_ms, headers))
 
     async def _send_slowly(
         self,
@@ -121,20 +158,20 @@ class Producer:
         partition: int | None,
         timestamp_ms: object,
         headers: object,
-    ) -> None:
+    ) -> Delivery:
         record = check_record(value, key, timestamp_ms, headers)
         buffers = self._live.get(topic) or await self._open_topic(topic)
         deadline_ms: int | None = None
         while True:
             part = self._deliveries.choose(buffers, record[1], partition)
             result = self._deliveries.add(part, *record)
-            if result is AddResult.BUFFER_FULL:
-                deadline_ms = await self._wait_for_room(deadline_ms)
-                continue
-            self._wake_if_needed()
+            if result is AddResult.ADDED:
+                place = self._deliveries.accumulator.last_place(part)
+                self._wake_if_needed()
+                return Delivery.at(place)
             if result is AddResult.TOO_LARGE:
                 raise self._deliveries.too_large(part, record_size(*record))
-            return
+            deadline_ms = await self._wait_for_room(deadline_ms)
 
     async def send_many(
         self,
@@ -229,6 +266,8 @@ class Producer:
     def after_fork(self) -> None:
         """Make every later call raise `ForkedClientError`. Runs in the forked child."""
         self._is_forked = True
+        # The calls that wait are the parent's.
+        self._deliveries.end(unusable_error("producer", is_forked=True))
         keep_for_ever(self._sender)
         self._sender = None
         self._live.clear()
