@@ -16,8 +16,8 @@ and key is one step, and after it the producer checks that the batch is still th
 order: it first sets `open` to `CLOSED`, then copies and removes the records. So a producer notices when its record came too
 late to be copied, and adds it again under the lock (`take_late`). The handle of a record has its number in the batch from the
 length of the list after the append. That is exact because the interpreter changes threads only at calls of functions, at jumps
-back and at the begin of functions, and none of them is between the append, the length and the check. The arithmetic on `room` may lose a step when two threads
-meet. The batch is then a little fuller or emptier than counted, which does no harm.
+back and at the begin of functions, and none of them is between the append, the length and the check. The arithmetic on `room`
+may lose a step when two threads meet. The batch is then a little fuller or emptier than counted, which does no harm.
 
 A batch is sealed when it is full, and at a flush. It is sealed when it has lingered and the partition's pipeline has room; with
 a full pipeline it goes on filling, which is how batches grow under load. And it is sealed when the buffer is full and no batch
