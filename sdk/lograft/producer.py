@@ -27,8 +27,10 @@ from lograft._producer.arguments import check_columns, check_record, is_plain
 from lograft._producer.buffers import NO_TOPIC, OpenBatch, PartitionBuffer, Place, TopicBuffers
 from lograft._producer.bulk import EncodedPiece, LoosePiece, check_encoded
 from lograft._producer.deliveries import Deliveries, OnBatch, say_lost
+from lograft._producer.partitioner import PartitionFunction
 from lograft._producer.record_columns import RECORD_OVERHEAD_BYTES, record_size
 from lograft._producer.sender import Sender
+from lograft._producer.serializers import Serializer, serializers_of
 from lograft.delivery import Delivery
 from lograft.errors import (
     BufferTimeoutError,
@@ -92,6 +94,10 @@ class Producer:
         delivery_timeout_ms: int = PRODUCER_DEFAULTS.delivery_timeout_ms,
         exit_flush_ms: int = PRODUCER_DEFAULTS.exit_flush_ms,
         on_batch: OnBatch | None = None,
+        partitioner: str | PartitionFunction = PRODUCER_DEFAULTS.partitioner,
+        key_serializer: Serializer | None = None,
+        value_serializer: Serializer | None = None,
+        client_id: str | None = None,
         connection_liveness_ms: int = CONNECTION_LIVENESS_MS,
     ) -> None:
         self._settings = ProducerSettings(
@@ -103,11 +109,18 @@ class Producer:
             buffer_bytes=buffer_bytes,
             codec=codec,
             delivery_timeout_ms=delivery_timeout_ms,
+            partitioner=partitioner,
             exit_flush_ms=exit_flush_ms,
         )
-        self._client = parse_bootstrap(bootstrap, cluster_id, connection_liveness_ms=connection_liveness_ms)
+        self._client = parse_bootstrap(
+            bootstrap, cluster_id, connection_liveness_ms=connection_liveness_ms, client_id=client_id
+        )
+        self._serializers = serializers_of(key_serializer, value_serializer)
         self._deliveries = Deliveries(self._settings, on_batch)
         self._live = self._deliveries.live
+        # The topics that the fast path finds: none where functions of the program see each record.
+        self._is_fast = self._serializers is None and not self._deliveries.asks_program
+        self._fast = self._live if self._is_fast else {}
         # The topic that took the slow path last. Most programs send to one topic and pass the same string object each time.
         self._recent: tuple[str, TopicBuffers | None] = NO_TOPIC
         self._lock = threading.Lock()
@@ -126,8 +139,8 @@ class Producer:
     def send(
         self,
         topic: str,
-        value: bytes | None,
-        key: bytes | None = None,
+        value: Any,
+        key: Any = None,
         partition: int | None = None,
         timestamp_ms: int | None = None,
         headers: Headers | None = None,
@@ -136,8 +149,8 @@ class Producer:
 
         Args:
             topic: topic name.
-            value: value; None is a null (a tombstone in a compacted topic).
-            key: key. Records with the same key go to the same partition.
+            value: value: bytes, or what `value_serializer` takes; None is a null (a tombstone in a compacted topic).
+            key: key: bytes, or what `key_serializer` takes. Records with the same key go to the same partition.
             partition: partition. With None, the key decides; records without a key fill a batch of one partition after the
                 other.
             timestamp_ms: create time in milliseconds since 1970-01-01 UTC. None stands for now, up to `linger_ms` (at least
@@ -158,7 +171,7 @@ class Producer:
         if partition is timestamp_ms is headers is None and type(value) is bytes:
             recent, buffers = self._recent
             if topic is not recent:
-                buffers = self._live.get(topic)
+                buffers = self._fast.get(topic)
             if buffers is None:
                 pass
             elif type(key) is bytes:
@@ -192,6 +205,8 @@ class Producer:
                     delivery._outcome = batch.outcome  # pyright: ignore[reportPrivateUsage]
                     delivery._number = number  # pyright: ignore[reportPrivateUsage]
                     return delivery
+        if self._serializers is not None:
+            value, key = self._serializers.one(topic, value, key)
         return self._send_slowly(topic, value, key, partition, timestamp_ms, headers)
 
     def _take_late(
@@ -223,6 +238,7 @@ class Producer:
     ) -> Delivery:
         record = check_record(value, key, timestamp_ms, headers)
         buffers = self._open_topic(topic)
+        partition = self._deliveries.ask_program(buffers, record[1], partition)
         deadline_ms: int | None = None
         while True:
             wait_if_ending()
@@ -242,9 +258,9 @@ class Producer:
     def send_many(
         self,
         topic: str,
-        values: Sequence[bytes],
+        values: Sequence[Any],
         *,
-        keys: Sequence[bytes | None] | None = None,
+        keys: Sequence[Any] | None = None,
         partition: int | None = None,
         timestamps_ms: Sequence[int] | None = None,
     ) -> None:
@@ -252,7 +268,7 @@ class Producer:
 
         Args:
             topic: topic name.
-            values: values, in order.
+            values: values, in order: bytes, or what `value_serializer` takes.
             keys: one key for each value, None for a record without a key. Without `keys`, no record has a key.
             partition: partition of all records. With None, the key of each record decides.
             timestamps_ms: one create time for each value, in milliseconds since 1970-01-01 UTC; None stands for now.
@@ -260,12 +276,14 @@ class Producer:
         Raises:
             LograftError: as `send`. The producer has taken the records before the one that failed.
         """
+        if self._serializers is not None:
+            values, keys = self._serializers.many(topic, values, keys)
         check_columns(values, keys, timestamps_ms)
         buffers = self._open_topic(topic)
         pieces = self._deliveries.cut_columns(buffers, values, keys, timestamps_ms, partition)
         self._send_pieces(buffers, pieces)
 
-    def send_arrow(self, topic: str, data: Any, *, partition: int | None = None) -> None:
+    def send_arrow(self, topic: str, data: Any, *, partition: int | None = None, extra_columns: str = "refuse") -> None:
         """Send the rows of a `pyarrow.RecordBatch` or `Table`, column by column.
 
         Args:
@@ -274,12 +292,15 @@ class Producer:
                 (key, value).
             partition: partition of all rows. With None, the key of each row decides; rows without a key fill a batch of one
                 partition after the other.
+            extra_columns: what becomes of other columns. "refuse" raises `UsageError`, because their data would be lost;
+                "ignore" leaves them out; "headers" makes each of them a header of its name, after those of `headers`. Binary
+                and string columns give their bytes, others the text to which Arrow casts them, nulls a null.
 
         Raises:
             LograftError: as `send`. The producer has taken the batches before the one that failed.
         """
         buffers = self._open_topic(topic)
-        pieces = self._deliveries.cut_rows(buffers, data, partition)
+        pieces = self._deliveries.cut_rows(buffers, data, partition, extra_columns)
         self._send_pieces(buffers, pieces)
 
     def send_batch(self, topic: str, partition: int, encoded: bytearray, record_count: int) -> None:
@@ -436,7 +457,8 @@ class Producer:
             self._check_usable()
             buffers = self._live.get(topic)
             if buffers is not None:
-                self._recent = topic, buffers
+                if self._is_fast:
+                    self._recent = topic, buffers
                 return buffers
         if type(topic) is not str or not topic:
             raise UsageError(f"topic is a name, not {topic!r}")
@@ -445,6 +467,7 @@ class Producer:
         with self._lock:
             self._check_usable()
             self._deliveries.open_topic(topic, partition_count)
+            sender.note_leaders(topic)
             return self._live[topic]
 
     def _start(self) -> tuple[Sender, Runtime]:

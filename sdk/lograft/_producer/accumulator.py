@@ -43,6 +43,7 @@ from typing import Final
 from lograft._producer.batches import BatchBody, BatchEncoder, SealedBatch
 from lograft._producer.buffers import MovedRecord, OpenBatch, PartitionBuffer, Place, TopicBuffers, close_batch
 from lograft._producer.outcomes import Outcome, Resolver
+from lograft._producer.partitioner import CRC32C, KeyRule, quietest
 from lograft._producer.record_columns import (
     RECORD_OVERHEAD_BYTES,
     TIMESTAMP_BYTES,
@@ -126,15 +127,16 @@ class Accumulator:
         self.is_send_due = False
         self.outstanding: dict[int, SealedBatch] = {}
 
-    def add_topic(self, topic: str, partition_count: int, *, first_sticky: int) -> TopicBuffers:
+    def add_topic(self, topic: str, partition_count: int, *, first_sticky: int, rule: KeyRule = CRC32C) -> TopicBuffers:
         """Make the buffers of a topic.
 
         Args:
             topic: topic name.
             partition_count: number of partitions, at least 1.
             first_sticky: any number; it chooses the partition of the first records without a key.
+            rule: how keys decide.
         """
-        buffers = TopicBuffers(topic)
+        buffers = TopicBuffers(topic, rule)
         buffers.sticky = first_sticky % partition_count
         self.grow_topic(buffers, partition_count)
         return buffers
@@ -278,7 +280,11 @@ class Accumulator:
             batch.moved.append(MovedRecord(value, key, self.last_place(part)))
 
     def turn_sticky(self, buffers: TopicBuffers) -> None:
-        """Send the next records without a key to the next partition."""
+        """Send the next records without a key to the next partition; with the rule "sticky" all records, to the quietest one."""
+        if buffers.rule.ignores_keys:
+            loads = [(part.leader, part.pending_bytes) for part in buffers.parts]
+            buffers.sticky = quietest(loads, buffers.sticky)
+            return
         buffers.sticky = (buffers.sticky + 1) % len(buffers.parts)
 
     def _append(self, part: PartitionBuffer, flat: list[bytes | None], size: int) -> None:
@@ -385,10 +391,10 @@ class Accumulator:
         part.rich_room = part.granted = 0
         part.serial += 1
         del self._open[id(part)]
+        self._push(part, body, len(values), reserved, opened_ms, part.outcome)
         topic = part.topic_buffers
         if topic.sticky == part.partition:
             self.turn_sticky(topic)
-        self._push(part, body, len(values), reserved, opened_ms, part.outcome)
 
     def _push(
         self,
@@ -411,6 +417,7 @@ class Accumulator:
         )
         self._next_ordinal += 1
         part.pending_batches += 1
+        part.pending_bytes += reserved
         self.outstanding[batch.ordinal] = batch
         self.sealed.append(batch)
         if part.pending_batches <= self._max_in_flight:
@@ -446,6 +453,7 @@ class Accumulator:
         del self.outstanding[batch.ordinal]
         self.reserved_bytes -= batch.reserved_bytes
         part.pending_batches -= 1
+        part.pending_bytes -= batch.reserved_bytes
         if part.is_open and now_ms >= part.opened_ms + self._linger_ms and part.pending_batches < self._max_in_flight:
             self.seal(part)
 

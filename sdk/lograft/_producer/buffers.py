@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from crc32c import crc32c
-
 from lograft._producer.outcomes import Outcome, Resolver
+from lograft._producer.partitioner import CRC32C, KeyRule
 from lograft.types import Headers
 
 MAX_KEPT_KEYS: Final = 16_384
@@ -82,8 +81,10 @@ class PartitionBuffer:
         marks: (records before, wall-clock milliseconds). The records after those get this time.
         opened_ms: monotonic time at which the open batch was opened.
         outcome: the outcome of the open batch, plain or rich; of the last one while no batch is open.
+        leader: node id of the leader, -1 while none is known. Only the rule "sticky" needs it; the sender writes it.
         last_number: number, from 1, in the open batch of the record that `Accumulator.add` added last.
         pending_batches: number of sealed batches that are not resolved.
+        pending_bytes: bytes of the buffer that they hold.
         serial: number of batches sealed before.
         size_limit: bytes of the largest batch with several records.
         max_record_bytes: bytes of the largest batch with one record.
@@ -93,6 +94,7 @@ class PartitionBuffer:
         "granted",
         "headers",
         "last_number",
+        "leader",
         "marks",
         "max_record_bytes",
         "open",
@@ -100,6 +102,7 @@ class PartitionBuffer:
         "outcome",
         "partition",
         "pending_batches",
+        "pending_bytes",
         "rich",
         "rich_room",
         "serial",
@@ -123,7 +126,9 @@ class PartitionBuffer:
         self.opened_ms = 0
         self.outcome = CLOSED.outcome
         self.last_number = 0
+        self.leader = -1
         self.pending_batches = 0
+        self.pending_bytes = 0
         self.serial = 0
         self.size_limit = size_limit
         self.max_record_bytes = max_record_bytes
@@ -171,17 +176,21 @@ class TopicBuffers:
             KeyError for other keys; `of_key` finds their buffer. `grow` replaces the dict.
         unkept_lookups: number of calls of `of_key` for keys that are not cached. Threads that meet may lose a count.
         sticky: partition that takes records without key and partition until its batch is sealed.
+        rule: how keys decide. With a rule that does not hash keys, `by_key` stays empty and asks `of_key` for each record.
     """
 
-    __slots__ = ("by_key", "count", "parts", "sticky", "topic", "unkept_lookups")
+    __slots__ = ("by_key", "count", "parts", "rule", "sticky", "topic", "unkept_lookups")
 
-    def __init__(self, topic: str) -> None:
+    def __init__(self, topic: str, rule: KeyRule = CRC32C) -> None:
         self.topic = topic
+        self.rule = rule
         self.parts: list[PartitionBuffer] = []
         self.count = 0
         self.by_key: dict[bytes, PartitionBuffer] = {}
         self.sticky = 0
         self.unkept_lookups = 0
+        if rule.hash is None:
+            self.by_key = UnkeptKeys(self)
 
     def grow(self, parts: Sequence[PartitionBuffer]) -> None:
         """Add partitions.
@@ -190,13 +199,20 @@ class TopicBuffers:
         """
         self.parts += parts
         self.count = len(self.parts)
-        self.by_key = {}
+        if self.rule.hash is not None:
+            self.by_key = {}
         self.unkept_lookups = 0
 
     def of_key(self, key: bytes) -> PartitionBuffer:
-        """Return the buffer of a key, by CRC-32C modulo the partition count. Cache it while the cache has room."""
+        """Return the buffer of a key by the rule. Cache it if the rule hashes keys, while the cache has room.
+
+        The producer asks a program's own function itself, before it comes here with a partition.
+        """
+        hash_one = self.rule.hash
+        if hash_one is None:
+            return self.parts[self.sticky]
         by_key = self.by_key
-        part = self.parts[crc32c(key) % self.count]
+        part = self.parts[hash_one(key) % self.count]
         if len(by_key) < MAX_KEPT_KEYS and len(key) <= MAX_KEPT_KEY_BYTES:
             by_key[key] = part
         else:

@@ -179,6 +179,16 @@ class Sender:
     def _on_metadata(self) -> None:
         for topic in list(self._deliveries.topics):
             state = self.cluster.view.topic(topic)
-            if state is not None and len(state.partitions) > len(self._deliveries.topics[topic].parts):
+            if state is None:
+                continue
+            if len(state.partitions) > len(self._deliveries.topics[topic].parts):
                 with self._lock if self._lock is not None else nullcontext():
                     self._deliveries.grow_topic(topic, len(state.partitions))
+            if self._deliveries.needs_leaders:
+                self.note_leaders(topic)
+
+    def note_leaders(self, topic: str) -> None:
+        """Tell the deliveries who leads the partitions of a topic. Needs no lock: each write is one number."""
+        count = len(self._deliveries.topics[topic].parts)
+        leaders = [self.cluster.leader(topic, partition) for partition in range(count)]
+        self._deliveries.note_leaders(topic, [None if leader is None else leader.broker_id for leader in leaders])

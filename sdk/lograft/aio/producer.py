@@ -21,8 +21,10 @@ from lograft._producer.arguments import check_columns, check_record, is_plain
 from lograft._producer.buffers import TopicBuffers
 from lograft._producer.bulk import EncodedPiece, LoosePiece, check_encoded
 from lograft._producer.deliveries import Deliveries, OnBatch, say_lost
+from lograft._producer.partitioner import PartitionFunction
 from lograft._producer.record_columns import RECORD_OVERHEAD_BYTES, record_size
 from lograft._producer.sender import Sender
+from lograft._producer.serializers import Serializer, serializers_of
 from lograft.delivery import Delivery
 from lograft.errors import BufferTimeoutError, RequestTimeoutError, UsageError
 from lograft.settings import CONNECTION_LIVENESS_MS, PRODUCER_DEFAULTS, ProducerSettings, parse_acks, parse_bootstrap
@@ -46,6 +48,10 @@ class Producer:
         codec: str = PRODUCER_DEFAULTS.codec,
         delivery_timeout_ms: int = PRODUCER_DEFAULTS.delivery_timeout_ms,
         on_batch: OnBatch | None = None,
+        partitioner: str | PartitionFunction = PRODUCER_DEFAULTS.partitioner,
+        key_serializer: Serializer | None = None,
+        value_serializer: Serializer | None = None,
+        client_id: str | None = None,
         connection_liveness_ms: int = CONNECTION_LIVENESS_MS,
     ) -> None:
         self._settings = ProducerSettings(
@@ -57,10 +63,17 @@ class Producer:
             buffer_bytes=buffer_bytes,
             codec=codec,
             delivery_timeout_ms=delivery_timeout_ms,
+            partitioner=partitioner,
         )
-        self._client = parse_bootstrap(bootstrap, cluster_id, connection_liveness_ms=connection_liveness_ms)
+        self._client = parse_bootstrap(
+            bootstrap, cluster_id, connection_liveness_ms=connection_liveness_ms, client_id=client_id
+        )
+        self._serializers = serializers_of(key_serializer, value_serializer)
         self._deliveries = Deliveries(self._settings, on_batch)
         self._live = self._deliveries.live
+        # The topics that the fast path finds: none where functions of the program see each record.
+        self._is_fast = self._serializers is None and not self._deliveries.asks_program
+        self._fast = self._live if self._is_fast else {}
         self._waiters: list[asyncio.Future[None]] = []
         # The flush marks that tasks in `flush` wait for. Tasks that wait for room have none.
         self._flush_marks: list[int] = []
@@ -90,15 +103,15 @@ class Producer:
     async def send(
         self,
         topic: str,
-        value: bytes | None,
-        key: bytes | None = None,
+        value: Any,
+        key: Any = None,
         partition: int | None = None,
         timestamp_ms: int | None = None,
         headers: Headers | None = None,
     ) -> Delivery:
         """Send one record. Wait while the buffer is full, and while the client looks up a new topic. See `lograft.Producer.send`."""
         if partition is timestamp_ms is headers is None and type(value) is bytes:
-            buffers = self._live.get(topic)
+            buffers = self._fast.get(topic)
             if buffers is None:
                 pass
             elif type(key) is bytes:
@@ -121,13 +134,15 @@ class Producer:
                     delivery._outcome = batch.outcome  # pyright: ignore[reportPrivateUsage]
                     delivery._number = len(batch)  # pyright: ignore[reportPrivateUsage]
                     return delivery
+        if self._serializers is not None:
+            value, key = self._serializers.one(topic, value, key)
         return await self._send_slowly(topic, value, key, partition, timestamp_ms, headers)
 
     async def send_and_wait(
         self,
         topic: str,
-        value: bytes | None,
-        key: bytes | None = None,
+        value: Any,
+        key: Any = None,
         partition: int | None = None,
         timestamp_ms: int | None = None,
         headers: Headers | None = None,
@@ -161,6 +176,7 @@ class Producer:
     ) -> Delivery:
         record = check_record(value, key, timestamp_ms, headers)
         buffers = self._live.get(topic) or await self._open_topic(topic)
+        partition = self._deliveries.ask_program(buffers, record[1], partition)
         deadline_ms: int | None = None
         while True:
             part = self._deliveries.choose(buffers, record[1], partition)
@@ -176,22 +192,26 @@ class Producer:
     async def send_many(
         self,
         topic: str,
-        values: Sequence[bytes],
+        values: Sequence[Any],
         *,
-        keys: Sequence[bytes | None] | None = None,
+        keys: Sequence[Any] | None = None,
         partition: int | None = None,
         timestamps_ms: Sequence[int] | None = None,
     ) -> None:
         """Send many records; see `lograft.Producer.send_many`."""
+        if self._serializers is not None:
+            values, keys = self._serializers.many(topic, values, keys)
         check_columns(values, keys, timestamps_ms)
         buffers = await self._open_topic(topic)
         pieces = self._deliveries.cut_columns(buffers, values, keys, timestamps_ms, partition)
         await self._send_pieces(buffers, pieces)
 
-    async def send_arrow(self, topic: str, data: Any, *, partition: int | None = None) -> None:
+    async def send_arrow(
+        self, topic: str, data: Any, *, partition: int | None = None, extra_columns: str = "refuse"
+    ) -> None:
         """Send the rows of a `pyarrow.RecordBatch` or `Table`; see `lograft.Producer.send_arrow`."""
         buffers = await self._open_topic(topic)
-        pieces = self._deliveries.cut_rows(buffers, data, partition)
+        pieces = self._deliveries.cut_rows(buffers, data, partition, extra_columns)
         await self._send_pieces(buffers, pieces)
 
     async def send_batch(self, topic: str, partition: int, encoded: bytearray, record_count: int) -> None:
@@ -295,6 +315,7 @@ class Producer:
         partition_count = await self._sender.open_topic(topic)
         self._check_usable()
         self._deliveries.open_topic(topic, partition_count)
+        self._sender.note_leaders(topic)
         return self._live[topic]
 
     def _check_usable(self) -> None:
