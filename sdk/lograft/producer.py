@@ -73,6 +73,17 @@ class Producer:
             records it could not deliver. `lograft.aio.Producer` lacks this setting: its event loop has ended by then.
         on_batch: function that the background thread calls for every batch that was acknowledged or failed. It must be quick
             and must not wait in a blocking client.
+        partitioner: how the key of a record chooses its partition. "crc32c": as in the Append call of brokers. "murmur2": as
+            in Kafka's Java client. "sticky": keys do not matter; every record goes where records without a key go, and the
+            next batch goes to a partition of the leader with the fewest unacknowledged bytes. A function
+            (topic, key, partition_count) -> partition is called once for each record with a key, in the calling thread.
+            `partition=` comes before all of them.
+        key_serializer: function that returns the bytes of a key; it does not see None. `send` and `send_many` call it in the
+            calling thread; `send_arrow` and `send_batch` do not.
+        value_serializer: the same for values. Serializers, or a function as `partitioner`, cost `send` about 3 us more than
+            their own time.
+        client_id: name of the program for operators, 1 to 249 letters, digits, dots, underscores and hyphens. Brokers get it at
+            the front of gRPC's user agent.
 
     Raises:
         InvalidSettingError: a setting is out of range.

@@ -97,8 +97,10 @@ def partition_by_keys(
 
 
 def _to_bytes(key: object) -> bytes:
-    if isinstance(key, bytes | bytearray | memoryview):
+    if isinstance(key, bytes | bytearray):
         return bytes(key)
+    if isinstance(key, memoryview):
+        return key.tobytes()
     raise TypeError(f"a key is bytes, not {type(key).__name__}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from lograft.errors import InvalidSettingError, UsageError
 
@@ -63,7 +63,7 @@ def _apply(name: str, serializer: Serializer | None, topic: str, given: object) 
     if serializer is None or given is None:
         return given
     try:
-        result: object = serializer(given)
+        result = cast("object", serializer(given))
     except Exception as error:
         raise UsageError(
             f"{name}_serializer failed for a {type(given).__name__} for topic {topic!r}: {type(error).__name__}: {error}"
