@@ -68,9 +68,9 @@ def _apply(name: str, serializer: Serializer | None, topic: str, given: object) 
         raise UsageError(
             f"{name}_serializer failed for a {type(given).__name__} for topic {topic!r}: {type(error).__name__}: {error}"
         ) from error
-    if result is None or isinstance(result, bytes | bytearray | memoryview):
-        return result
-    raise UsageError(
-        f"{name}_serializer returned {type(result).__name__} for a {type(given).__name__} for topic {topic!r}; it must "
-        "return bytes"
-    )
+    if result is not None and not isinstance(result, bytes | bytearray | memoryview):
+        raise UsageError(
+            f"{name}_serializer returned {type(result).__name__} for a {type(given).__name__} for topic {topic!r}; it must "
+            "return bytes"
+        )
+    return cast("object", result)
