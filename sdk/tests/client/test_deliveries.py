@@ -259,7 +259,7 @@ def test_handles_of_the_parent_are_resolved_in_a_forked_child(bootstrap: str, ma
         if child == 0:
             code = 1
             try:
-                delivery.result()
+                delivery.result(10_000)
             except ForkedClientError:
                 code = 0 if delivery.done() and not called else 2
             finally:
