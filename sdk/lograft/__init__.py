@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from lograft import errors as errors
     from lograft.admin import Admin as Admin
     from lograft.consumer import Consumer as Consumer
+    from lograft.delivery import Delivery as Delivery
     from lograft.errors import DeliveryError as DeliveryError
     from lograft.errors import LograftError as LograftError
     from lograft.fetched import FetchedBatch as FetchedBatch
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from lograft.types import OffsetQuery as OffsetQuery
     from lograft.types import Position as Position
     from lograft.types import RebalanceListener as RebalanceListener
+    from lograft.types import RecordReceipt as RecordReceipt
     from lograft.types import TopicPartition as TopicPartition
     from lograft.wire.codes import ErrorCode as ErrorCode
 
@@ -50,6 +52,7 @@ __all__ = [
     "ConfigResource",
     "Consumer",
     "ConsumerRecord",
+    "Delivery",
     "DeliveryError",
     "Durability",
     "ErrorCode",
@@ -60,6 +63,7 @@ __all__ = [
     "Position",
     "Producer",
     "RebalanceListener",
+    "RecordReceipt",
     "TopicPartition",
     "__version__",
     "aio",
@@ -72,6 +76,7 @@ _HOMES: Final = {
     "ConfigResource": "lograft.types",
     "Consumer": "lograft.consumer",
     "ConsumerRecord": "lograft.types",
+    "Delivery": "lograft.delivery",
     "DeliveryError": "lograft.errors",
     "Durability": "lograft.types",
     "ErrorCode": "lograft.wire.codes",
@@ -82,6 +87,7 @@ _HOMES: Final = {
     "Position": "lograft.types",
     "Producer": "lograft.producer",
     "RebalanceListener": "lograft.types",
+    "RecordReceipt": "lograft.types",
     "TopicPartition": "lograft.types",
 }
 _MODULES: Final = frozenset({"aio", "errors"})

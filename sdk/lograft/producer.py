@@ -24,11 +24,14 @@ from lograft._client.runtime import Runtime, on_exit, open_on_runtime, release_r
 from lograft._client.usable import unusable_error
 from lograft._producer.accumulator import AddResult
 from lograft._producer.arguments import check_columns, check_record, is_plain
-from lograft._producer.buffers import NO_TOPIC, OpenBatch, PartitionBuffer, TopicBuffers
+from lograft._producer.buffers import NO_TOPIC, OpenBatch, PartitionBuffer, Place, TopicBuffers
 from lograft._producer.bulk import EncodedPiece, LoosePiece, check_encoded
 from lograft._producer.deliveries import Deliveries, OnBatch, say_lost
+from lograft._producer.partitioner import PartitionFunction
 from lograft._producer.record_columns import RECORD_OVERHEAD_BYTES, record_size
 from lograft._producer.sender import Sender
+from lograft._producer.serializers import Serializer, serializers_of
+from lograft.delivery import Delivery
 from lograft.errors import (
     BufferTimeoutError,
     DeliveryError,
@@ -70,6 +73,17 @@ class Producer:
             records it could not deliver. `lograft.aio.Producer` lacks this setting: its event loop has ended by then.
         on_batch: function that the background thread calls for every batch that was acknowledged or failed. It must be quick
             and must not wait in a blocking client.
+        partitioner: how the key of a record chooses its partition. "crc32c": as in the Append call of brokers. "murmur2": as
+            in Kafka's Java client. "sticky": keys do not matter; every record goes where records without a key go, and the
+            next batch goes to a partition of the leader with the fewest unacknowledged bytes. A function
+            (topic, key, partition_count) -> partition is called once for each record with a key, in the calling thread.
+            `partition=` comes before all of them.
+        key_serializer: function that returns the bytes of a key; it does not see None. `send` and `send_many` call it in the
+            calling thread; `send_arrow` and `send_batch` do not.
+        value_serializer: the same for values. Serializers, or a function as `partitioner`, cost `send` about 3 us more than
+            their own time.
+        client_id: name of the program for operators, 1 to 249 letters, digits, dots, underscores and hyphens. Brokers get it at
+            the front of gRPC's user agent.
 
     Raises:
         InvalidSettingError: a setting is out of range.
@@ -91,6 +105,10 @@ class Producer:
         delivery_timeout_ms: int = PRODUCER_DEFAULTS.delivery_timeout_ms,
         exit_flush_ms: int = PRODUCER_DEFAULTS.exit_flush_ms,
         on_batch: OnBatch | None = None,
+        partitioner: str | PartitionFunction = PRODUCER_DEFAULTS.partitioner,
+        key_serializer: Serializer | None = None,
+        value_serializer: Serializer | None = None,
+        client_id: str | None = None,
         connection_liveness_ms: int = CONNECTION_LIVENESS_MS,
     ) -> None:
         self._settings = ProducerSettings(
@@ -102,11 +120,18 @@ class Producer:
             buffer_bytes=buffer_bytes,
             codec=codec,
             delivery_timeout_ms=delivery_timeout_ms,
+            partitioner=partitioner,
             exit_flush_ms=exit_flush_ms,
         )
-        self._client = parse_bootstrap(bootstrap, cluster_id, connection_liveness_ms=connection_liveness_ms)
+        self._client = parse_bootstrap(
+            bootstrap, cluster_id, connection_liveness_ms=connection_liveness_ms, client_id=client_id
+        )
+        self._serializers = serializers_of(key_serializer, value_serializer)
         self._deliveries = Deliveries(self._settings, on_batch)
         self._live = self._deliveries.live
+        # The topics that the fast path finds: none where functions of the program see each record.
+        self._is_fast = self._serializers is None and not self._deliveries.asks_program
+        self._fast = self._live if self._is_fast else {}
         # The topic that took the slow path last. Most programs send to one topic and pass the same string object each time.
         self._recent: tuple[str, TopicBuffers | None] = NO_TOPIC
         self._lock = threading.Lock()
@@ -125,23 +150,26 @@ class Producer:
     def send(
         self,
         topic: str,
-        value: bytes | None,
-        key: bytes | None = None,
+        value: Any,
+        key: Any = None,
         partition: int | None = None,
         timestamp_ms: int | None = None,
         headers: Headers | None = None,
-    ) -> None:
+    ) -> Delivery:
         """Send one record. Wait while the buffer is full, and while the client looks up a new topic.
 
         Args:
             topic: topic name.
-            value: value; None is a null (a tombstone in a compacted topic).
-            key: key. Records with the same key go to the same partition.
+            value: value: bytes, or what `value_serializer` takes; None is a null (a tombstone in a compacted topic).
+            key: key: bytes, or what `key_serializer` takes. Records with the same key go to the same partition.
             partition: partition. With None, the key decides; records without a key fill a batch of one partition after the
                 other.
             timestamp_ms: create time in milliseconds since 1970-01-01 UTC. None stands for now, up to `linger_ms` (at least
                 10 ms) early.
             headers: (name, value) pairs.
+
+        Returns:
+            The delivery of the record, to wait for its offset. A program that does not need it ignores it.
 
         Raises:
             UsageError: a field is not valid, or the producer is closed.
@@ -154,7 +182,7 @@ class Producer:
         if partition is timestamp_ms is headers is None and type(value) is bytes:
             recent, buffers = self._recent
             if topic is not recent:
-                buffers = self._live.get(topic)
+                buffers = self._fast.get(topic)
             if buffers is None:
                 pass
             elif type(key) is bytes:
@@ -167,9 +195,13 @@ class Producer:
                 if room >= 0:
                     batch.room = room
                     batch += (value, key)
+                    number = len(batch)
                     if part.open is not batch:
-                        self._take_late(part, batch)
-                    return
+                        return self._take_late(part, batch, number, value, key)
+                    delivery = Delivery()
+                    delivery._outcome = batch.outcome  # pyright: ignore[reportPrivateUsage]
+                    delivery._number = number  # pyright: ignore[reportPrivateUsage]
+                    return delivery
             elif key is None:
                 part = buffers.parts[buffers.sticky]
                 batch = part.open
@@ -177,20 +209,34 @@ class Producer:
                 if room >= 0:
                     batch.room = room
                     batch += (value, None)
+                    number = len(batch)
                     if part.open is not batch:
-                        self._take_late(part, batch)
-                    return
-        self._send_slowly(topic, value, key, partition, timestamp_ms, headers)
+                        return self._take_late(part, batch, number, value, None)
+                    delivery = Delivery()
+                    delivery._outcome = batch.outcome  # pyright: ignore[reportPrivateUsage]
+                    delivery._number = number  # pyright: ignore[reportPrivateUsage]
+                    return delivery
+        if self._serializers is not None:
+            value, key = self._serializers.one(topic, value, key)
+        return self._send_slowly(topic, value, key, partition, timestamp_ms, headers)
 
-    def _take_late(self, part: PartitionBuffer, batch: OpenBatch) -> None:
+    def _take_late(
+        self, part: PartitionBuffer, batch: OpenBatch, number: int, value: bytes, key: bytes | None
+    ) -> Delivery:
         """Add a record again that the fast path appended to a batch after that batch was closed."""
         with self._lock:
-            if not batch:
-                return  # another thread has added it already
-            # Nothing would send what a closed producer takes.
-            self._check_usable()
-            self._deliveries.accumulator.take_late(part, batch, now_ms=monotonic_ms(), wall_ms=wall_clock_ms())
-            self._wake_if_needed()
+            if batch:
+                # Nothing would send what a closed producer takes.
+                self._check_usable()
+                self._deliveries.accumulator.take_late(part, batch, now_ms=monotonic_ms(), wall_ms=wall_clock_ms())
+                self._wake_if_needed()
+            # Another thread may have added the record, with its own. Records of the same objects are interchangeable.
+            for at, moved in enumerate(batch.moved):
+                if moved.value is value and moved.key is key:
+                    del batch.moved[at]
+                    return Delivery.at(moved.place)
+        # The batch was closed after the append, so the record is in it.
+        return Delivery.at(Place(batch.outcome, number // 2, None))
 
     def _send_slowly(
         self,
@@ -200,9 +246,10 @@ class Producer:
         partition: int | None,
         timestamp_ms: object,
         headers: object,
-    ) -> None:
+    ) -> Delivery:
         record = check_record(value, key, timestamp_ms, headers)
         buffers = self._open_topic(topic)
+        partition = self._deliveries.ask_program(buffers, record[1], partition)
         deadline_ms: int | None = None
         while True:
             wait_if_ending()
@@ -210,20 +257,21 @@ class Producer:
                 self._check_usable()
                 part = self._deliveries.choose(buffers, record[1], partition)
                 result = self._deliveries.add(part, *record)
+                if result is AddResult.ADDED:
+                    place = self._deliveries.accumulator.last_place(part)
+                    self._wake_if_needed()
+                    return Delivery.at(place)
                 if result is AddResult.BUFFER_FULL:
                     deadline_ms = self._wait_for_room(deadline_ms)
                     continue
-                self._wake_if_needed()
-            if result is AddResult.TOO_LARGE:
-                raise self._deliveries.too_large(part, record_size(*record))
-            return
+            raise self._deliveries.too_large(part, record_size(*record))
 
     def send_many(
         self,
         topic: str,
-        values: Sequence[bytes],
+        values: Sequence[Any],
         *,
-        keys: Sequence[bytes | None] | None = None,
+        keys: Sequence[Any] | None = None,
         partition: int | None = None,
         timestamps_ms: Sequence[int] | None = None,
     ) -> None:
@@ -231,7 +279,7 @@ class Producer:
 
         Args:
             topic: topic name.
-            values: values, in order.
+            values: values, in order: bytes, or what `value_serializer` takes.
             keys: one key for each value, None for a record without a key. Without `keys`, no record has a key.
             partition: partition of all records. With None, the key of each record decides.
             timestamps_ms: one create time for each value, in milliseconds since 1970-01-01 UTC; None stands for now.
@@ -239,12 +287,14 @@ class Producer:
         Raises:
             LograftError: as `send`. The producer has taken the records before the one that failed.
         """
+        if self._serializers is not None:
+            values, keys = self._serializers.many(topic, values, keys)
         check_columns(values, keys, timestamps_ms)
         buffers = self._open_topic(topic)
         pieces = self._deliveries.cut_columns(buffers, values, keys, timestamps_ms, partition)
         self._send_pieces(buffers, pieces)
 
-    def send_arrow(self, topic: str, data: Any, *, partition: int | None = None) -> None:
+    def send_arrow(self, topic: str, data: Any, *, partition: int | None = None, extra_columns: str = "refuse") -> None:
         """Send the rows of a `pyarrow.RecordBatch` or `Table`, column by column.
 
         Args:
@@ -253,12 +303,15 @@ class Producer:
                 (key, value).
             partition: partition of all rows. With None, the key of each row decides; rows without a key fill a batch of one
                 partition after the other.
+            extra_columns: what becomes of other columns. "refuse" raises `UsageError`, because their data would be lost;
+                "ignore" leaves them out; "headers" makes each of them a header of its name, after those of `headers`. Binary
+                and string columns give their bytes, others the text to which Arrow casts them, nulls a null.
 
         Raises:
             LograftError: as `send`. The producer has taken the batches before the one that failed.
         """
         buffers = self._open_topic(topic)
-        pieces = self._deliveries.cut_rows(buffers, data, partition)
+        pieces = self._deliveries.cut_rows(buffers, data, partition, extra_columns)
         self._send_pieces(buffers, pieces)
 
     def send_batch(self, topic: str, partition: int, encoded: bytearray, record_count: int) -> None:
@@ -378,6 +431,8 @@ class Producer:
                 runtime.run(sender.close())
             finally:
                 release_runtime(runtime)
+                # Batches are left only if the sender could not end in order.
+                self._end_deliveries(unusable_error("producer", is_forked=False))
 
     def leave(self, started_s: float) -> None:
         """Deliver the remaining records within the time for that and report those that failed. The end of the process calls this."""
@@ -413,7 +468,8 @@ class Producer:
             self._check_usable()
             buffers = self._live.get(topic)
             if buffers is not None:
-                self._recent = topic, buffers
+                if self._is_fast:
+                    self._recent = topic, buffers
                 return buffers
         if type(topic) is not str or not topic:
             raise UsageError(f"topic is a name, not {topic!r}")
@@ -422,6 +478,7 @@ class Producer:
         with self._lock:
             self._check_usable()
             self._deliveries.open_topic(topic, partition_count)
+            sender.note_leaders(topic)
             return self._live[topic]
 
     def _start(self) -> tuple[Sender, Runtime]:
@@ -435,6 +492,12 @@ class Producer:
     def _check_usable(self) -> None:
         if self._is_closed or self._is_forked:
             raise unusable_error("producer", is_forked=self._is_forked)
+
+    def _end_deliveries(self, error: LograftError) -> None:
+        with self._lock:
+            calls = self._deliveries.end(error)
+        for call in calls:
+            call()
 
     def _wake_if_needed(self) -> None:
         """Tell the loop of new work, once for each wake. The caller holds the lock."""
@@ -477,6 +540,8 @@ class Producer:
         self._progress = threading.Condition(self._lock)
         self._start_lock = threading.Lock()
         self._is_forked = True
+        # The calls that wait are the parent's.
+        self._deliveries.end(unusable_error("producer", is_forked=True))
         keep_for_ever((self._sender, self._runtime))
         self._sender = self._runtime = None
         self._live.clear()

@@ -6,7 +6,8 @@ This module owns bounds and defaults. The docstring of each blocking client expl
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, cast
@@ -15,6 +16,8 @@ from lograft.errors import InvalidAcksError, InvalidSettingError
 from lograft.types import Acks, Position
 from lograft.wire.keepalive import LIVENESS_RANGE_MS
 
+PARTITIONERS: Final = ("crc32c", "murmur2", "sticky")
+"""Names of the partitioners."""
 DEFAULT_PORT: Final = 9640
 """Port of a broker's public listener."""
 MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
@@ -77,6 +80,9 @@ PROCESSING_LIMIT_RANGE_MS: Final = (1_000, 86_400_000)
 ASSIGNORS: Final = ("uniform", "range")
 """Names of assignors that a member may prefer."""
 
+MAX_CLIENT_ID_CHARACTERS: Final = 249
+"""Characters of the longest client id."""
+
 MAX_RACK_CHARACTERS: Final = 249
 """Characters of the longest rack name."""
 
@@ -94,14 +100,17 @@ class ClientSettings:
         connection_liveness_ms: milliseconds without a byte from the broker after which a connection has failed, 4,000 to
             60,000. The client sends a ping after a quarter of this time.
         request_timeout_ms: milliseconds that a unary call may take, all attempts together, 1 to 3,600,000.
+        client_id: name of the program, which brokers get at the front of gRPC's user agent; None for none.
     """
 
     addresses: tuple[str, ...]
     cluster_id: str | None = None
     connection_liveness_ms: int = CONNECTION_LIVENESS_MS
     request_timeout_ms: int = REQUEST_TIMEOUT_MS
+    client_id: str | None = None
 
     def __post_init__(self) -> None:
+        check_client_id(self.client_id)
         check_range("request_timeout_ms", self.request_timeout_ms, 1, 3_600_000)
         check_range("connection_liveness_ms", self.connection_liveness_ms, *LIVENESS_RANGE_MS)
 
@@ -119,6 +128,7 @@ class ProducerSettings:
     codec: str = "none"
     delivery_timeout_ms: int = 120_000
     exit_flush_ms: int = 5_000
+    partitioner: str | Callable[[str, bytes, int], int] = "crc32c"
 
     def __post_init__(self) -> None:
         check_range("linger_ms", self.linger_ms, 0, 60_000)
@@ -127,6 +137,11 @@ class ProducerSettings:
         check_range("buffer_bytes", self.buffer_bytes, self.batch_bytes, 16 * 1024**3)
         check_range("delivery_timeout_ms", self.delivery_timeout_ms, 1, 86_400_000)
         check_range("exit_flush_ms", self.exit_flush_ms, 0, 600_000)
+        if not callable(self.partitioner) and self.partitioner not in PARTITIONERS:
+            raise InvalidSettingError(
+                f'partitioner is "crc32c", "murmur2", "sticky" or a function (topic, key, partition_count) -> partition, '
+                f"not {self.partitioner!r}"
+            )
         if self.codec not in ("none", "zstd"):
             raise InvalidSettingError(f'codec is "none" or "zstd", not {self.codec!r}')
         if self.delivery_timeout_ms < self.linger_ms:
@@ -266,6 +281,7 @@ def parse_bootstrap(
     *,
     connection_liveness_ms: int = CONNECTION_LIVENESS_MS,
     request_timeout_ms: int = REQUEST_TIMEOUT_MS,
+    client_id: str | None = None,
 ) -> ClientSettings:
     """Return the settings for "host:port,host:port" or a list of such addresses. The port may be left out.
 
@@ -284,6 +300,7 @@ def parse_bootstrap(
         cluster_id=cluster_id,
         connection_liveness_ms=connection_liveness_ms,
         request_timeout_ms=request_timeout_ms,
+        client_id=client_id,
     )
 
 
@@ -315,6 +332,25 @@ def check_range(name: str, value: object, low: int, high: int) -> None:
         raise InvalidSettingError(f"{name} is a whole number, not {value!r}")
     if not low <= value <= high:
         raise InvalidSettingError(f"{name} is {value}; it must be between {low} and {high}")
+
+
+def check_client_id(client_id: object) -> None:
+    """Check the name of a program. Other characters could end the header in which it travels.
+
+    Raises:
+        InvalidSettingError: the name has another type, length or character.
+    """
+    if client_id is None:
+        return
+    if (
+        not isinstance(client_id, str)
+        or len(client_id) > MAX_CLIENT_ID_CHARACTERS
+        or not re.fullmatch(r"[A-Za-z0-9._-]+", client_id)
+    ):
+        raise InvalidSettingError(
+            f"client_id is {client_id!r}; it must have 1 to {MAX_CLIENT_ID_CHARACTERS} letters, digits, dots, underscores "
+            "and hyphens, or be left out"
+        )
 
 
 def _check_bootstrap(given: object) -> None:

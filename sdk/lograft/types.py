@@ -116,6 +116,27 @@ class BatchReceipt:
     error: LograftError | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordReceipt:
+    """Result of one delivered record, as `Delivery.result` returns it. Kafka calls it RecordMetadata.
+
+    Attributes:
+        topic: topic of the record.
+        partition: partition of the record.
+        offset: offset of the record; None with acks="none".
+        timestamp_ms: create time of the record, in milliseconds since 1970-01-01 UTC.
+        durability: the level that the record had reached.
+        duplicate: True when an earlier attempt had already appended the record; `offset` comes from that attempt.
+    """
+
+    topic: str
+    partition: int
+    offset: int | None
+    timestamp_ms: int
+    durability: Durability
+    duplicate: bool = False
+
+
 class ConsumerRecord:
     """One record that was consumed. A plain slotted class: it is made once for each record.
 

@@ -79,7 +79,7 @@ class Cluster:
 
     def __init__(self, settings: ClientSettings) -> None:
         self.view = ClusterView()
-        self.transport = Transport(liveness_ms=settings.connection_liveness_ms)
+        self.transport = Transport(liveness_ms=settings.connection_liveness_ms, client_id=settings.client_id)
         self.rng = random.Random()
         self._settings = settings
         self._preferred: str | None = None

@@ -119,7 +119,7 @@ class PythonCall:
             self._start.method,
             authority,
             timeout_ms=None if left_s is None else round(left_s * 1000),
-            user_agent=USER_AGENT,
+            user_agent=self._channel.user_agent,
             metadata=self._start.metadata,
         )
         self._stream_id = link.open(self, headers)
@@ -554,8 +554,9 @@ class PythonChannel:
         liveness_ms: milliseconds without a byte from the broker after which a connection has failed.
     """
 
-    def __init__(self, address: str, *, liveness_ms: int) -> None:
+    def __init__(self, address: str, *, liveness_ms: int, client_id: str | None = None) -> None:
         self.loop = asyncio.get_running_loop()
+        self.user_agent = USER_AGENT if client_id is None else f"{client_id} {USER_AGENT}"
         self._address = address
         self._liveness_s = liveness_ms / 1000
         self._state = _IDLE

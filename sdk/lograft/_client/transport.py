@@ -98,16 +98,19 @@ class OpenCall(NamedTuple, Generic[_C]):
 class Transport:
     """Channels of one client by address and purpose."""
 
-    def __init__(self, *, liveness_ms: int = CONNECTION_LIVENESS_MS) -> None:
+    def __init__(self, *, liveness_ms: int = CONNECTION_LIVENESS_MS, client_id: str | None = None) -> None:
         """Set up without connecting.
 
         Args:
             liveness_ms: milliseconds without a byte from the broker after which a connection has failed, at least 4,000.
+            client_id: name of the program, the first word of the user agent; None for none.
         """
         self._may_use_grpc = may_use_grpc()
         tune_allocator()
         self._liveness_ms = liveness_ms
-        self._options = (*CHANNEL_OPTIONS, *client_options(liveness_ms))
+        self._client_id = client_id
+        name = () if client_id is None else (("grpc.primary_user_agent", client_id),)
+        self._options = (*CHANNEL_OPTIONS, *client_options(liveness_ms), *name)
         self._channels: dict[tuple[str, Purpose], grpc.aio.Channel] = {}
         self._uses: dict[grpc.aio.Channel, int] = {}
         self._pending = _Pending(self._channels, {}, {}, {})
@@ -143,7 +146,9 @@ class Transport:
         # Imported here, with the libraries that it needs, because only forked children use it.
         from lograft._client.python_channel import PythonChannel
 
-        return cast("grpc.aio.Channel", PythonChannel(address, liveness_ms=self._liveness_ms))
+        return cast(
+            "grpc.aio.Channel", PythonChannel(address, liveness_ms=self._liveness_ms, client_id=self._client_id)
+        )
 
     async def connect(self, address: str, purpose: Purpose, *, timeout_s: float) -> grpc.aio.Channel:
         """Return a connected channel.

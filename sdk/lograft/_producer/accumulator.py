@@ -14,8 +14,10 @@ and no headers. A batch that needs such columns is a *rich* batch. While the ope
 The fast path takes no lock; all other code runs under the producer's lock. This is safe for two reasons. The append of value
 and key is one step, and after it the producer checks that the batch is still the open one. Closing a batch uses the opposite
 order: it first sets `open` to `CLOSED`, then copies and removes the records. So a producer notices when its record came too
-late to be copied, and adds it again under the lock (`take_late`). The arithmetic on `room` may lose a step when two threads
-meet. The batch is then a little fuller or emptier than counted, which does no harm.
+late to be copied, and adds it again under the lock (`take_late`). The handle of a record has its number in the batch from the
+length of the list after the append. That is exact because the interpreter changes threads only at calls of functions, at jumps
+back and at the begin of functions, and none of them is between the append, the length and the check. The arithmetic on `room`
+may lose a step when two threads meet. The batch is then a little fuller or emptier than counted, which does no harm.
 
 A batch is sealed when it is full, and at a flush. It is sealed when it has lingered and the partition's pipeline has room; with
 a full pipeline it goes on filling, which is how batches grow under load. And it is sealed when the buffer is full and no batch
@@ -39,7 +41,9 @@ from enum import Enum
 from typing import Final
 
 from lograft._producer.batches import BatchBody, BatchEncoder, SealedBatch
-from lograft._producer.buffers import OpenBatch, PartitionBuffer, TopicBuffers, close_batch
+from lograft._producer.buffers import MovedRecord, OpenBatch, PartitionBuffer, Place, TopicBuffers, close_batch
+from lograft._producer.outcomes import Outcome, Resolver
+from lograft._producer.partitioner import CRC32C, KeyRule, quietest
 from lograft._producer.record_columns import (
     RECORD_OVERHEAD_BYTES,
     TIMESTAMP_BYTES,
@@ -90,6 +94,7 @@ class Accumulator:
         "is_send_due",
         "outstanding",
         "reserved_bytes",
+        "resolver",
         "sealed",
     )
 
@@ -112,6 +117,7 @@ class Accumulator:
         self._max_record_bytes = max_record_bytes
         self._encode = encode
         self._next_ordinal = 0
+        self.resolver = Resolver()
         # Open batches, oldest first: id(buffer) -> buffer.
         self._open: dict[int, PartitionBuffer] = {}
         self._lingering: deque[tuple[int, PartitionBuffer, int]] = deque()
@@ -121,15 +127,16 @@ class Accumulator:
         self.is_send_due = False
         self.outstanding: dict[int, SealedBatch] = {}
 
-    def add_topic(self, topic: str, partition_count: int, *, first_sticky: int) -> TopicBuffers:
+    def add_topic(self, topic: str, partition_count: int, *, first_sticky: int, rule: KeyRule = CRC32C) -> TopicBuffers:
         """Make the buffers of a topic.
 
         Args:
             topic: topic name.
             partition_count: number of partitions, at least 1.
             first_sticky: any number; it chooses the partition of the first records without a key.
+            rule: how keys decide.
         """
-        buffers = TopicBuffers(topic)
+        buffers = TopicBuffers(topic, rule)
         buffers.sticky = first_sticky % partition_count
         self.grow_topic(buffers, partition_count)
         return buffers
@@ -184,6 +191,11 @@ class Accumulator:
             part.headers.append(headers or ())
         self._append(part, [value, key], size)
         return AddResult.ADDED
+
+    def last_place(self, part: PartitionBuffer) -> Place:
+        """Return the place of the record that the last call of `add` added to a partition. Nothing may come between the calls."""
+        timestamp_ms = None if part.timestamps is None else part.timestamps[-1]
+        return Place(part.outcome, part.last_number, timestamp_ms)
 
     def extend(
         self,
@@ -246,13 +258,14 @@ class Accumulator:
         if part.is_open:
             self.seal(part)
         self.reserved_bytes += size
-        self._push(part, body, record_count, size, now_ms)
+        self._push(part, body, record_count, size, now_ms, None)
         return AddResult.ADDED
 
     def take_late(self, part: PartitionBuffer, batch: OpenBatch, *, now_ms: int, wall_ms: int) -> None:
         """Add the records again that the fast path appended to a batch during or after its sealing.
 
-        The producer has already accepted them, so they are added even above the memory bound.
+        The producer has already accepted them, so they are added even above the memory bound. `batch.moved` gets the place of
+        each, for the thread that appended it.
         """
         while batch:
             value, key = batch[0], batch[1]
@@ -264,18 +277,28 @@ class Accumulator:
             if part.headers is not None:
                 part.headers.append(())
             self._append(part, [value, key], size)
+            batch.moved.append(MovedRecord(value, key, self.last_place(part)))
 
     def turn_sticky(self, buffers: TopicBuffers) -> None:
-        """Send the next records without a key to the next partition."""
+        """Send the next records without a key to the next partition; with the rule "sticky" all records, to the quietest one."""
+        if buffers.rule.ignores_keys:
+            loads = [(part.leader, part.pending_bytes) for part in buffers.parts]
+            buffers.sticky = quietest(loads, buffers.sticky)
+            return
         buffers.sticky = (buffers.sticky + 1) % len(buffers.parts)
 
     def _append(self, part: PartitionBuffer, flat: list[bytes | None], size: int) -> None:
         if part.rich is not None:
             part.rich += flat
             part.rich_room -= size
+            part.last_number = len(part.rich) // 2
         else:
-            part.open.room -= size
-            part.open += flat
+            batch = part.open
+            batch.room -= size
+            # As on the fast path, nothing may come between the append and the length.
+            batch += flat
+            slots = len(batch)
+            part.last_number = slots // 2
 
     def _make_room(
         self,
@@ -327,9 +350,10 @@ class Accumulator:
         return True
 
     def _open_batch(self, part: PartitionBuffer, *, now_ms: int, wall_ms: int) -> None:
-        part.open = OpenBatch(0)
         part.opened_ms = now_ms
         part.marks.append((0, wall_ms))
+        part.outcome = Outcome(part.topic, part.partition, part.marks, self.resolver)
+        part.open = OpenBatch(0, part.outcome)
         self._open[id(part)] = part
         self._lingering.append((now_ms + self._linger_ms, part, part.serial))
 
@@ -367,12 +391,20 @@ class Accumulator:
         part.rich_room = part.granted = 0
         part.serial += 1
         del self._open[id(part)]
+        self._push(part, body, len(values), reserved, opened_ms, part.outcome)
         topic = part.topic_buffers
         if topic.sticky == part.partition:
             self.turn_sticky(topic)
-        self._push(part, body, len(values), reserved, opened_ms)
 
-    def _push(self, part: PartitionBuffer, body: BatchBody, record_count: int, reserved: int, opened_ms: int) -> None:
+    def _push(
+        self,
+        part: PartitionBuffer,
+        body: BatchBody,
+        record_count: int,
+        reserved: int,
+        opened_ms: int,
+        outcome: Outcome | None,
+    ) -> None:
         batch = SealedBatch(
             topic=part.topic,
             partition=part.partition,
@@ -381,9 +413,11 @@ class Accumulator:
             reserved_bytes=reserved,
             deadline_ms=opened_ms + self._delivery_timeout_ms,
             ordinal=self._next_ordinal,
+            outcome=outcome,
         )
         self._next_ordinal += 1
         part.pending_batches += 1
+        part.pending_bytes += reserved
         self.outstanding[batch.ordinal] = batch
         self.sealed.append(batch)
         if part.pending_batches <= self._max_in_flight:
@@ -419,6 +453,7 @@ class Accumulator:
         del self.outstanding[batch.ordinal]
         self.reserved_bytes -= batch.reserved_bytes
         part.pending_batches -= 1
+        part.pending_bytes -= batch.reserved_bytes
         if part.is_open and now_ms >= part.opened_ms + self._linger_ms and part.pending_batches < self._max_in_flight:
             self.seal(part)
 
@@ -446,6 +481,11 @@ class Accumulator:
         """Return the number of records that are neither acknowledged nor failed. It is counted on request, not for each record."""
         sealed = sum(batch.record_count for batch in list(self.outstanding.values()))
         return sealed + sum(part.record_count for part in list(self._open.values()))
+
+    def unresolved_outcomes(self) -> list[Outcome]:
+        """Return the outcomes of all batches that are neither acknowledged nor failed, open ones included."""
+        sealed = [batch.outcome for batch in self.outstanding.values() if batch.outcome is not None]
+        return sealed + [part.outcome for part in self._open.values()]
 
     def flush_mark(self) -> int:
         """Seal everything and return a mark. It is reached when all batches sealed so far are resolved."""

@@ -12,15 +12,18 @@ from importlib import import_module
 from typing import Any, Final
 
 from lograft._producer.bulk import EncodedPiece
-from lograft._producer.partitioner import group_by_partition, partition_by_keys
+from lograft._producer.partitioner import KeyRule, group_by_partition, partition_by_keys
 from lograft.errors import UsageError
-from lograft.wire.arrow import encode_arrow
+from lograft.wire.arrow import COLUMN_NAMES, encode_arrow
 from lograft.wire.batch import Codec, EncodedBatch
 from lograft.wire.errors import BatchError, BatchTooLargeError
 from lograft.wire.limits import MAX_RECORDS_PER_BATCH
 
 STEP_ROWS: Final = 65_536
 """Rows whose partitions are computed in one step: enough for full batches, and few enough to bound memory."""
+
+EXTRA_COLUMNS: Final = ("refuse", "ignore", "headers")
+"""What may become of columns that records do not have."""
 
 Rows = Any
 """A `pyarrow.RecordBatch`; pyarrow ships no types."""
@@ -31,9 +34,12 @@ def encode_rows(
     *,
     partition: int | None,
     partition_count: int,
+    rule: KeyRule,
+    topic: str,
     batch_bytes: int,
     codec: Codec,
     wall_ms: int,
+    extra_columns: str = "refuse",
 ) -> Iterator[EncodedPiece]:
     """Encode a `pyarrow.RecordBatch` or `Table` into batches, in row order for each partition.
 
@@ -41,9 +47,12 @@ def encode_rows(
         data: rows with a column `value` and, if wanted, `key`, `timestamp` (or `timestamp_ms`) and `headers`.
         partition: partition of all rows. With None, the keys decide; rows without a key go to the sticky partition.
         partition_count: number of partitions of the topic.
+        rule: how keys decide.
+        topic: topic name.
         batch_bytes: size that a batch should not exceed, inclusive.
         codec: compression of the batches.
         wall_ms: timestamp of the rows if the table has no timestamps, in milliseconds since 1970-01-01 UTC.
+        extra_columns: "refuse", "ignore" or "headers"; see `lograft.Producer.send_arrow`.
 
     Raises:
         UsageError: a column is missing, unknown or of another type, or a row exceeds the limit of the format.
@@ -51,22 +60,86 @@ def encode_rows(
     for attribute in ("schema", "num_rows"):
         if not hasattr(data, attribute):
             raise UsageError(f"send_arrow takes a pyarrow.RecordBatch or Table, not {type(data).__name__}")
+    if extra_columns not in EXTRA_COLUMNS:
+        raise UsageError(f'extra_columns is "refuse", "ignore" or "headers", not {extra_columns!r}')
     batches = data.to_batches() if hasattr(data, "to_batches") else [data]
     for batch in batches:
         for start in range(0, batch.num_rows, STEP_ROWS):
-            rows = batch.slice(start, STEP_ROWS)
-            for number, group in _group(rows, partition, partition_count):
+            rows = _without_extra(batch.slice(start, STEP_ROWS), extra_columns)
+            for number, group in _group(rows, partition, partition_count, rule, topic):
                 yield from _encode(group, number, batch_bytes, codec, wall_ms)
 
 
-def _group(rows: Rows, partition: int | None, partition_count: int) -> Iterator[tuple[int | None, Rows]]:
+def _without_extra(rows: Rows, extra_columns: str) -> Rows:
+    """Return the rows without the columns that records do not have."""
+    names: list[str] = list(rows.schema.names)
+    extra = [name for name in names if name not in COLUMN_NAMES]
+    if not extra or extra_columns == "refuse":
+        return rows
+    pa: Any = import_module("pyarrow")
+    # By position: a name may be there twice, which the encoder refuses.
+    kept = {
+        index: name
+        for index, name in enumerate(names)
+        if name in COLUMN_NAMES and (name != "headers" or extra_columns == "ignore")
+    }
+    columns = [rows.column(index) for index in kept]
+    kept_names = list(kept.values())
+    if extra_columns == "headers":
+        columns.append(_headers(pa, rows, extra))
+        kept_names.append("headers")
+    return pa.RecordBatch.from_arrays(columns, names=kept_names)
+
+
+def _headers(pa: Any, rows: Rows, extra: list[str]) -> Any:
+    """Return the column of headers with one more for each extra column."""
+    if len(set(extra)) < len(extra) or rows.schema.names.count("headers") > 1:
+        raise UsageError(f"a column is there twice: {', '.join(rows.schema.names)}")
+    count: int = rows.num_rows
+    values = [_header_values(pa, name, rows.column(name)) for name in extra]
+    kind = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+    if "headers" in rows.schema.names:
+        given: list[list[dict[str, object]] | None] = rows.column("headers").to_pylist()
+        columns = [column.to_pylist() for column in values]
+        merged = [
+            (given[row] or [])
+            + [{"key": name, "value": column[row]} for name, column in zip(extra, columns, strict=True)]
+            for row in range(count)
+        ]
+        return pa.array(merged, kind)
+    # Column after column, then row by row.
+    width = len(extra)
+    order = pa.array([column * count + row for row in range(count) for column in range(width)], pa.int64())
+    pairs = pa.StructArray.from_arrays(
+        [pa.array(extra * count, pa.string()), pa.concat_arrays(values).take(order)], names=["key", "value"]
+    )
+    return pa.ListArray.from_arrays(pa.array(range(0, width * count + 1, width), pa.int32()), pairs)
+
+
+def _header_values(pa: Any, name: str, column: Any) -> Any:
+    kind = column.type
+    try:
+        if pa.types.is_dictionary(kind):
+            column = column.dictionary_decode()
+            kind = column.type
+        is_binary = any(
+            check(kind) for check in (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
+        )
+        return column.cast(pa.binary()) if is_binary else column.cast(pa.string()).cast(pa.binary())
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise UsageError(f"the column {name!r} of type {kind} cannot be a header: {error}") from error
+
+
+def _group(
+    rows: Rows, partition: int | None, partition_count: int, rule: KeyRule, topic: str
+) -> Iterator[tuple[int | None, Rows]]:
     names: list[str] = rows.schema.names
-    if partition is not None or "key" not in names:
+    if partition is not None or "key" not in names or rule.ignores_keys:
         yield partition, rows
         return
     keys = [key.encode() if isinstance(key, str) else key for key in rows.column("key").to_pylist()]
     # Within this function -1 stands for the sticky partition.
-    groups = group_by_partition(partition_by_keys(keys, partition_count, keyless=-1))
+    groups = group_by_partition(partition_by_keys(keys, partition_count, keyless=-1, rule=rule, topic=topic))
     for number, indexes in groups.items():
         group = rows if len(groups) == 1 else rows.take(_index_array(indexes))
         yield (None if number < 0 else number), group

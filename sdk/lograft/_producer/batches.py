@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Protocol
 
+from lograft._producer.outcomes import Outcome
 from lograft.types import Headers
 
 
@@ -69,6 +70,8 @@ class SealedBatch:
         base_sequence: sequence of the first record; None before the batch is numbered.
         batch_number: number on the current route; None while the batch is not on the wire.
         doubt: whether an earlier attempt may have appended the batch.
+        outcome: where the handles of the records find their result; None for a batch whose records have no handles.
+        first_record: number of the first record in the batch that was sealed; above 0 only in pieces of a split batch.
         owner: the batch from which this one was split; None for a whole batch.
         open_pieces: number of unresolved pieces of a split batch.
     """
@@ -79,8 +82,10 @@ class SealedBatch:
         "body",
         "deadline_ms",
         "doubt",
+        "first_record",
         "open_pieces",
         "ordinal",
+        "outcome",
         "owner",
         "partition",
         "record_count",
@@ -99,6 +104,8 @@ class SealedBatch:
         deadline_ms: int,
         ordinal: int,
         owner: SealedBatch | None = None,
+        outcome: Outcome | None = None,
+        first_record: int = 0,
     ) -> None:
         self.topic = topic
         self.partition = partition
@@ -111,6 +118,8 @@ class SealedBatch:
         self.batch_number: int | None = None
         self.doubt = Doubt.NONE
         self.owner = owner
+        self.outcome = outcome
+        self.first_record = first_record
         self.open_pieces = 0
 
     def __repr__(self) -> str:

@@ -8,10 +8,10 @@ fast path needs no lock, and makes every other change.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
-from crc32c import crc32c
-
+from lograft._producer.outcomes import Outcome, Resolver
+from lograft._producer.partitioner import CRC32C, KeyRule
 from lograft.types import Headers
 
 MAX_KEPT_KEYS: Final = 16_384
@@ -28,16 +28,39 @@ class OpenBatch(list["bytes | None"]):
     """The list to which the fast path appends: value, key, value, key, ... `room` is the number of bytes that still fit.
 
     The class is a list instead of having one. This saves the fast path two steps for each record.
+
+    Attributes:
+        room: number of bytes that still fit.
+        outcome: the outcome of the batch, for the handles of its records.
+        moved: records that came too late for the batch, until the thread that appended each of them takes its entry.
     """
 
-    __slots__ = ("room",)
+    __slots__ = ("moved", "outcome", "room")
 
-    def __init__(self, room: int) -> None:
+    def __init__(self, room: int, outcome: Outcome) -> None:
         super().__init__()
         self.room = room
+        self.outcome = outcome
+        self.moved: list[MovedRecord] = []
 
 
-CLOSED: Final = OpenBatch(-1)
+class Place(NamedTuple):
+    """Where a record is: the outcome of its batch, its number there from 1, and the create time that it got, if it got its own."""
+
+    outcome: Outcome
+    number: int
+    timestamp_ms: int | None
+
+
+class MovedRecord(NamedTuple):
+    """A record that came too late for its batch, and its place in a later one."""
+
+    value: bytes | None
+    key: bytes | None
+    place: Place
+
+
+CLOSED: Final = OpenBatch(-1, Outcome("", 0, (), Resolver()))
 """The open batch of a partition whose records must not take the fast path. No record fits into it."""
 
 
@@ -57,7 +80,11 @@ class PartitionBuffer:
         granted: bytes of the buffer that the open batch was granted; 0 while no batch is open.
         marks: (records before, wall-clock milliseconds). The records after those get this time.
         opened_ms: monotonic time at which the open batch was opened.
+        outcome: the outcome of the open batch, plain or rich; of the last one while no batch is open.
+        leader: node id of the leader, -1 while none is known. Only the rule "sticky" needs it; the sender writes it.
+        last_number: number, from 1, in the open batch of the record that `Accumulator.add` added last.
         pending_batches: number of sealed batches that are not resolved.
+        pending_bytes: bytes of the buffer that they hold.
         serial: number of batches sealed before.
         size_limit: bytes of the largest batch with several records.
         max_record_bytes: bytes of the largest batch with one record.
@@ -66,12 +93,16 @@ class PartitionBuffer:
     __slots__ = (
         "granted",
         "headers",
+        "last_number",
+        "leader",
         "marks",
         "max_record_bytes",
         "open",
         "opened_ms",
+        "outcome",
         "partition",
         "pending_batches",
+        "pending_bytes",
         "rich",
         "rich_room",
         "serial",
@@ -93,7 +124,11 @@ class PartitionBuffer:
         self.granted = 0
         self.marks: list[tuple[int, int]] = []
         self.opened_ms = 0
+        self.outcome = CLOSED.outcome
+        self.last_number = 0
+        self.leader = -1
         self.pending_batches = 0
+        self.pending_bytes = 0
         self.serial = 0
         self.size_limit = size_limit
         self.max_record_bytes = max_record_bytes
@@ -141,17 +176,21 @@ class TopicBuffers:
             KeyError for other keys; `of_key` finds their buffer. `grow` replaces the dict.
         unkept_lookups: number of calls of `of_key` for keys that are not cached. Threads that meet may lose a count.
         sticky: partition that takes records without key and partition until its batch is sealed.
+        rule: how keys decide. With a rule that does not hash keys, `by_key` stays empty and asks `of_key` for each record.
     """
 
-    __slots__ = ("by_key", "count", "parts", "sticky", "topic", "unkept_lookups")
+    __slots__ = ("by_key", "count", "parts", "rule", "sticky", "topic", "unkept_lookups")
 
-    def __init__(self, topic: str) -> None:
+    def __init__(self, topic: str, rule: KeyRule = CRC32C) -> None:
         self.topic = topic
+        self.rule = rule
         self.parts: list[PartitionBuffer] = []
         self.count = 0
         self.by_key: dict[bytes, PartitionBuffer] = {}
         self.sticky = 0
         self.unkept_lookups = 0
+        if rule.hash is None:
+            self.by_key = UnkeptKeys(self)
 
     def grow(self, parts: Sequence[PartitionBuffer]) -> None:
         """Add partitions.
@@ -160,13 +199,20 @@ class TopicBuffers:
         """
         self.parts += parts
         self.count = len(self.parts)
-        self.by_key = {}
+        if self.rule.hash is not None:
+            self.by_key = {}
         self.unkept_lookups = 0
 
     def of_key(self, key: bytes) -> PartitionBuffer:
-        """Return the buffer of a key, by CRC-32C modulo the partition count. Cache it while the cache has room."""
+        """Return the buffer of a key by the rule. Cache it if the rule hashes keys, while the cache has room.
+
+        The producer asks a program's own function itself, before it comes here with a partition.
+        """
+        hash_one = self.rule.hash
+        if hash_one is None:
+            return self.parts[self.sticky]
         by_key = self.by_key
-        part = self.parts[crc32c(key) % self.count]
+        part = self.parts[hash_one(key) % self.count]
         if len(by_key) < MAX_KEPT_KEYS and len(key) <= MAX_KEPT_KEY_BYTES:
             by_key[key] = part
         else:

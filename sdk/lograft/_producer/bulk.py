@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from lograft._producer.partitioner import group_by_partition, partition_by_keys
+from lograft._producer.partitioner import CRC32C, KeyRule, group_by_partition, partition_by_keys
 from lograft.errors import UsageError
 from lograft.wire.batch import Codec, EncodedBatch, compose_batch, read_header
 from lograft.wire.errors import BatchError, BatchTooLargeError, InvalidBatchError
@@ -94,6 +94,8 @@ def cut(
     batch_bytes: int,
     codec: Codec,
     wall_clock_ms: Callable[[], int],
+    rule: KeyRule = CRC32C,
+    topic: str = "",
 ) -> Iterator[LoosePiece | EncodedPiece]:
     """Cut records into pieces. With keys, the records of each partition stay in order; otherwise all do.
 
@@ -106,10 +108,15 @@ def cut(
         batch_bytes: size that a batch should not exceed.
         codec: compression of the batches.
         wall_clock_ms: returns the create time for encoded records without timestamps.
+        rule: how keys decide.
+        topic: topic name, for the rule.
+
+    Raises:
+        UsageError: the program's partitioner failed. The pieces so far hold the records before those of the same step.
     """
     cutter = _Cutter(batch_bytes, codec, wall_clock_ms)
     whole = LoosePiece(partition=partition, values=values, keys=keys, timestamps_ms=timestamps_ms)
-    if partition is not None or keys is None:
+    if partition is not None or keys is None or rule.ignores_keys:
         yield from cutter.run(whole)
         return
     for start in range(0, len(values), KEYED_STEP_RECORDS):
@@ -117,7 +124,7 @@ def cut(
         assert step.keys is not None
         try:
             # A record without a key among records with keys: within this function -1 stands for the sticky partition.
-            numbers = partition_by_keys(step.keys, partition_count, keyless=-1)
+            numbers = partition_by_keys(step.keys, partition_count, keyless=-1, rule=rule, topic=topic)
         except TypeError:
             # A key is not bytes. The path for single records reports which one.
             yield step

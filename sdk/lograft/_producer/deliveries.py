@@ -21,7 +21,16 @@ from lograft._producer.arrow import Rows, encode_rows
 from lograft._producer.batches import SealedBatch
 from lograft._producer.buffers import PartitionBuffer, TopicBuffers
 from lograft._producer.bulk import EncodedPiece, LoosePiece, cut
-from lograft.errors import BatchFailure, DeliveryError, RecordTooLargeError, UnknownPartitionError, UsageError
+from lograft._producer.outcomes import Call
+from lograft._producer.partitioner import RULES, KeyRule, ask_function
+from lograft.errors import (
+    BatchFailure,
+    DeliveryError,
+    LograftError,
+    RecordTooLargeError,
+    UnknownPartitionError,
+    UsageError,
+)
 from lograft.settings import MAX_REPORTED_FAILURES, ProducerSettings
 from lograft.types import BatchReceipt, Headers
 from lograft.wire.batch import Codec, EncodedBatch, compose_batch
@@ -57,6 +66,8 @@ class Deliveries:
 
         self.settings = settings
         self._codec = codec
+        partitioner = settings.partitioner
+        self._rule = RULES[partitioner] if isinstance(partitioner, str) else KeyRule(function=partitioner)
         self.live: dict[str, TopicBuffers] = {}
         self.topics: dict[str, TopicBuffers] = {}
         self.accumulator = Accumulator(
@@ -79,13 +90,43 @@ class Deliveries:
         """Start to use a topic."""
         buffers = self.topics.get(topic)
         if buffers is None:
-            buffers = self.accumulator.add_topic(topic, partition_count, first_sticky=self._random.randrange(1 << 20))
+            buffers = self.accumulator.add_topic(
+                topic, partition_count, first_sticky=self._random.randrange(1 << 20), rule=self._rule
+            )
             self.topics[topic] = buffers
         self.live[topic] = buffers
 
     def grow_topic(self, topic: str, partition_count: int) -> None:
         """Add buffers for the new partitions of a topic."""
         self.accumulator.grow_topic(self.topics[topic], partition_count)
+
+    def note_leaders(self, topic: str, leaders: Sequence[int | None]) -> None:
+        """Take the node ids of the leaders, by partition."""
+        for part, leader in zip(self.topics[topic].parts, leaders, strict=False):
+            part.leader = -1 if leader is None else leader
+
+    def ask_program(self, buffers: TopicBuffers, key: bytes | None, partition: int | None) -> int | None:
+        """Return the partition that the program's own partitioner chooses; without one, or where it has no say, the given one.
+
+        The caller must not hold a lock: the function may use the producer.
+
+        Raises:
+            UsageError: the function failed.
+        """
+        function = self._rule.function
+        if function is None or key is None or partition is not None:
+            return partition
+        return ask_function(function, buffers.topic, key, buffers.count)
+
+    @property
+    def asks_program(self) -> bool:
+        """True when the program's own partitioner is asked for each record with a key."""
+        return self._rule.function is not None
+
+    @property
+    def needs_leaders(self) -> bool:
+        """True when the choice of partitions depends on their leaders."""
+        return self._rule.ignores_keys
 
     def choose(self, buffers: TopicBuffers, key: bytes | None, partition: int | None) -> PartitionBuffer:
         """Return the buffer for a record: of the given partition, else by key, else the sticky one.
@@ -149,20 +190,27 @@ class Deliveries:
             timestamps_ms,
             partition=partition,
             partition_count=len(buffers.parts),
+            rule=self._rule,
+            topic=buffers.topic,
             batch_bytes=self._batch_limit(buffers),
             codec=self._codec,
             wall_clock_ms=wall_clock_ms,
         )
 
-    def cut_rows(self, buffers: TopicBuffers, data: Rows, partition: int | None) -> Iterator[EncodedPiece]:
+    def cut_rows(
+        self, buffers: TopicBuffers, data: Rows, partition: int | None, extra_columns: str
+    ) -> Iterator[EncodedPiece]:
         """Encode Arrow rows; see `arrow.encode_rows`."""
         return encode_rows(
             data,
             partition=partition,
             partition_count=len(buffers.parts),
+            rule=self._rule,
+            topic=buffers.topic,
             batch_bytes=self._batch_limit(buffers),
             codec=self._codec,
             wall_ms=wall_clock_ms(),
+            extra_columns=extra_columns,
         )
 
     def _batch_limit(self, buffers: TopicBuffers) -> int:
@@ -203,6 +251,13 @@ class Deliveries:
             self._on_batch(receipt)
         except Exception:
             logger.exception("on_batch failed for %s-%d", receipt.topic, receipt.partition)
+
+    def end(self, error: LograftError) -> list[Call]:
+        """Give every record that has no result an error, and return the calls that waited for one.
+
+        Only for the end of a producer that can send no more: in a forked child, or after its event loop.
+        """
+        return [call for outcome in self.accumulator.unresolved_outcomes() for call in outcome.end(error)]
 
     def release(self, batch: SealedBatch) -> None:
         """Free the memory of a resolved batch."""

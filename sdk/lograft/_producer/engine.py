@@ -49,7 +49,7 @@ _UNKNOWN: Final = frozenset({ErrorCode.UNKNOWN_TOPIC, ErrorCode.UNKNOWN_PARTITIO
 class ResultSink(Protocol):
     """Gets the results of batches. It separates the delivery of batches from the records of a producer; `Sender` implements it."""
 
-    def on_result(self, receipt: BatchReceipt) -> None:
+    def on_result(self, batch: SealedBatch, receipt: BatchReceipt) -> None:
         """A batch, or a piece of a split one, is in the log or has failed (`receipt.error`)."""
         ...
 
@@ -380,7 +380,7 @@ class ProduceEngine:
 
     def _resolve(self, batch: SealedBatch, receipt: BatchReceipt) -> None:
         self._unresolved -= 1
-        self._sink.on_result(receipt)
+        self._sink.on_result(batch, receipt)
         owner = batch.owner
         if owner is None:
             self._sink.on_resolved(batch)

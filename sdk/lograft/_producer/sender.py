@@ -60,6 +60,7 @@ class Sender:
         self._lock = lock
         self._on_progress = on_progress
         self._loop = asyncio.get_running_loop()
+        deliveries.accumulator.resolver.thread_id = threading.get_ident()
         self._engine = ProduceEngine(self.cluster, deliveries.settings, self)
         # Monotonic milliseconds of the next check of lingering batches; None if none is planned.
         self._look_ms: int | None = None
@@ -131,11 +132,14 @@ class Sender:
 
     # -- what the engine reports
 
-    def on_result(self, receipt: BatchReceipt) -> None:
+    def on_result(self, batch: SealedBatch, receipt: BatchReceipt) -> None:
         """See `ResultSink`."""
         if receipt.error is not None:
             self._resolved.append(receipt)
         self._deliveries.call_back(receipt)
+        if batch.outcome is not None:
+            for call in batch.outcome.resolve(batch.first_record, receipt):
+                call()
 
     def on_resolved(self, batch: SealedBatch) -> None:
         """See `ResultSink`."""
@@ -175,6 +179,16 @@ class Sender:
     def _on_metadata(self) -> None:
         for topic in list(self._deliveries.topics):
             state = self.cluster.view.topic(topic)
-            if state is not None and len(state.partitions) > len(self._deliveries.topics[topic].parts):
+            if state is None:
+                continue
+            if len(state.partitions) > len(self._deliveries.topics[topic].parts):
                 with self._lock if self._lock is not None else nullcontext():
                     self._deliveries.grow_topic(topic, len(state.partitions))
+            if self._deliveries.needs_leaders:
+                self.note_leaders(topic)
+
+    def note_leaders(self, topic: str) -> None:
+        """Tell the deliveries who leads the partitions of a topic. Needs no lock: each write is one number."""
+        count = len(self._deliveries.topics[topic].parts)
+        leaders = [self.cluster.leader(topic, partition) for partition in range(count)]
+        self._deliveries.note_leaders(topic, [None if leader is None else leader.broker_id for leader in leaders])

@@ -51,6 +51,8 @@ def split_batch(batch: SealedBatch) -> list[SealedBatch]:
                 deadline_ms=batch.deadline_ms,
                 ordinal=batch.ordinal,
                 owner=owner,
+                outcome=batch.outcome,
+                first_record=batch.first_record + start,
             )
         )
     owner.open_pieces += len(pieces) - (1 if batch.owner is not None else 0)

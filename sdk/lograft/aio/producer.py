@@ -21,11 +21,14 @@ from lograft._producer.arguments import check_columns, check_record, is_plain
 from lograft._producer.buffers import TopicBuffers
 from lograft._producer.bulk import EncodedPiece, LoosePiece, check_encoded
 from lograft._producer.deliveries import Deliveries, OnBatch, say_lost
+from lograft._producer.partitioner import PartitionFunction
 from lograft._producer.record_columns import RECORD_OVERHEAD_BYTES, record_size
 from lograft._producer.sender import Sender
+from lograft._producer.serializers import Serializer, serializers_of
+from lograft.delivery import Delivery
 from lograft.errors import BufferTimeoutError, RequestTimeoutError, UsageError
 from lograft.settings import CONNECTION_LIVENESS_MS, PRODUCER_DEFAULTS, ProducerSettings, parse_acks, parse_bootstrap
-from lograft.types import Headers
+from lograft.types import Headers, RecordReceipt
 
 
 class Producer:
@@ -45,6 +48,10 @@ class Producer:
         codec: str = PRODUCER_DEFAULTS.codec,
         delivery_timeout_ms: int = PRODUCER_DEFAULTS.delivery_timeout_ms,
         on_batch: OnBatch | None = None,
+        partitioner: str | PartitionFunction = PRODUCER_DEFAULTS.partitioner,
+        key_serializer: Serializer | None = None,
+        value_serializer: Serializer | None = None,
+        client_id: str | None = None,
         connection_liveness_ms: int = CONNECTION_LIVENESS_MS,
     ) -> None:
         self._settings = ProducerSettings(
@@ -56,10 +63,17 @@ class Producer:
             buffer_bytes=buffer_bytes,
             codec=codec,
             delivery_timeout_ms=delivery_timeout_ms,
+            partitioner=partitioner,
         )
-        self._client = parse_bootstrap(bootstrap, cluster_id, connection_liveness_ms=connection_liveness_ms)
+        self._client = parse_bootstrap(
+            bootstrap, cluster_id, connection_liveness_ms=connection_liveness_ms, client_id=client_id
+        )
+        self._serializers = serializers_of(key_serializer, value_serializer)
         self._deliveries = Deliveries(self._settings, on_batch)
         self._live = self._deliveries.live
+        # The topics that the fast path finds: none where functions of the program see each record.
+        self._is_fast = self._serializers is None and not self._deliveries.asks_program
+        self._fast = self._live if self._is_fast else {}
         self._waiters: list[asyncio.Future[None]] = []
         # The flush marks that tasks in `flush` wait for. Tasks that wait for room have none.
         self._flush_marks: list[int] = []
@@ -82,19 +96,22 @@ class Producer:
         self._is_closed = True
         if count:
             say_lost(count, "the event loop ended, and the producer was not closed; use `async with`, or await close()")
+        # Threads may wait for deliveries; nobody else would tell them.
+        for call in self._deliveries.end(unusable_error("producer", is_forked=self._is_forked)):
+            call()
 
     async def send(
         self,
         topic: str,
-        value: bytes | None,
-        key: bytes | None = None,
+        value: Any,
+        key: Any = None,
         partition: int | None = None,
         timestamp_ms: int | None = None,
         headers: Headers | None = None,
-    ) -> None:
+    ) -> Delivery:
         """Send one record. Wait while the buffer is full, and while the client looks up a new topic. See `lograft.Producer.send`."""
         if partition is timestamp_ms is headers is None and type(value) is bytes:
-            buffers = self._live.get(topic)
+            buffers = self._fast.get(topic)
             if buffers is None:
                 pass
             elif type(key) is bytes:
@@ -103,15 +120,50 @@ class Producer:
                 if room >= 0:
                     batch.room = room
                     batch += (value, key)
-                    return
+                    delivery = Delivery()
+                    delivery._outcome = batch.outcome  # pyright: ignore[reportPrivateUsage]
+                    delivery._number = len(batch)  # pyright: ignore[reportPrivateUsage]
+                    return delivery
             elif key is None:
                 batch = buffers.parts[buffers.sticky].open
                 room = batch.room - (len(value) + RECORD_OVERHEAD_BYTES)
                 if room >= 0:
                     batch.room = room
                     batch += (value, None)
-                    return
-        await self._send_slowly(topic, value, key, partition, timestamp_ms, headers)
+                    delivery = Delivery()
+                    delivery._outcome = batch.outcome  # pyright: ignore[reportPrivateUsage]
+                    delivery._number = len(batch)  # pyright: ignore[reportPrivateUsage]
+                    return delivery
+        if self._serializers is not None:
+            value, key = self._serializers.one(topic, value, key)
+        return await self._send_slowly(topic, value, key, partition, timestamp_ms, headers)
+
+    async def send_and_wait(
+        self,
+        topic: str,
+        value: Any,
+        key: Any = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Headers | None = None,
+    ) -> RecordReceipt:
+        """Send one record, wait until it is acknowledged, and return its receipt.
+
+        The record shares a batch with others for `linger_ms`, so start several of these calls together (`asyncio.gather`)
+        instead of one after the other. A cancelled call does not take the record back.
+
+        Args:
+            topic: see `lograft.Producer.send`, as for the other arguments.
+            value: value.
+            key: key.
+            partition: partition.
+            timestamp_ms: create time.
+            headers: headers.
+
+        Raises:
+            LograftError: as `send`, and as `Delivery.result`.
+        """
+        return await (await self.send(topic, value, key, partition, timestamp_ms, headers))
 
     async def _send_slowly(
         self,
@@ -121,40 +173,45 @@ class Producer:
         partition: int | None,
         timestamp_ms: object,
         headers: object,
-    ) -> None:
+    ) -> Delivery:
         record = check_record(value, key, timestamp_ms, headers)
         buffers = self._live.get(topic) or await self._open_topic(topic)
+        partition = self._deliveries.ask_program(buffers, record[1], partition)
         deadline_ms: int | None = None
         while True:
             part = self._deliveries.choose(buffers, record[1], partition)
             result = self._deliveries.add(part, *record)
-            if result is AddResult.BUFFER_FULL:
-                deadline_ms = await self._wait_for_room(deadline_ms)
-                continue
-            self._wake_if_needed()
+            if result is AddResult.ADDED:
+                place = self._deliveries.accumulator.last_place(part)
+                self._wake_if_needed()
+                return Delivery.at(place)
             if result is AddResult.TOO_LARGE:
                 raise self._deliveries.too_large(part, record_size(*record))
-            return
+            deadline_ms = await self._wait_for_room(deadline_ms)
 
     async def send_many(
         self,
         topic: str,
-        values: Sequence[bytes],
+        values: Sequence[Any],
         *,
-        keys: Sequence[bytes | None] | None = None,
+        keys: Sequence[Any] | None = None,
         partition: int | None = None,
         timestamps_ms: Sequence[int] | None = None,
     ) -> None:
         """Send many records; see `lograft.Producer.send_many`."""
+        if self._serializers is not None:
+            values, keys = self._serializers.many(topic, values, keys)
         check_columns(values, keys, timestamps_ms)
         buffers = await self._open_topic(topic)
         pieces = self._deliveries.cut_columns(buffers, values, keys, timestamps_ms, partition)
         await self._send_pieces(buffers, pieces)
 
-    async def send_arrow(self, topic: str, data: Any, *, partition: int | None = None) -> None:
+    async def send_arrow(
+        self, topic: str, data: Any, *, partition: int | None = None, extra_columns: str = "refuse"
+    ) -> None:
         """Send the rows of a `pyarrow.RecordBatch` or `Table`; see `lograft.Producer.send_arrow`."""
         buffers = await self._open_topic(topic)
-        pieces = self._deliveries.cut_rows(buffers, data, partition)
+        pieces = self._deliveries.cut_rows(buffers, data, partition, extra_columns)
         await self._send_pieces(buffers, pieces)
 
     async def send_batch(self, topic: str, partition: int, encoded: bytearray, record_count: int) -> None:
@@ -229,6 +286,8 @@ class Producer:
     def after_fork(self) -> None:
         """Make every later call raise `ForkedClientError`. Runs in the forked child."""
         self._is_forked = True
+        # The calls that wait are the parent's.
+        self._deliveries.end(unusable_error("producer", is_forked=True))
         keep_for_ever(self._sender)
         self._sender = None
         self._live.clear()
@@ -256,6 +315,7 @@ class Producer:
         partition_count = await self._sender.open_topic(topic)
         self._check_usable()
         self._deliveries.open_topic(topic, partition_count)
+        self._sender.note_leaders(topic)
         return self._live[topic]
 
     def _check_usable(self) -> None:

@@ -53,7 +53,8 @@ _OFFSET: Final = "offset"
 _TIMESTAMP_MS: Final = "timestamp_ms"
 _TIMESTAMP: Final = "timestamp"
 _HEADERS: Final = "headers"
-_COLUMN_NAMES: Final = (_KEY, _VALUE, _OFFSET, _TIMESTAMP_MS, _TIMESTAMP, _HEADERS)
+COLUMN_NAMES: Final = (_KEY, _VALUE, _OFFSET, _TIMESTAMP_MS, _TIMESTAMP, _HEADERS)
+"""The columns that `encode_arrow` takes."""
 
 
 def arrow_schema(*, include_headers: bool = False) -> ArrowSchema:
@@ -218,9 +219,9 @@ def _headers_array(pa: _ArrowModule, pc: _ArrowModule, headers: HeaderColumns | 
 def _columns_by_name(batch: ArrowRecordBatch) -> dict[str, _ArrowArray]:
     """Return the columns by name. Refuse two columns for one field, and unknown columns, because their data would be lost."""
     names: list[str] = list(batch.schema.names)
-    unknown = sorted(set(names) - set(_COLUMN_NAMES))
+    unknown = sorted(set(names) - set(COLUMN_NAMES))
     if unknown:
-        raise InvalidBatchError(f"unknown column {unknown[0]!r}: the columns are {', '.join(_COLUMN_NAMES)}")
+        raise InvalidBatchError(f"unknown column {unknown[0]!r}: the columns are {', '.join(COLUMN_NAMES)}")
     if len(set(names)) != len(names) or {_TIMESTAMP, _TIMESTAMP_MS} <= set(names):
         raise InvalidBatchError(f"a column is there twice: {', '.join(names)}")
     if _VALUE not in names:

@@ -12,6 +12,7 @@ from lograft import Producer
 from lograft._producer.accumulator import Accumulator
 from lograft._producer.buffers import OpenBatch
 from lograft.errors import ClientClosedError
+from lograft.types import BatchReceipt, Durability
 from lograft.wire.batch import RecordBatch
 
 THREADS = 4
@@ -79,7 +80,7 @@ class ClosingBatch(OpenBatch):
     """Simulates another thread that seals the batch just before the fast path appends to it."""
 
     def __init__(self, producer: Producer, batch: OpenBatch) -> None:
-        super().__init__(batch.room)
+        super().__init__(batch.room, batch.outcome)
         self.extend(batch)
         self._producer = producer
 
@@ -99,11 +100,16 @@ def test_record_that_meets_a_seal_is_in_the_next_batch(key: bytes | None) -> Non
     part = producer._deliveries.topics["t"].parts[0]  # pyright: ignore[reportPrivateUsage]
     producer.send("t", b"1", key=key)
     part.open = ClosingBatch(producer, part.open)
-    producer.send("t", b"2", key=key)
-    producer.send("t", b"3", key=key)
+    second = producer.send("t", b"2", key=key)
+    third = producer.send("t", b"3", key=key)
     accumulator.seal_all()
     contents = [RecordBatch(batch.body.join()).values() for batch in accumulator.sealed]
     assert contents == [[b"1"], [b"2", b"3"]]
+    outcome = accumulator.sealed[1].outcome
+    assert outcome is not None
+    receipt = BatchReceipt(topic="t", partition=0, base_offset=7, record_count=2, durability=Durability.APPENDED)
+    outcome.resolve(0, receipt)
+    assert [second.result(0).offset, third.result(0).offset] == [7, 8]
 
 
 class EndingBatch(ClosingBatch):
