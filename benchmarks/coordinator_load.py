@@ -115,7 +115,7 @@ class Bench:
         self._flusher = GroupFlusher(1)
         disk = PosixDisk()
 
-        def nobody(topic_id: bytes, partition: int) -> LeaderPlace | None:
+        def no_leader(topic_id: bytes, partition: int) -> LeaderPlace | None:
             return None
 
         core = PartitionReplica(
@@ -136,7 +136,7 @@ class Bench:
             settings=effective({}),
             context=ReplicaContext(
                 flusher=self._flusher,
-                leader_place=nobody,
+                leader_place=no_leader,
                 on_disk_failed=lambda _, error: print(error),
                 on_no_room=lambda _: None,
                 roles=RoleLog(),

@@ -131,7 +131,7 @@ class AssignmentWorker:
     ) -> Assignment:
         """Return the assignment. An older computation of the group that has not ended fails with `AssignmentSupersededError`.
 
-        A caller that is cancelled leaves nothing behind in the queue. Nobody may change the arguments afterwards.
+        A cancelled caller leaves the queue. The arguments must not change after the call.
 
         Raises:
             AssignmentError: the assignor refuses the input; the next try would fail as well.
@@ -161,7 +161,7 @@ class AssignmentWorker:
                 del self._waiting[group_id]
 
     async def close(self) -> None:
-        """End the process. Whoever waits gets `WorkerClosedError`. A second call does nothing."""
+        """End the process. Every waiting caller gets `WorkerClosedError`. A second call does nothing."""
         self._is_closed = True
         for job in (*self._waiting.values(), *([self._running] if self._running is not None else [])):
             job.fail(WorkerClosedError("the broker stops: ask the next coordinator"))

@@ -25,7 +25,7 @@ class InternalTopic:
 
     Attributes:
         name: its name.
-        partition_count: number of partitions, fixed for ever: it decides which coordinator a key has.
+        partition_count: number of partitions, which never changes: it decides which coordinator a key has.
         segment_bytes: `segment.bytes`: the active segment is not compacted, so it bounds loading without a snapshot.
         min_compaction_lag_ms: `min.compaction.lag.ms`: leaves time to make a snapshot before the cleaner comes.
     """
@@ -60,7 +60,7 @@ def creation_plan(topic: InternalTopic, *, broker_count: int) -> TopicPlan:
     Args:
         topic: the topic.
         broker_count: number of registered brokers, fenced ones included: one that is down for a moment must not leave the topic with a
-            replica too few for ever.
+            replica too few.
     """
     factor = max(1, min(MAX_REPLICATION_FACTOR, broker_count))
     return TopicPlan(

@@ -105,7 +105,7 @@ class _Queued(Generic[Command]):
 
 @dataclass(slots=True)
 class _Waiting(Generic[Response]):
-    """A decision that waits for the high watermark; token None: of a tick, or nobody waits any more."""
+    """A decision that waits for the high watermark; token None: it is of a tick, or its caller has given up."""
 
     token: int | None
     response: Response
@@ -204,7 +204,7 @@ class PartitionMachine(Generic[Command, Response, Rec]):
     # Leadership.
 
     def lead(self, *, leader_epoch: int, log_end_offset: int, high_watermark: int) -> None:
-        """Begin a leadership: everything in the log must be loaded; nobody else appends in this epoch.
+        """Begin a leadership: everything in the log must be loaded. No other broker appends in this epoch.
 
         Args:
             leader_epoch: its leader epoch.

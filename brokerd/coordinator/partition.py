@@ -271,7 +271,7 @@ class CoordinatorPartition(Generic[Command, Response, Rec]):
         self._deliver()
 
     def on_service_end(self, failure: Failure) -> None:
-        """Note that the replica no longer leads in this epoch, or serves nobody any more."""
+        """Note that the replica no longer leads in this epoch, or no longer serves."""
         self._resign(failure)
         self._loop.call_soon(self.note_role)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The coordinator runtime of a broker for one internal topic: finds the partition of a command, follows roles, makes snapshots.
 
-Owns a `CoordinatorPartition` for each open replica of the topic. Whoever owns the replicas calls `note_role` after each change of the
+Owns a `CoordinatorPartition` for each open replica of the topic. The owner of the replicas calls `note_role` after each change of the
 role or the leader epoch of a replica, also when its log has been opened.
 
 Law: a command of a partition that this broker does not coordinate gets an answer that says who does.

@@ -64,7 +64,7 @@ def moved_to(partition: str, leader: LeaderPlace) -> Unserved:
 
 
 def no_coordinator(partition: str) -> Unserved:
-    """Return the answer while nobody leads the partition, or it does not exist yet."""
+    """Return the answer while the partition has no leader or does not exist yet."""
     failure = Failure(code=ErrorCode.LEADER_NOT_AVAILABLE, message="it has no coordinator at the moment")
     return moved(partition, failure)
 
@@ -96,7 +96,7 @@ def too_large(partition: str, what: str) -> Unserved:
 
 
 def timed_out(partition: str) -> Unserved:
-    """Return the answer to a command that nobody waits for any more, and of which nothing was appended."""
+    """Return the answer to a command whose caller gave up before anything was appended."""
     message = f"the coordinator of {partition} did not confirm the command in time; nothing was changed"
     return Unserved(UnservedReason.TIMED_OUT, Failure(code=ErrorCode.TIMED_OUT, message=message))
 

@@ -19,6 +19,8 @@ from typing import Any, Final
 
 import re2  # pyright: ignore[reportMissingTypeStubs]
 
+from brokerd.groups.subscriptions import PatternError
+
 MAX_PATTERN_BYTES: Final = 1_024
 """Bytes of a pattern in UTF-8. A longer one is refused with `PatternTooLongError`."""
 
@@ -30,10 +32,6 @@ MAX_PROGRAM_INSTRUCTIONS: Final = 512
 
 MAX_PATTERNS: Final = 1_000
 """Different patterns of one `SubscribedPatterns`. More are refused with `TooManyPatternsError`."""
-
-
-class PatternError(Exception):
-    """A pattern cannot be subscribed to; the text says why and what to do."""
 
 
 class PatternSyntaxError(PatternError):

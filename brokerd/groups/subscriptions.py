@@ -23,7 +23,7 @@ _MAX_MEANINGS: Final = 4_096
 
 
 class PatternError(ValueError):
-    """A pattern is no expression of the matcher; the text says why."""
+    """A pattern cannot be subscribed to; the text says why and what to do."""
 
 
 NameMatcher = Callable[[str], bool]

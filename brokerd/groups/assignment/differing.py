@@ -3,11 +3,11 @@
 
 *Balance* here means: no chain of moves, each to another subscriber of the topic, takes a partition away from one member and gives one
 to a member that has at least two fewer. No assignment is more even: its sizes, in descending order, are the smallest possible ones.
-Members keep what they own. What is owned by nobody goes to the subscriber with the fewest; then partitions move along such chains
+Members keep what they own. A partition without an owner goes to the subscriber with the fewest; then partitions move along such chains
 until there is none. The search starts at the smallest member. Everybody that it reaches without success is done, so that failed
 searches together visit each subscription once.
 
-*Racks* follow: a partition that is near to nobody's rack where it is moves to a near member, if that keeps the sizes (the two members
+*Racks* follow: a partition whose owner is in another rack moves to a near member, if that keeps the sizes (the two members
 swap sizes, or give each other a partition) and makes more partitions near.
 
 Sets of members are the bits of integers, because Python unites thousands of members in one step.

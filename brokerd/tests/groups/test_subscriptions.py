@@ -7,6 +7,7 @@ import pytest
 
 from brokerd.groups.answers import GroupState
 from brokerd.groups.commands import Join
+from brokerd.groups.patterns import MAX_PATTERN_BYTES, compile_pattern
 from brokerd.groups.reconciliation import reconcile
 from brokerd.groups.records import CurrentValue, Held, Partitions, Subscription
 from brokerd.groups.subscriptions import PatternError, Topics
@@ -185,3 +186,12 @@ def test_step_without_a_change_returns_the_same_object() -> None:
         current, target={T: (0, 1)}, target_epoch=7, owned={T: (0,)}, is_free=lambda topic_id, number: number == 0
     )
     assert after is current
+
+
+@pytest.mark.parametrize("pattern", ["(", "a" * (MAX_PATTERN_BYTES + 1)])
+def test_pattern_that_re2_refuses_is_refused(pattern: str) -> None:
+    """The core recognises the errors of the broker's own matcher, with the reason in the text."""
+    known = Topics(compile_pattern)
+    with pytest.raises(PatternError, match=r"\S"):
+        known.check_pattern(pattern)
+    assert known.meaning(Subscription((), pattern)) == frozenset()

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from brokerd.groups import patterns
 from brokerd.groups.patterns import (
     MAX_PATTERN_BYTES,
-    PatternError,
     PatternSyntaxError,
     PatternTooComplexError,
     PatternTooLongError,
@@ -21,6 +20,7 @@ from brokerd.groups.patterns import (
     TooManyPatternsError,
     compile_pattern,
 )
+from brokerd.groups.subscriptions import PatternError
 
 NAMES = st.text(alphabet="ab.-", min_size=1, max_size=6)
 SIMPLE = st.lists(
