@@ -223,6 +223,17 @@ class ImageStore:
             self._closed = True
             self._close_database()
 
+    def discard(self) -> None:
+        """Close a database whose content cannot be read, and release its lock. Idempotent.
+
+        A compaction in the background may have met the damage as well. RocksDB then reports it once more when the database
+        closes; that error is logged only, because nothing in this database is used any more.
+        """
+        try:
+            self.close()
+        except Exception as error:  # rocksdict has no other class
+            logger.warning("event=damaged_image_closed directory=%s reason=%r", self._directory, str(error))
+
     def _open_if_room(self) -> Rdict | None:
         try:
             return _open(self._directory)
@@ -307,7 +318,7 @@ def open_image(directory: Path) -> tuple[ImageStore, LoadedImage]:
         return store, store.load()
     except ImageUnreadableError as error:
         if store is not None:
-            store.close()
+            store.discard()
         logger.warning("event=image_unreadable action=rebuild_from_log directory=%s reason=%r", directory, str(error))
     shutil.rmtree(directory, ignore_errors=True)
     store = ImageStore(directory)

@@ -120,6 +120,9 @@ def _copy(source: Path, part: Path, snapshot: SnapshotId) -> LoadedImage | None:
         if not store.is_writable:
             return None
         loaded = store.load()
+    except ImageUnreadableError:
+        store.discard()
+        raise
     finally:
         store.close()
     return _checked(loaded, snapshot, source)

@@ -8,9 +8,11 @@ import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import grpc.aio
 import pytest
 from lograft.v1 import admin_pb2
 from lograft.wire.codes import ErrorCode
+from lograft.wire.status import parse_rpc_error
 
 from metaquorum.controller.settings import ControllerSettings
 from metaquorum.process.server import QuorumServer
@@ -18,7 +20,9 @@ from metaquorum.replica.auto_join import STALE_VOTER_MS, AutoJoin
 from metaquorum.replica.first_start import format_observer
 from metaquorum.tests.quorum_cluster import (
     CLUSTER,
+    DEADLINE_S,
     HOST,
+    POLL_S,
     QuorumCluster,
     free_ports,
     quorum_cluster,
@@ -123,11 +127,20 @@ async def test_level_waits_for_the_voters(cluster: QuorumCluster) -> None:
     await cluster.stop(4)
     cluster.controller = NEW
     await cluster.start(4)
-    await until(
-        lambda: all(voter.levels is not None and voter.levels.max_level == 2 for voter in status_of().voters),
-        what="the leader to hear of the new version",
-    )
-    raised = await admin.UpdateFeatureLevel(request)
+    # The leader has to hear of the new version first. A busy machine may elect another leader, which must hear of all of them.
+    raised: admin_pb2.UpdateFeatureLevelResponse | None = None
+    async with asyncio.timeout(DEADLINE_S):
+        while raised is None:
+            try:
+                raised = await cluster.admin(await cluster.active()).UpdateFeatureLevel(request)
+            except grpc.aio.AioRpcError as error:
+                status = parse_rpc_error(error)
+                assert status.code in (
+                    ErrorCode.INVALID_REQUEST,
+                    ErrorCode.QUORUM_UNAVAILABLE,
+                    ErrorCode.NOT_CONTROLLER,
+                )
+                await asyncio.sleep(POLL_S)
     assert raised.metadata_offset > 0
 
 

@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import struct
 from pathlib import Path
 
 import pytest
 from crc32c import crc32c
+from rocksdict import Rdict
 
+from metaquorum.metadata import image_rows, image_store
 from metaquorum.metadata.image import MetadataImage
-from metaquorum.metadata.image_format import ImageUnreadableError, encode_voters
-from metaquorum.metadata.image_store import ImageStore, open_image, open_read_only
+from metaquorum.metadata.image_format import ImageUnreadableError, LoadedImage, encode_voters
+from metaquorum.metadata.image_store import ImageStore, open_image, open_read_only, read_image
 from metaquorum.metadata.metadata_files import open_metadata
 from metaquorum.metadata.snapshot_files import SnapshotFiles, link_tree, parse_name, snapshot_name, sync_tree
 from metaquorum.metadata.snapshot_rows import (
@@ -273,6 +276,65 @@ def test_an_image_that_is_older_than_the_newest_snapshot_is_replaced(tmp_path: P
     assert again.loaded.voters == VOTERS
     assert snapshot_digest(again.snapshots.path(snapshot), snapshot) == digest
     again.store.close()
+
+
+def uncompacted(directory: Path) -> tuple[ImageStore, MetadataImage]:
+    """Return an open store as `filled` does, with so many table files that RocksDB compacts them when it is opened again."""
+    store, image = filled(directory)
+    for _ in range(2):
+        store.close()
+        store, _ = open_image(directory)
+        store.apply(image, image_rows.all_keys(image), quorum_epoch=EPOCH)
+    store.close()
+    store, _ = open_image(directory)
+    store.apply(image, image_rows.all_keys(image), quorum_epoch=EPOCH)
+    return store, image
+
+
+def damage_tables(directory: Path) -> None:
+    """Flip a byte in the first block of each table file, in files of their own: the ones of a snapshot are hard links."""
+    for table in directory.glob("*.sst"):
+        content = bytearray(table.read_bytes())
+        content[10] ^= 0xFF
+        table.unlink()
+        table.write_bytes(content)
+
+
+@pytest.fixture
+def compaction_meets_damage_first(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Return a list of databases that are read only when a compaction of theirs has failed, an error that their close repeats."""
+    late: list[Path] = []
+
+    def read(database: Rdict, directory: Path) -> tuple[LoadedImage, list[bytes]]:
+        if directory in late:
+            late.remove(directory)
+            # Returns when no compaction is under way; one that meets damage begins no other.
+            with contextlib.suppress(Exception):
+                database.compact_range(None, None)
+            assert database.property_int_value("rocksdb.background-errors"), "no compaction failed"
+        return read_image(database, directory)
+
+    monkeypatch.setattr(image_store, "read_image", read)
+    return late
+
+
+def test_damage_that_a_compaction_meets_first_does_not_stop_the_start(
+    tmp_path: Path, compaction_meets_damage_first: list[Path]
+) -> None:
+    """A damaged image, and a damaged copy of a snapshot, are closed and left; their errors at close end nothing."""
+    store, image = uncompacted(tmp_path / "image")
+    files = SnapshotFiles(tmp_path / "snapshots")
+    snapshot = made(files, store, image)
+    store.close()
+    damage_tables(files.path(snapshot))
+    shutil.rmtree(tmp_path / "image")
+    link_tree(files.path(snapshot), tmp_path / "image")
+    compaction_meets_damage_first += [tmp_path / "image", tmp_path / "image.part"]
+    opened = open_metadata(tmp_path)
+    assert compaction_meets_damage_first == [], "both were read, after their compactions"
+    assert opened.loaded.image.metadata_offset == 0
+    assert snapshot not in opened.snapshots.ids
+    opened.store.close()
 
 
 def test_an_image_that_is_newer_than_every_snapshot_stays(tmp_path: Path) -> None:

@@ -225,7 +225,7 @@ def test_partition_in_trouble_does_not_stop_the_others(silent_port: int) -> None
         leaders.leaders = {0: 1, 1: 3}
         leaders.brokers[3] = silent_port
         other = TopicPartition("t", 1)
-        with Consumer(broker.bootstrap, unreachable_timeout_ms=100) as consumer:
+        with Consumer(broker.bootstrap, unreachable_timeout_ms=2_000) as consumer:
             fill(broker.logs[0], 10)
             consumer.assign([TP, other], offsets={TP: 0, other: 0})
             seen: list[int] = []

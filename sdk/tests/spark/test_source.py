@@ -32,7 +32,7 @@ def topic(make_topic: MakeTopic, bootstrap: str) -> str:
 
 @pytest.fixture
 def options(topic: str, bootstrap: str) -> ReadOptions:
-    given = {"bootstrap.servers": bootstrap, "subscribe": topic, "kafkaConsumer.pollTimeoutMs": "300"}
+    given = {"bootstrap.servers": bootstrap, "subscribe": topic, "kafkaConsumer.pollTimeoutMs": "10000"}
     return parse_read_options(given)
 
 
@@ -63,6 +63,7 @@ def test_partition_without_range_gives_nothing(options: ReadOptions) -> None:
 
 def test_log_that_ends_before_the_range_is_data_loss(options: ReadOptions, caplog: pytest.LogCaptureFixture) -> None:
     """A read does not wait for records that cannot come."""
+    options = replace(options, poll_timeout_ms=2_000)
     with pytest.raises(OffsetOutOfRangeError, match="ends at offset 100 by now; the range needs 120"):
         offsets(options, 90, 120)
     with caplog.at_level(logging.WARNING, logger="lograft.spark.source"):
