@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from lograft.offsets.ranges import Move, Records, ranges_of
-from lograft.offsets.rows import OffsetRows
+from lograft.offsets.rows import Key, OffsetRows, Row, Wanted
 from lograft.offsets.sql import SqlOffsets
 from sqlalchemy import Connection, update
 
@@ -67,6 +67,22 @@ def _move(*, has_epoch: bool, has_offset: bool) -> Callable[[Any, Connection, Se
     return move
 
 
+def _late_claim() -> None:
+    """A claim counts whatever has happened since the coordinator confirmed it."""
+
+    def claim(self: Any, connection: Connection, wanted: Sequence[Wanted], seen: Mapping[Key, Row]) -> object:
+        if not all(each.key in seen for each in wanted):
+            return real(self, connection, wanted, seen)
+        columns = self._table.c
+        for each in wanted:
+            changes = {"epoch": columns.epoch + 1, "owner": self._owner}
+            connection.execute(update(self._table).where(self._is(each.key)).values(**changes))
+        return self.read(connection, [each.key for each in wanted])
+
+    real: Any = OffsetRows.claim
+    _replace(OffsetRows, "claim", claim)
+
+
 def _replace(owner: type, name: str, function: object) -> None:
     setattr(owner, name, function)
 
@@ -76,10 +92,11 @@ MUTANTS: Final[Mapping[str, Callable[[], None]]] = {
     "offsets-first": _offsets_first,
     "no-fence": _no_fence,
     "no-epoch": _no_epoch,
+    "late-claim": _late_claim,
 }
 
 KILLS_FIND: Final = ("two-transactions", "offsets-first")
 """Mutants that the kills find."""
 
-TWO_OWNERS_FIND: Final = ("no-fence", "no-epoch")
+TWO_OWNERS_FIND: Final = ("no-fence", "no-epoch", "late-claim")
 """Mutants that two owners at once find."""

@@ -51,7 +51,7 @@ def main() -> int:
             outcomes[-1].print()
         if "two-owners" in proofs:
             rounds = max(2, arguments.kills // KILLS_PER_ROUND)
-            groups = 0 if arguments.mutant else 1
+            groups = 2 if arguments.mutant in ("", "late-claim") else 0
             outcomes.append(run_one("two-owners", database, two_owners.prove, rounds=rounds, groups=groups, **settings))
             outcomes[-1].print()
     return report(outcomes)

@@ -90,6 +90,13 @@ class Scene:
         found += [] if len(wanted) == self.sent else [f"the topic has {len(wanted)} records, {self.sent} were sent"]
         return found
 
+    def epochs(self) -> dict[int, int]:
+        """Return the epoch of each partition in the table of offsets."""
+        columns = offsets_table(MetaData()).c
+        with self.engine.connect() as connection:
+            rows = connection.execute(select(columns.partition_id, columns.epoch).order_by(columns.partition_id)).all()
+        return {int(number): int(epoch) for number, epoch in rows}
+
     def _read(self) -> set[tuple[int, int, bytes]]:
         tps = [TopicPartition(self.topic, number) for number in range(PARTITIONS)]
         found: set[tuple[int, int, bytes]] = set()

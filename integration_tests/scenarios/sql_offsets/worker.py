@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from lograft import Consumer, ConsumerRecord, TopicPartition, aio
+from lograft.errors import MembershipLostError
 from lograft.offsets import OffsetsFencedError, SqlOffsets, TransactionFailedError
 from lograft.offsets import aio as aio_offsets
 from sqlalchemy import BigInteger, Column, Engine, Integer, LargeBinary, MetaData, Table, create_engine, insert
@@ -60,7 +61,8 @@ class Job:
         batch_records: largest number of records in a transaction.
         transactions: number of transactions after which it ends; -1: when it has caught up.
         kill_at: see `Steps`.
-        stop_at: see `Steps`. Only steps after the first poll with records count.
+        stop_at: see `Steps`. Only steps after the first poll with records count, unless `stop_early`.
+        stop_early: True if it may stop from its start on: while it claims.
         mutant: the fault to put in place; empty: none.
     """
 
@@ -73,6 +75,7 @@ class Job:
     transactions: int = -1
     kill_at: int = 0
     stop_at: str = ""
+    stop_early: bool = False
     mutant: str = ""
 
     @property
@@ -104,7 +107,7 @@ class Worker:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.steps = Steps(kill_at=job.kill_at, stop_at=job.stop_at)
+        self.steps = Steps(kill_at=job.kill_at, stop_at=job.stop_at, is_armed=job.stop_early)
         self.stored = 0
 
     def is_done(self, *, is_caught_up: bool) -> bool:
@@ -179,7 +182,7 @@ def main(argument: str) -> int:
             worker.steps.watch(engine)
             worker.run_blocking(engine)
             engine.dispose()
-    except OffsetsFencedError as error:
+    except (OffsetsFencedError, MembershipLostError) as error:
         say(f"fenced: {error}")
         return FENCED
     say(f"done after {worker.stored} transactions and {worker.steps.count} steps")
