@@ -14,9 +14,12 @@ import psutil
 from integration_tests.harness.outcome import Outcome
 from integration_tests.harness.wait import wait_for
 from integration_tests.scenarios.sql_offsets.scene import Scene, WorkerProcess, sql_scene
-from integration_tests.scenarios.sql_offsets.worker import FENCED
+from integration_tests.scenarios.sql_offsets.worker import FENCED, STAYS
 
 STOP_TIMEOUT_S: Final = 120.0
+NOT_CLAIMED: Final = "not claimed yet"
+"""What the library logs when the coordinator does not confirm a claim."""
+
 RECORDS_PER_ROUND: Final = 100
 BATCH_RECORDS: Final = 10
 
@@ -67,17 +70,25 @@ def one_round(scene: Scene, number: int, *, mode: str, stop: str, is_early: bool
     first = scene.start(
         scene.job(mode=mode, batch_records=BATCH_RECORDS, stop_at=stop, stop_early=is_early, mutant=mutant)
     )
+    second: WorkerProcess | None = None
     try:
         wait_for(lambda: _is_stopped(first), timeout_s=STOP_TIMEOUT_S, what="the first worker to stop")
-        second = scene.start(scene.job(mode=mode, batch_records=BATCH_RECORDS, transactions=stored, mutant=mutant))
-        if second.wait() != 0:
-            return [f"round {number}: the second worker failed: {second.output()}"]
+        second = scene.start(
+            scene.job(mode=mode, batch_records=BATCH_RECORDS, transactions=stored, stays=True, mutant=mutant)
+        )
+        _wait_for_words(second, STAYS, "the second worker to take over")
         epochs = scene.epochs()
         psutil.Process(first.process.pid).resume()
-        status = first.wait()
+        if is_early:
+            # The coordinator may let it wait for its successor's end, so that it need not end.
+            _wait_for_words(first, NOT_CLAIMED, "the first worker to be refused")
+            status = FENCED
+        else:
+            status = first.wait()
     finally:
-        if first.process.poll() is None:
-            first.kill()
+        for worker in (first, second):
+            if worker is not None and worker.process.poll() is None:
+                worker.kill()
     problems: list[str] = []
     if status != FENCED:
         problems.append(
@@ -86,6 +97,17 @@ def one_round(scene: Scene, number: int, *, mode: str, stop: str, is_early: bool
     if scene.epochs() != epochs:
         problems.append(f"round {number}, {mode}: the late worker took partitions back, {epochs} to {scene.epochs()}")
     return problems
+
+
+def _wait_for_words(worker: WorkerProcess, words: str, what: str) -> None:
+    """Wait until a worker has said something, or has been fenced."""
+
+    def have_come() -> bool:
+        if worker.process.poll() not in (None, FENCED):
+            raise RuntimeError(f"a worker ended before {what}: {worker.output()}")
+        return words in worker.output() or worker.process.poll() == FENCED
+
+    wait_for(have_come, timeout_s=STOP_TIMEOUT_S, what=what)
 
 
 def _is_stopped(worker: WorkerProcess) -> bool:

@@ -31,6 +31,9 @@ MODES: Final = ("assign", "group", "aio")
 FENCED: Final = 3
 """Exit status of a worker whose partition has another owner by now."""
 
+STAYS: Final = "stays"
+"""What a worker says that has done its job and stays."""
+
 POLL_MS: Final = 200
 LOCK_WAIT_S: Final = 5
 METADATA: Final = MetaData()
@@ -60,6 +63,7 @@ class Job:
         mode: one of MODES.
         batch_records: largest number of records in a transaction.
         transactions: number of transactions after which it ends; -1: when it has caught up.
+        stays: True if it stores nothing more then, but goes on polling, so that it keeps its partitions, until it is killed.
         kill_at: see `Steps`.
         stop_at: see `Steps`. Only steps after the first poll with records count, unless `stop_early`.
         stop_early: True if it may stop from its start on: while it claims.
@@ -73,6 +77,7 @@ class Job:
     mode: str = "assign"
     batch_records: int = 20
     transactions: int = -1
+    stays: bool = False
     kill_at: int = 0
     stop_at: str = ""
     stop_early: bool = False
@@ -144,6 +149,10 @@ class Worker:
                         continue
                     self.stored += 1
                     steps.reach("after the transaction")
+            if job.stays:
+                say(STAYS)
+                while True:
+                    consumer.poll(timeout_ms=POLL_MS)
 
     async def run_asyncio(self) -> None:
         """Read and write with the asyncio client."""
