@@ -18,7 +18,7 @@ PARTITIONS ?= 10000 100000 1000000
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo docs test verify pythons format-check lint types imports proto-check unit fix gen baseline clients sim \
-        kill-quorum quorum-proofs replication-proofs jepsen soak kill-broker fuzz hostile forks crash corrupt realdisk bench bench-quorum \
+        kill-quorum quorum-proofs replication-proofs sql-proofs jepsen soak kill-broker fuzz hostile forks crash corrupt realdisk bench bench-quorum \
         bench-replication bench-stalls bench-scale bench-partitions bench-liveness clean
 
 help: ## Show this list
@@ -124,6 +124,10 @@ fuzz: $(INSTALLED) ## N=n mutated batches, frames and names from clients, and N=
 
 hostile: $(INSTALLED) ## Hostile clients beside a healthy one: memory, descriptors, latencies (ONLY="idle channels readers sockets bombers huge")
 	$(BIN)/python -m integration_tests.scenarios.hostile.run $(if $(ONLY),--only $(ONLY))
+
+sql-proofs: $(INSTALLED) ## Records and offsets in one SQL transaction: KILLS=n kills between any two steps on each database, two owners (DATABASES="sqlite postgresql mariadb" MUTANT=...)
+	$(BIN)/python -m integration_tests.scenarios.sql_offsets.run $(if $(KILLS),--kills $(KILLS)) $(if $(DATABASES),--databases $(DATABASES)) \
+		$(if $(MUTANT),--mutant $(MUTANT)) $(if $(SEED),--seed $(SEED))
 
 forks: $(INSTALLED) ## Children forked beside clients at work, N=n of each case: multiprocessing, os.fork, gunicorn, Celery, Spark (ONLY="..." BUDGET=3600)
 	$(BIN)/python -m integration_tests.scenarios.forks.run $(if $(filter command line environment,$(origin N)),--children $(N)) \

@@ -185,6 +185,7 @@ class Consumer:
         *,
         offsets: Mapping[TopicPartition, int] | None = None,
         start: str | None = None,
+        topic_ids: Mapping[str, bytes] | None = None,
     ) -> None:
         """Read exactly these partitions from now on.
 
@@ -193,6 +194,8 @@ class Consumer:
             offsets: the first offset to read, for some or all of the partitions.
             start: where the other partitions begin: "earliest" or "latest". None: "earliest"; of a consumer with a group at
                 the committed offset, and without one where `reset` says.
+            topic_ids: ids of some or all of the topics, by name, for offsets that were kept outside. Of a topic with another id,
+                polls raise `UnknownTopicError`: it was deleted and created again.
 
         Raises:
             UnknownTopicError: a topic or partition does not exist.
@@ -203,7 +206,7 @@ class Consumer:
         with self._caller:
             self._shared.check_usable()
             position = None if start is None else parse_start(start)
-            self._run(self._shared.assign(wanted, offsets or {}, position))
+            self._run(self._shared.assign(wanted, offsets or {}, position, topic_ids))
 
     def subscribe(
         self,
@@ -236,6 +239,11 @@ class Consumer:
         """Give everything up, with the listener's `on_revoked`, and leave the group for good, also as a static member."""
         with self._caller:
             self._serve(self._shared.unsubscribe())
+
+    @property
+    def auto_commit(self) -> bool:
+        """True if the consumer has a group and commits by itself."""
+        return self._shared.group is not None and self._shared.group.auto_commit
 
     @property
     def subscription(self) -> tuple[str, ...]:
@@ -377,6 +385,18 @@ class Consumer:
     def end_offsets(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Look up the high watermark (exclusive end of the readable offsets) of each partition. It need not be assigned."""
         return self._find(check_partitions(tps), Position.LATEST)
+
+    def topic_ids(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, bytes]:
+        """Return the ids (16 bytes) of the topics of partitions. A topic that is deleted and created again has another id.
+
+        Of a partition that is read, it is the id of the topic that is read.
+
+        Raises:
+            UnknownTopicError: a topic or partition does not exist.
+        """
+        wanted = check_partitions(tps)
+        with self._caller:
+            return self._run(self._shared.topic_ids(wanted))
 
     def offsets_for_times(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
         """Look up the first offset with a timestamp (milliseconds since 1970-01-01 UTC) or a later one; None if none exists."""

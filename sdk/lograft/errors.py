@@ -5,6 +5,7 @@
     +-- RetriableError               may work later; the client has already tried until its own limit
     |   +-- NoBrokerError            no broker answered at any of the addresses
     |   +-- RequestTimeoutError      the time of the call is up (also a TimeoutError)
+    |   +-- TransactionFailedError   a transaction with offsets was rolled back: poll again
     |   +-- UnreachableError         no assigned partition could be fetched; .troubles says why
     |   +-- BufferTimeoutError       the producer's buffer stayed full for the delivery timeout
     |   +-- NotLeaderError           the broker does not lead the partition
@@ -36,6 +37,7 @@
     |   |   +-- OffsetOutOfRangeError  .log_start_offset and .high_watermark say what is readable
     |   |   +-- MembershipLostError  the consumer is no member of its group, or does not hold the partition
     |   |   |   +-- InstanceFencedError  a newer process has taken over the instance id
+    |   |   +-- OffsetsFencedError   another consumer has taken over a partition whose offsets are kept in a database
     |   |   +-- GroupNotFoundError   no group has this id
     |   |   +-- GroupNotEmptyError   the group has members
     |   +-- NoCommittedOffsetError   the group has no offset of the partition, and `reset` is "none"
@@ -168,6 +170,15 @@ class ServerUnavailableError(RetriableError):
     """The server has another temporary failure."""
 
     default_code = ErrorCode.SHUTTING_DOWN
+
+
+class TransactionFailedError(RetriableError):
+    """A transaction with offsets (`lograft.offsets`) was rolled back, or the database did not say how it ended. Poll again.
+
+    The consumer continues with the first record that is not in the database, so nothing is lost and nothing is stored twice.
+    Causes: a deadlock, a serialization failure, a lock that was not free in time, a database that is away, records that are stored
+    already or that were read before the consumer went back. The database's own error is the `__cause__`.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,6 +326,22 @@ class InstanceFencedError(MembershipLostError):
     """A newer process has taken over the instance id of this static member."""
 
     default_code = ErrorCode.INSTANCE_FENCED
+
+
+class OffsetsFencedError(RefusedError):
+    """Another consumer has taken over a partition whose offset is in a database (`lograft.offsets`). Nothing was stored.
+
+    In a group, poll again: the consumer hears what it has lost. With `assign`, end this consumer.
+
+    Attributes:
+        partitions: the partitions, as (topic, partition).
+    """
+
+    default_code = ErrorCode.STALE_MEMBER_EPOCH
+
+    def __init__(self, message: str, *, partitions: Sequence[tuple[str, int]] = ()) -> None:
+        super().__init__(message)
+        self.partitions = tuple(partitions)
 
 
 class GroupNotFoundError(RefusedError):

@@ -74,11 +74,19 @@ class FetchCollector:
 
     # -- assignment
 
-    def assign(self, positions: Mapping[TopicPartition, int]) -> list[Cursor]:
-        """Replace the assignment and return the new cursors. Partitions that were assigned before get new cursors too."""
+    def assign(
+        self, positions: Mapping[TopicPartition, int], topic_ids: Mapping[str, bytes] | None = None
+    ) -> list[Cursor]:
+        """Replace the assignment and return the new cursors. Partitions that were assigned before get new cursors too.
+
+        Args:
+            positions: the first offset of each partition.
+            topic_ids: ids by name of topics that must be these and no others; may lack some.
+        """
+        ids = topic_ids or {}
         for cursor in self.cursors.values():
             cursor.retire()
-        self.cursors = {tp: Cursor(tp, position) for tp, position in positions.items()}
+        self.cursors = {tp: Cursor(tp, position, ids.get(tp.topic)) for tp, position in positions.items()}
         self._failed.clear()
         self._drop_open()
         return list(self.cursors.values())

@@ -236,8 +236,9 @@ class FetchEngine:
         if fetcher.is_at_follower and (is_other or is_behind):
             self._leave_follower(fetcher)
             return
-        if is_other and not cursor_is_free(fetcher.cursor) and fetcher.stream is not None:
-            # The broker has another topic of this name, or the group has. The coordinator will say which partitions exist.
+        if is_other and fetcher.stream is not None and self._may_come_back(fetcher):
+            # The broker has another topic of this name. It may be behind, and of a group's partitions the coordinator will say
+            # which exist.
             fetcher.stream.unbind(fetcher)
             self._note_trouble(fetcher, UnknownTopicError(f"topic {tp.topic!r} was deleted and created again"))
             self._cluster.request_refresh()
@@ -342,6 +343,11 @@ class FetchEngine:
         if fetcher.unknown_since_ms is None:
             fetcher.unknown_since_ms = at_ms
         return at_ms - fetcher.unknown_since_ms >= UNKNOWN_TOPIC_WAIT_MS
+
+    def _may_come_back(self, fetcher: PartitionFetcher) -> bool:
+        """True for a partition of a group, and for `UNKNOWN_TOPIC_WAIT_MS` for one whose topic id the application has given."""
+        cursor = fetcher.cursor
+        return cursor.is_from_group or (cursor.topic_id is not None and not self._is_gone(fetcher))
 
     def _fail(self, fetcher: PartitionFetcher, error: LograftError) -> None:
         if self._is_current(fetcher):
@@ -502,4 +508,4 @@ class FetchEngine:
 
 def cursor_is_free(cursor: Cursor) -> bool:
     """Return True for a partition that the application assigned. Of others, the coordinator of the group says that they are gone."""
-    return cursor.topic_id is None
+    return not cursor.is_from_group

@@ -38,7 +38,8 @@ class Cursor:
         high_watermark: last known end of the readable offsets, exclusive; None before the first chunk.
         log_end: last known end of the readable offsets, exclusive, as of the newest arrival; None before the first.
         error: why nothing more comes until the next seek; None if no error occurred.
-        topic_id: id of the topic of which it may read, given by the coordinator of the group; None: that of the first binding.
+        topic_id: id of the topic of which it may read; None: that of the first binding.
+        is_from_group: True if the coordinator of the group assigned the partition, and so says when it is gone.
         is_paused: True while the application wants nothing from the partition.
         handed_ms: largest timestamp of the last batch that was handed out, in milliseconds since 1970; None before the first.
         leader_epoch: leader epoch of that batch; None before the first.
@@ -49,6 +50,7 @@ class Cursor:
         "generation",
         "handed_ms",
         "high_watermark",
+        "is_from_group",
         "is_paused",
         "leader_epoch",
         "log_end",
@@ -57,9 +59,12 @@ class Cursor:
         "tp",
     )
 
-    def __init__(self, tp: TopicPartition, position: int, topic_id: bytes | None = None) -> None:
+    def __init__(
+        self, tp: TopicPartition, position: int, topic_id: bytes | None = None, *, is_from_group: bool = False
+    ) -> None:
         self.tp = tp
         self.topic_id = topic_id
+        self.is_from_group = is_from_group
         self.log_end: int | None = None
         self.is_paused = False
         self.handed_ms: int | None = None

@@ -177,7 +177,11 @@ class SharedConsumer:
     # -- the assignment of the application
 
     async def assign(
-        self, tps: Sequence[TopicPartition], offsets: Mapping[TopicPartition, int], start: Position | None
+        self,
+        tps: Sequence[TopicPartition],
+        offsets: Mapping[TopicPartition, int],
+        start: Position | None,
+        topic_ids: Mapping[str, bytes] | None = None,
     ) -> None:
         """Read exactly these partitions. `start` None: from the committed offsets if there is a group, else from the earliest."""
         if self._member is not None:
@@ -199,7 +203,7 @@ class SharedConsumer:
         with self.lock:
             old = list(self.collector.cursors)
             cursors = self.collector.assign(
-                {tp: 0 if isinstance(at, LograftError) else at for tp, at in positions.items()}
+                {tp: 0 if isinstance(at, LograftError) else at for tp, at in positions.items()}, topic_ids
             )
             for cursor in cursors:
                 at = positions[cursor.tp]
@@ -398,6 +402,10 @@ class SharedConsumer:
         keys = await self._keys_of(list(tps))
         found = await store.fetch(list(keys.values()), timeout_ms=self._client.request_timeout_ms)
         return {tp: found[key] for tp, key in keys.items()}
+
+    async def topic_ids(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, bytes]:
+        """Return the ids of the topics of partitions."""
+        return {tp: topic_id for tp, (topic_id, _) in (await self._keys_of(tps)).items()}
 
     # -- polls
 
@@ -658,7 +666,7 @@ class SharedConsumer:
         cursors: list[Cursor] = []
         for key, start in step.starts.items():
             tp = TopicPartition(member.name(key[0]), key[1])
-            cursor = Cursor(tp, 0 if isinstance(start, LograftError) else start, key[0])
+            cursor = Cursor(tp, 0 if isinstance(start, LograftError) else start, key[0], is_from_group=True)
             cursor.error = start if isinstance(start, LograftError) else None
             self._keys[tp] = key
             cursors.append(cursor)

@@ -121,11 +121,12 @@ class Consumer:
         *,
         offsets: Mapping[TopicPartition, int] | None = None,
         start: str | None = None,
+        topic_ids: Mapping[str, bytes] | None = None,
     ) -> None:
         """Read exactly these partitions from now on; see `lograft.Consumer.assign`."""
         wanted = check_partitions(tps)
         self._shared.check_usable()
-        await self._shared.assign(wanted, offsets or {}, None if start is None else parse_start(start))
+        await self._shared.assign(wanted, offsets or {}, None if start is None else parse_start(start), topic_ids)
 
     async def subscribe(
         self,
@@ -143,6 +144,11 @@ class Consumer:
     async def unsubscribe(self) -> None:
         """Give everything up and leave the group; see `lograft.Consumer.unsubscribe`."""
         await self._shared.unsubscribe()
+
+    @property
+    def auto_commit(self) -> bool:
+        """True if the consumer has a group and commits by itself."""
+        return self._shared.group is not None and self._shared.group.auto_commit
 
     @property
     def subscription(self) -> tuple[str, ...]:
@@ -230,6 +236,11 @@ class Consumer:
         """Look up the high watermark (exclusive end of the readable offsets) of each partition. It need not be assigned."""
         self._shared.check_usable()
         return await self._shared.fetcher().find_position(check_partitions(tps), Position.LATEST)
+
+    async def topic_ids(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, bytes]:
+        """Return the ids (16 bytes) of the topics of partitions; see `lograft.Consumer.topic_ids`."""
+        self._shared.check_usable()
+        return await self._shared.topic_ids(check_partitions(tps))
 
     async def offsets_for_times(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
         """Look up the first offset with a timestamp (milliseconds since 1970-01-01 UTC) or a later one; None if none exists."""
