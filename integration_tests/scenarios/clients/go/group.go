@@ -25,6 +25,7 @@ const (
 	groupPartitions   = 6
 	groupRound        = 600
 	retryPause        = 100 * time.Millisecond
+	idlePause         = 20 * time.Millisecond
 	callTimeout       = 10 * time.Second
 	processingLimitMs = 60_000
 	joinEpoch         = 0
@@ -60,6 +61,7 @@ func (m *groupMember) step(ctx context.Context) error {
 			return err
 		}
 	}
+	isIdle := true
 	for _, partition := range slices.Sorted(maps.Keys(m.next)) {
 		response, err := m.records.Read(ctx, &lograft.ReadRequest{Topic: m.topic, Partition: partition, Offset: m.next[partition]})
 		if err != nil {
@@ -70,7 +72,11 @@ func (m *groupMember) step(ctx context.Context) error {
 				return err
 			}
 		}
+		isIdle = isIdle && len(response.Records) == 0
 		m.next[partition] = response.NextOffset
+	}
+	if isIdle {
+		time.Sleep(idlePause)
 	}
 	return m.commit(ctx, slices.Sorted(maps.Keys(m.next)))
 }
