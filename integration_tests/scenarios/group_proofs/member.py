@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One member of the group in a process of its own, with the blocking or the asyncio consumer. It writes a journal of all it is told and does.
+"""One member of the group in its own process, with the blocking or the asyncio consumer. Its journal has all it is told and does.
 
     python -m integration_tests.scenarios.group_proofs.member --bootstrap 127.0.0.1:9640 --directory DIR --name m01 --style aio
 

@@ -137,8 +137,8 @@ class GroupTimes:
         found: list[tuple[float, float, int]] = []
         for each in self._judged():
             for number in range(self._count):
-                for pause in self._pauses(each.began_ns, each.ended_ns, each.touched, only=number):
-                    found.append((pause, (each.began_ns - first_ns) / 1e9, number))
+                pauses = self._pauses(each.began_ns, each.ended_ns, each.touched, only=number)
+                found += [(pause, (each.began_ns - first_ns) / 1e9, number) for pause in pauses]
         return sorted(found, reverse=True)[:count]
 
     @property
