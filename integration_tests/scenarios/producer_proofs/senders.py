@@ -72,14 +72,14 @@ class BlockingSender(Background):
     """A `Producer`. Some of its handles are waited for in a second thread, the others have callbacks."""
 
     def __init__(self, bootstrap: str, topic: str, sent: Sent, *, keys: int, seed: int) -> None:
-        super().__init__("blocking", self._run, join_timeout_s=JOIN_TIMEOUT_S)
+        super().__init__("blocking", self._send, join_timeout_s=JOIN_TIMEOUT_S)
         self._bootstrap, self._topic, self._sent = bootstrap, topic, sent
         self._bursts = Bursts(keys, seed)
         self._awaited: list[tuple[int, int, Delivery]] = []
         self._has_awaited = threading.Condition()
         self._is_over = False
 
-    def _run(self) -> None:
+    def _send(self) -> None:
         waiter = Background("the waiter", self._wait, join_timeout_s=JOIN_TIMEOUT_S)
         waiter.start()
         try:
@@ -132,11 +132,11 @@ class AioSender(Background):
     """An `aio.Producer` in its own event loop. Some of its handles are awaited, the others have callbacks."""
 
     def __init__(self, bootstrap: str, topic: str, sent: Sent, *, keys: int, seed: int) -> None:
-        super().__init__("aio", lambda: uvloop.run(self._run()), join_timeout_s=JOIN_TIMEOUT_S)
+        super().__init__("aio", lambda: uvloop.run(self._send()), join_timeout_s=JOIN_TIMEOUT_S)
         self._bootstrap, self._topic, self._sent = bootstrap, topic, sent
         self._bursts = Bursts(keys, seed)
 
-    async def _run(self) -> None:
+    async def _send(self) -> None:
         tasks: set[asyncio.Task[None]] = set()
         async with aio.Producer(self._bootstrap, **SETTINGS) as producer:
             turn = 0
