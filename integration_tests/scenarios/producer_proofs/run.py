@@ -124,13 +124,14 @@ class Proof:
         self.waiting_bytes.append(self.sent[topic].waiting_in(partition))
         killed = [broker_id]
         next_id = self.leader(topic, partition, but=broker_id)
+        led_s = time.monotonic()
         if number % DOUBLE_EVERY == DOUBLE_EVERY - 1:
             # Two of three replicas are needed, so the partitions wait for a restart.
             self.cluster.brokers[next_id].kill()
             killed.append(next_id)
             self.cluster.brokers[broker_id].start()
         wait_for(
-            lambda: self.sent[topic].resolved_after(partition, killed_s),
+            lambda: self.sent[topic].resolved_after(partition, led_s),
             timeout_s=HEAL_TIMEOUT_S,
             what="an acknowledgement from the next leader",
             interval_s=FULL_CHECK_INTERVAL_S,

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
 from collections.abc import Sequence
 from functools import partial
+from queue import SimpleQueue
 
 import uvloop
 from lograft import Delivery, Producer, aio
 from lograft.errors import LograftError
+from lograft.types import RecordReceipt
 
 from integration_tests.harness.background import Background
 from integration_tests.scenarios.producer_proofs.sent import RECORD_OVERHEAD_BYTES, Sent, encode
@@ -57,10 +58,15 @@ class Bursts:
 def place_of(delivery: Delivery) -> tuple[int, int] | Exception:
     """Return where a resolved handle says that the record is, or its error."""
     try:
-        receipt = delivery.result(0)
+        return place_in(delivery.result(0))
     except LograftError as error:
         return error
-    return receipt.partition, -1 if receipt.offset is None else receipt.offset
+
+
+def place_in(receipt: RecordReceipt) -> tuple[int, int]:
+    """Return partition and offset of a receipt."""
+    assert receipt.offset is not None, "an acknowledged record has an offset"
+    return receipt.partition, receipt.offset
 
 
 def size_of(key: bytes, value: bytes) -> int:
@@ -68,20 +74,44 @@ def size_of(key: bytes, value: bytes) -> int:
     return len(key) + len(value) + RECORD_OVERHEAD_BYTES
 
 
+class Waiter(Background):
+    """Waits in a thread for the handles of one partition, in the order of sending."""
+
+    def __init__(self, sent: Sent) -> None:
+        super().__init__("a waiter", self._wait, join_timeout_s=JOIN_TIMEOUT_S)
+        self._sent = sent
+        self._handles: SimpleQueue[tuple[int, int, Delivery] | None] = SimpleQueue()
+
+    def put(self, key: int, number: int, delivery: Delivery) -> None:
+        """Wait for a handle as well."""
+        self._handles.put((key, number, delivery))
+
+    def join(self) -> None:
+        """Wait for all handles, and end."""
+        self._handles.put(None)
+        super().join()
+
+    def _wait(self) -> None:
+        while (handle := self._handles.get()) is not None:
+            key, number, delivery = handle
+            try:
+                found: tuple[int, int] | Exception = place_in(delivery.result(DELIVERY_TIMEOUT_MS * 2))
+            except LograftError as error:
+                found = error
+            self._sent.resolved(key, number, found)
+
+
 class BlockingSender(Background):
-    """A `Producer`. Some of its handles are waited for in a second thread, the others have callbacks."""
+    """A `Producer`. Threads wait for some of its handles, the others have callbacks."""
 
     def __init__(self, bootstrap: str, topic: str, sent: Sent, *, keys: int, seed: int) -> None:
         super().__init__("blocking", self._send, join_timeout_s=JOIN_TIMEOUT_S)
         self._bootstrap, self._topic, self._sent = bootstrap, topic, sent
         self._bursts = Bursts(keys, seed)
-        self._awaited: list[tuple[int, int, Delivery]] = []
-        self._has_awaited = threading.Condition()
-        self._is_over = False
 
     def _send(self) -> None:
-        waiter = Background("the waiter", self._wait, join_timeout_s=JOIN_TIMEOUT_S)
-        waiter.start()
+        # A waiter for each partition: one that waits in a partition without a leader would hear late of the others.
+        waiters: dict[int, Waiter] = {}
         try:
             with Producer(self._bootstrap, **SETTINGS) as producer:
                 turn = 0
@@ -93,39 +123,19 @@ class BlockingSender(Background):
                         delivery = producer.send(self._topic, value, name)
                         self._sent.sending(key, number, delivery.partition, size_of(name, value))
                         if turn % AWAITED_EVERY == 0:
-                            with self._has_awaited:
-                                self._awaited.append((key, number, delivery))
-                                self._has_awaited.notify()
+                            if delivery.partition not in waiters:
+                                waiters[delivery.partition] = waiter = Waiter(self._sent)
+                                waiter.start()
+                            waiters[delivery.partition].put(key, number, delivery)
                         else:
                             delivery.add_done_callback(partial(self._done, key, number))
                 producer.close(CLOSE_TIMEOUT_MS)
         finally:
-            with self._has_awaited:
-                self._is_over = True
-                self._has_awaited.notify()
-            waiter.join()
+            for waiter in waiters.values():
+                waiter.join()
 
     def _done(self, key: int, number: int, delivery: Delivery) -> None:
         self._sent.resolved(key, number, place_of(delivery))
-
-    def _wait(self) -> None:
-        while True:
-            with self._has_awaited:
-                while not self._awaited and not self._is_over:
-                    self._has_awaited.wait()
-                awaited, self._awaited = self._awaited, []
-            if not awaited:
-                return
-            for key, number, delivery in awaited:
-                try:
-                    receipt = delivery.result(DELIVERY_TIMEOUT_MS * 2)
-                    found: tuple[int, int] | Exception = (
-                        receipt.partition,
-                        -1 if receipt.offset is None else receipt.offset,
-                    )
-                except LograftError as error:
-                    found = error
-                self._sent.resolved(key, number, found)
 
 
 class AioSender(Background):
@@ -163,8 +173,7 @@ class AioSender(Background):
 
     async def _wait(self, key: int, number: int, delivery: Delivery) -> None:
         try:
-            receipt = await delivery
+            found: tuple[int, int] | Exception = place_in(await delivery)
         except LograftError as error:
-            self._sent.resolved(key, number, error)
-            return
-        self._sent.resolved(key, number, (receipt.partition, -1 if receipt.offset is None else receipt.offset))
+            found = error
+        self._sent.resolved(key, number, found)
