@@ -156,8 +156,9 @@ class GroupLaws:
         holder = self.member(old)
         reason = holder.excuse
         if reason is None:
-            self._note(f"{new} was assigned {number} while {old} holds it")
-            reason = "no reason"
+            # By its own clock the holder has stopped before. If not, its next delivery shows it.
+            self._note(f"BOUND {new} was assigned {number} while {old} holds it and was neither stopped nor busy")
+            reason = "expired"
         state.passed_over[old] = reason
         state.ended = reason
         holder.holds.discard(number)
@@ -181,13 +182,13 @@ class GroupLaws:
         member = self.member(entry.writer)
         reason = member.excuse
         if reason is None and entry.fields["partitions"]:
-            self._note(f"{entry.writer} lost {entry.fields['partitions']} without a reason")
+            self._note(f"BOUND {entry.writer} lost {entry.fields['partitions']} and was neither stopped nor busy")
         for number in entry.fields["partitions"]:
             state = self.partitions[number]
             if state.passed_over.pop(entry.writer, None) is not None:
                 continue
             if state.holder == entry.writer:
-                self._end(number, state, reason or "no reason")
+                self._end(number, state, reason or "expired")
             else:
                 self._note(f"{entry.writer} lost {number}, which it did not hold")
         if not member.is_stopped:
