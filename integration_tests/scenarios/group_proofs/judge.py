@@ -34,7 +34,7 @@ def judge(entries: Iterable[Entry], outcome: Outcome, *, partition_count: int, i
         entries: all lines, in the order of their times.
         outcome: gets problems and figures.
         partition_count: number of partitions.
-        is_timed: False: times are stated and not compared with their bounds.
+        is_timed: False: times are stated and not compared with their bounds, and members may lose partitions without a fault.
     """
     laws, times = GroupLaws(partition_count), GroupTimes(partition_count)
     rounds: dict[str, int] = {}
@@ -55,6 +55,7 @@ def judge(entries: Iterable[Entry], outcome: Outcome, *, partition_count: int, i
         **{f"{name}_count": laws.counts[name] for name in COUNTED},
         "duplicates": dict(laws.duplicates),
         "late_deliveries": laws.late_deliveries,
+        "losses_without_fault": len(laws.bounds),
         "joins": len(times.joins_s),
         "join_p50_ms": milliseconds(join_p50_s),
         "join_max_ms": milliseconds(max(times.joins_s, default=0.0)),
@@ -81,6 +82,7 @@ def judge(entries: Iterable[Entry], outcome: Outcome, *, partition_count: int, i
         print(f"    partition {number}: {pause_s * 1e3:.0f} ms in the rebalance at {at_s:.1f} s")
     if not is_timed:
         return
+    outcome.problems += laws.bounds
     if not times.joins_s or not pauses.count:
         outcome.problems.append(f"{len(times.joins_s)} joins and {pauses.count} pauses show nothing about the bounds")
     if join_p50_s > JOIN_P50_S:

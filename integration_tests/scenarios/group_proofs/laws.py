@@ -67,6 +67,7 @@ class GroupLaws:
     Attributes:
         problems: what was found.
         problem_count: how many, also those that are not kept.
+        bounds: losses of members to which nothing was done. Then they, or the coordinator, did not run for a session.
         duplicates: records that came again, by how the ownership before had ended.
         late_deliveries: records that a stopped process delivered from a poll that had begun before.
         counts: how often what happened.
@@ -77,6 +78,7 @@ class GroupLaws:
         self.members: dict[str, MemberState] = {}
         self.problems: list[str] = []
         self.problem_count = 0
+        self.bounds: list[str] = []
         self.duplicates: Counter[str] = Counter()
         self.late_deliveries = 0
         self.counts: Counter[str] = Counter()
@@ -157,7 +159,7 @@ class GroupLaws:
         reason = holder.excuse
         if reason is None:
             # By its own clock the holder has stopped before. If not, its next delivery shows it.
-            self._note(f"BOUND {new} was assigned {number} while {old} holds it and was neither stopped nor busy")
+            self._note_bound(f"{new} was assigned {number} while {old} holds it and was neither stopped nor busy")
             reason = "expired"
         state.passed_over[old] = reason
         state.ended = reason
@@ -182,7 +184,7 @@ class GroupLaws:
         member = self.member(entry.writer)
         reason = member.excuse
         if reason is None and entry.fields["partitions"]:
-            self._note(f"BOUND {entry.writer} lost {entry.fields['partitions']} and was neither stopped nor busy")
+            self._note_bound(f"{entry.writer} lost {entry.fields['partitions']} and was neither stopped nor busy")
         for number in entry.fields["partitions"]:
             state = self.partitions[number]
             if state.passed_over.pop(entry.writer, None) is not None:
@@ -304,10 +306,16 @@ class GroupLaws:
 
     def _check_steady(self, name: str, what: str) -> None:
         if self._allowed is not None and name not in self._allowed:
-            self._note(f"{name} {what} during {self._steady}, which does not concern it")
+            self._note_bound(f"{name} {what} during {self._steady}, which does not concern it")
 
     def _note(self, problem: str) -> None:
         self.problem_count += 1
         if len(self.problems) < PROBLEMS_MAX:
-            at_s = (self._now_ns - (self._first_ns or 0)) / 1e9
-            self.problems.append(f"{at_s:.3f} s: {problem}")
+            self.problems.append(f"{self._at()}: {problem}")
+
+    def _note_bound(self, problem: str) -> None:
+        if len(self.bounds) < PROBLEMS_MAX:
+            self.bounds.append(f"{self._at()}: BOUND {problem}")
+
+    def _at(self) -> str:
+        return f"{(self._now_ns - (self._first_ns or 0)) / 1e9:.3f} s"

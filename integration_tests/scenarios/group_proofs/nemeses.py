@@ -23,18 +23,12 @@ from integration_tests.scenarios.group_proofs.member import TOPIC
 GROUPS_TOPIC = "__groups"
 SHORT_STALL_SHARE = 0.25
 """Share of the session for which a member is stopped without a consequence."""
-BEYOND_S = 5.0
-"""Seconds for which a member stays stopped after others have its partitions."""
-WITHOUT_COORDINATOR_S = 3.0
-"""Seconds for which the group works without the broker that was killed, before that starts again."""
-CALM_S = 3.0
-"""Seconds without a fault between rounds."""
 HEAL_TIMEOUT_S = 240.0
 
 
 @dataclass(slots=True, kw_only=True)
 class Stage:
-    """What a round works on."""
+    """What a round works on. It lets the group alone for `calm_s` seconds between two steps."""
 
     cluster: Cluster
     crew: Crew
@@ -42,6 +36,7 @@ class Stage:
     admin: Admin
     rng: random.Random
     session_ms: int
+    calm_s: float
 
 
 def join(stage: Stage) -> str:
@@ -50,7 +45,7 @@ def join(stage: Stage) -> str:
     leaver = crew.pick(stage.rng)
     new = crew.start()
     crew.wait_stable("after a join")
-    rest(CALM_S)
+    rest(stage.calm_s)
     crew.leave(leaver)
     crew.wait_stable("after a leave")
     return f"{new.name} joined, {leaver.name} left"
@@ -83,7 +78,7 @@ def stall_short(stage: Stage) -> str:
     rest(stage.session_ms * SHORT_STALL_SHARE / 1e3)
     crew.go_on(victim)
     crew.wait_stable("after a short stall")
-    rest(CALM_S)
+    rest(stage.calm_s)
     stage.journal.write(Kind.STEADY_ENDS)
     return f"{victim.name} was stopped for a while"
 
@@ -94,7 +89,7 @@ def stall_long(stage: Stage) -> str:
     victim = crew.pick(stage.rng)
     crew.stop(victim)
     crew.wait_members(len(crew.members) - 1, "without a stopped member")
-    rest(BEYOND_S)
+    rest(stage.calm_s)
     crew.go_on(victim)
     crew.wait_stable("with the member that was stopped")
     return f"{victim.name} was stopped beyond its session"
@@ -119,7 +114,7 @@ def restart_static(stage: Stage) -> str:
     crew.leave(old)
     new = crew.start(old.instance_id)
     crew.wait_stable("after the restart of a static member")
-    rest(CALM_S)
+    rest(stage.calm_s)
     stage.journal.write(Kind.STEADY_ENDS)
     return f"{new.name} took over from {old.name}"
 
@@ -135,13 +130,13 @@ def kill_coordinator(stage: Stage) -> str:
     stage.cluster.brokers[broker_id].kill()
     crew.hurt_brokers.add(broker_id)
     crew.wait_stable("after the kill of the coordinator")
-    rest(WITHOUT_COORDINATOR_S)
+    rest(stage.calm_s)
     stage.cluster.brokers[broker_id].start()
     wait_whole(stage)
     crew.hurt_brokers.discard(broker_id)
     elect_preferred(stage)
     crew.wait_stable("with all brokers")
-    rest(CALM_S)
+    rest(stage.calm_s)
     journal.write(Kind.BROKER_WELL)
     crew.leave(leaver)
     crew.wait_stable("after a leave")
@@ -149,7 +144,7 @@ def kill_coordinator(stage: Stage) -> str:
 
 
 def _replace(stage: Stage) -> Member:
-    rest(CALM_S)
+    rest(stage.calm_s)
     new = stage.crew.start()
     stage.crew.wait_stable("after a join")
     return new
