@@ -18,7 +18,7 @@ PARTITIONS ?= 10000 100000 1000000
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo docs test verify pythons format-check lint types imports proto-check unit fix gen baseline clients sim \
-        kill-quorum quorum-proofs replication-proofs sql-proofs jepsen soak kill-broker fuzz hostile forks crash corrupt realdisk bench bench-quorum \
+        kill-quorum quorum-proofs replication-proofs group-proofs producer-proofs sql-proofs jepsen soak kill-broker fuzz hostile forks crash corrupt realdisk bench bench-quorum \
         bench-replication bench-stalls bench-scale bench-partitions bench-liveness clean
 
 help: ## Show this list
@@ -108,6 +108,13 @@ quorum-proofs: $(INSTALLED) ## Quorum of real processes: kills, pauses, network 
 replication-proofs: $(INSTALLED) ## Partitions on real brokers: kills, pauses, cuts, restarts, lost and full disks (ROUNDS=100 PROOF="..." REPLICAS=3 SEED=1)
 	$(BIN)/python -m integration_tests.scenarios.replication_proofs.run $(if $(filter command line environment,$(origin ROUNDS)),--rounds $(ROUNDS)) \
 		$(if $(PROOF),--only $(PROOF)) $(if $(REPLICAS),--replicas $(REPLICAS)) $(if $(SEED),--seed $(SEED))
+
+group-proofs: $(INSTALLED) ## A group of 12 processes under load for MINUTES=30: members join, leave, crash, stall, the coordinator is killed (SEED=1 RATE=240 SESSION_MS=45000 ONLY="...")
+	$(BIN)/python -m integration_tests.scenarios.group_proofs.run $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) \
+		$(if $(RATE),--rate $(RATE)) $(if $(MEMBERS),--members $(MEMBERS)) $(if $(SESSION_MS),--session-ms $(SESSION_MS)) $(if $(ONLY),--only $(ONLY))
+
+producer-proofs: $(INSTALLED) ## Producers with 8 batches in flight through KILLS=50 kills of leaders: order per key, each record once, every handle (SEED=1)
+	$(BIN)/python -m integration_tests.scenarios.producer_proofs.run $(if $(KILLS),--kills $(KILLS)) $(if $(SEED),--seed $(SEED))
 
 jepsen: $(INSTALLED) ## Producers and consumers under random faults for MINUTES=n; a checker judges the history at the end (SEED=1 NEMESES="...")
 	$(BIN)/python -m integration_tests.scenarios.jepsen.run $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) \

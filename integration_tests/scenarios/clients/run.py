@@ -29,7 +29,7 @@ from integration_tests.harness.cluster import DevServer
 from integration_tests.harness.faults.forgetful_proxy import ForgetfulProxy
 from integration_tests.scenarios.clients.toolchains import CLIENTS, BuildError, Client, run_bounded
 
-CLIENT_TIMEOUT_S = 90.0
+CLIENT_TIMEOUT_S = 120.0
 AGAIN_PATTERN = re.compile(r"dead connection: read again after (\d+\.\d) s")
 GO_ON_S_MAX = 25.0
 """Maximum seconds until a client works again after its connection died: 19 s by its channel options, the rest for a busy machine."""

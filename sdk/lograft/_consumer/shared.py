@@ -437,7 +437,7 @@ class SharedConsumer:
 
     def take_batch(self) -> FetchedBatch | None:
         """Take the next batch. Under the lock."""
-        if self.has_news:
+        if self._has_news_first():
             return None
         batch = self.collector.next_batch()
         if batch is None:
@@ -446,7 +446,7 @@ class SharedConsumer:
 
     def take_records(self, max_records: int) -> list[ConsumerRecord]:
         """Take the next records, with their values deserialized. Under the lock."""
-        if self.has_news:
+        if self._has_news_first():
             return []
         records = self.collector.next_records(max_records)
         if not records:
@@ -455,7 +455,7 @@ class SharedConsumer:
 
     def take_record(self) -> ConsumerRecord | None:
         """Take the next record, with its value deserialized. Under the lock."""
-        if self.has_news:
+        if self._has_news_first():
             return None
         record = self.collector.next_record()
         if record is None:
@@ -466,7 +466,7 @@ class SharedConsumer:
 
     def step(self) -> ConsumerRecord | None:
         """Do one whole poll of an iteration in the fast way; None: nothing is there, or a poll is needed. Under the lock."""
-        if self.has_news:
+        if self._has_news_first():
             return None
         if self._member is not None:
             self._asked_ms = monotonic_ms()
@@ -476,6 +476,16 @@ class SharedConsumer:
             self._deserialize([record])
         self._last = record
         return record
+
+    def _has_news_first(self) -> bool:
+        """Return True if a poll has to catch up before it hands out anything. Under the lock.
+
+        The end of the session is news too. A process that was stopped for longer polls before its timers have noticed.
+        """
+        member = self._member
+        if member is not None and not self.has_news and monotonic_ms() >= member.session_end_ms:
+            self.has_news = self.has_group_news = True
+        return self.has_news
 
     def look_for_ends(self) -> None:
         """Note whether there is an end of a partition to tell. Under the lock."""

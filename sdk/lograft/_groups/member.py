@@ -128,6 +128,11 @@ class GroupMember:
         """Partitions that the consumer holds."""
         return self._core.held
 
+    @property
+    def session_end_ms(self) -> int:
+        """Monotonic time from which nothing may be handed out any more, until the coordinator has answered. Any thread may ask."""
+        return self._core.session_end_ms
+
     def name(self, topic_id: bytes) -> str:
         """Return the name of a topic of which a partition was assigned."""
         return self._names[topic_id]
@@ -146,6 +151,9 @@ class GroupMember:
 
     def next_step(self) -> MemberStep | None:
         """Return what the consumer must do next; None: nothing at the moment."""
+        if monotonic_ms() >= self._core.session_end_ms:
+            # The process was stopped, or its loop blocked: no timer has noticed yet.
+            self._changed()
         step = self._core.next_step()
         if isinstance(step, Revoked | Lost):
             if isinstance(step, Lost):

@@ -49,6 +49,9 @@ DEFAULT_SESSION_MS: Final = 45_000
 DEFAULT_PROCESSING_LIMIT_MS: Final = 300_000
 """Milliseconds that the application may take between two requests for records, unless it sets another time."""
 
+NEVER_MS: Final = 1 << 62
+"""A monotonic time that never comes."""
+
 JOIN, LEAVE, WILL_BE_BACK = 0, -1, -2
 """Epochs in requests that are no beats."""
 
@@ -242,6 +245,11 @@ class Membership:
         return tuple(sorted(self._target - self._held - self._lost))
 
     @property
+    def session_end_ms(self) -> int:
+        """Monotonic time from which the partitions may be others', if the coordinator answers nothing more; `NEVER_MS`: no member."""
+        return self._answered_sent_ms + self._session_ms if self.phase is Phase.MEMBER else NEVER_MS
+
+    @property
     def has_step(self) -> bool:
         """True if `next_step` returns something other than `Unassigned`."""
         is_ended = self.phase is Phase.ENDED and not self._is_end_told
@@ -374,7 +382,7 @@ class Membership:
         if self._under_way is not None and now_ms >= self._under_way[1] + ANSWER_TIMEOUT_MS:
             self._under_way = None
             self._must_tell = True
-        if self.phase is Phase.MEMBER and now_ms >= self._answered_sent_ms + self._session_ms:
+        if now_ms >= self.session_end_ms:
             text = f"the coordinator answered nothing for the session of {self._session_ms} ms"
             self._lose(Refused(code=ErrorCode.UNKNOWN_MEMBER, message=text), now_ms)
         self._watch_limit(idle_ms)
@@ -395,7 +403,7 @@ class Membership:
             is_waiting = self.phase is Phase.MEMBER and not self._must_tell
             due.append(max(self._not_before_ms, self._next_beat_ms if is_waiting else 0))
         if self.phase is Phase.MEMBER:
-            due.append(self._answered_sent_ms + self._session_ms)
+            due.append(self.session_end_ms)
             if self._over_limit_ms is None and not self._must_leave:
                 due.append(now_ms + max(0, self._limit_ms - idle_ms) + 1)
         return min(due, default=None)

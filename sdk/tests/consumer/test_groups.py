@@ -11,6 +11,9 @@ from datetime import timedelta
 
 import pytest
 from lograft import Admin, Consumer, ConsumerRecord, OffsetAndMetadata, Producer, RebalanceListener, TopicPartition, aio
+from lograft._client.clock import monotonic_ms
+from lograft._consumer import shared
+from lograft._groups import member
 from lograft.errors import (
     DeserializationError,
     GroupNotEmptyError,
@@ -529,6 +532,45 @@ def test_unsubscribe_leaves_for_good_and_the_consumer_can_go_on(
         consumer.assign([])
         consumer.subscribe([topic])
         until(lambda: len(consumer.assignment) == 2, lambda: consumer.poll(timeout_ms=50))
+
+
+def jump(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let more than a session pass. No timer of the loop knows of it, as in the first moment after a SIGCONT."""
+    for module in (shared, member):
+        monkeypatch.setattr(module, "monotonic_ms", lambda: monotonic_ms() + 60_000)
+
+
+def test_member_whose_process_was_stopped_beyond_its_session_delivers_nothing_more(
+    bootstrap: str, make_topic: MakeTopic, producer: Producer, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When a stopped process goes on, its first poll may come before its timers. Others may have the partitions: it is told first."""
+    topic = make_topic(1)
+    fill(producer, topic, 1, 10)
+    with Consumer(bootstrap, group=group, auto_commit=False) as consumer:
+        diary = Diary()
+        consumer.subscribe(topic, listener=diary)
+        until(lambda: bool(consumer.poll(max_records=1, timeout_ms=100)), lambda: None)
+        jump(monkeypatch)
+        assert consumer.poll(max_records=5, timeout_ms=0) == []
+        assert [kind for kind, _ in diary.seen] == ["assigned", "lost"]
+        records = drain(consumer, 10)
+    assert [record.offset for record in records] == list(range(10))
+
+
+def test_iteration_after_a_stop_beyond_the_session_begins_with_the_loss(
+    bootstrap: str, make_topic: MakeTopic, producer: Producer, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fast way of an iteration looks at the session too."""
+    topic = make_topic(1)
+    fill(producer, topic, 1, 10)
+    with Consumer(bootstrap, group=group, auto_commit=False) as consumer:
+        diary = Diary()
+        consumer.subscribe(topic, listener=diary)
+        records = consumer.records(timeout_ms=DEADLINE_MS)
+        assert next(records).offset == 0
+        jump(monkeypatch)
+        assert next(records).offset == 0
+        assert [kind for kind, _ in diary.seen] == ["assigned", "lost", "assigned"]
 
 
 def test_application_that_stalls_loses_its_partitions_and_gets_them_again(

@@ -3,7 +3,8 @@
 // A Lograft client with nothing but the stubs that protoc made of proto/lograft/v1.
 //
 // It creates a topic, appends 1,000 records, reads them back, decodes the raw batches of a fetch stream, and compares
-// everything byte for byte. One line for each check, then PASS; the exit status is 1 on any difference.
+// everything byte for byte. Then two members of a group share the partitions of a topic. One line for each check, then PASS; the exit
+// status is 1 on any difference.
 //
 //	lograft-client ADDRESS [TOPIC-WITH-ZSTD-BATCHES]
 package main
@@ -32,12 +33,18 @@ const (
 	keyedPerCall     = 200
 	creditBytes      = 1 << 20
 	messageBytesMax  = 16 << 20
-	deadline         = 60 * time.Second
+	deadline         = 100 * time.Second
 	leaderRetryEvery = 20 * time.Millisecond
 )
 
+// The client pings a silent connection and gives it up without an answer.
+var keepAlive = grpc.WithKeepaliveParams(keepalive.ClientParameters{
+	Time: 10 * time.Second, Timeout: 9 * time.Second, PermitWithoutStream: true,
+})
+
 type client struct {
 	admin    lograft.AdminServiceClient
+	groups   lograft.GroupServiceClient
 	log      lograft.LogServiceClient
 	metadata lograft.MetadataServiceClient
 	topic    string
@@ -58,9 +65,7 @@ func main() {
 func run(address string, zstdTopics []string) error {
 	connection, err := grpc.NewClient(address,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{
-			Time: 10 * time.Second, Timeout: 9 * time.Second, PermitWithoutStream: true,
-		}),
+		keepAlive,
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(messageBytesMax)))
 	if err != nil {
 		return err
@@ -70,11 +75,12 @@ func run(address string, zstdTopics []string) error {
 	defer cancel()
 	c := &client{
 		admin:    lograft.NewAdminServiceClient(connection),
+		groups:   lograft.NewGroupServiceClient(connection),
 		log:      lograft.NewLogServiceClient(connection),
 		metadata: lograft.NewMetadataServiceClient(connection),
 		topic:    "clients-go-" + rand.Text(),
 	}
-	if err := c.createTopic(ctx); err != nil {
+	if err := c.createTopic(ctx, c.topic, partitionCount); err != nil {
 		return fmt.Errorf("create topic: %w", err)
 	}
 	expected := make(map[int32][]record)
@@ -102,30 +108,36 @@ func run(address string, zstdTopics []string) error {
 			return fmt.Errorf("fetch %s: %w", topic, err)
 		}
 	}
-	return c.unknownTopic(ctx)
+	if err := c.unknownTopic(ctx); err != nil {
+		return err
+	}
+	if err := c.shareGroup(ctx); err != nil {
+		return fmt.Errorf("group: %w", err)
+	}
+	return nil
 }
 
-// createTopic creates the topic and waits until this broker knows a leader for each partition.
-func (c *client) createTopic(ctx context.Context) error {
-	created, err := c.admin.CreateTopic(ctx, &lograft.CreateTopicRequest{Topic: c.topic, PartitionCount: partitionCount})
+// createTopic creates a topic and waits until this broker knows a leader for each partition.
+func (c *client) createTopic(ctx context.Context, topic string, partitions int32) error {
+	created, err := c.admin.CreateTopic(ctx, &lograft.CreateTopicRequest{Topic: topic, PartitionCount: partitions})
 	if err != nil {
 		return err
 	}
 	for {
 		cluster, err := c.metadata.GetCluster(ctx, &lograft.GetClusterRequest{
-			Topics: []string{c.topic}, MinMetadataOffset: &created.MetadataOffset,
+			Topics: []string{topic}, MinMetadataOffset: &created.MetadataOffset,
 		})
 		if err != nil {
 			return err
 		}
-		led := 0
+		led := int32(0)
 		for _, partition := range cluster.Topics[0].Partitions {
 			if partition.LeaderId != nil {
 				led++
 			}
 		}
-		if led == partitionCount {
-			fmt.Printf("ok   create topic: %s, %d partitions, metadata offset %d\n", c.topic, led, created.MetadataOffset)
+		if led == partitions {
+			fmt.Printf("ok   create topic: %s, %d partitions, metadata offset %d\n", topic, led, created.MetadataOffset)
 			return nil
 		}
 		select {
