@@ -308,7 +308,7 @@ def compaction_meets_damage_first(monkeypatch: pytest.MonkeyPatch) -> list[Path]
     def read(database: Rdict, directory: Path) -> tuple[LoadedImage, list[bytes]]:
         if directory in late:
             late.remove(directory)
-            # Returns when no compaction is under way; one that meets damage begins no other.
+            # It waits for the compaction that the opening has begun, and compacts by itself if there was none.
             with contextlib.suppress(Exception):
                 database.compact_range(None, None)
             assert database.property_int_value("rocksdb.background-errors"), "no compaction failed"
