@@ -61,7 +61,7 @@ def describe(state: CoordinatorState, command: DescribeGroup, default_assignor: 
             group_id=group.group_id,
             state=state.state_of(group),
             value=group.known_value,
-            assignor=assignor_of(group, default_assignor),
+            assignor=assignor_of(state, group, default_assignor),
             members=members,
             offset_count=len(group.offsets),
         )

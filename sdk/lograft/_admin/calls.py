@@ -17,6 +17,7 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from lograft._client.cluster import Cluster
+from lograft._groups.coordinators import Coordinators
 from lograft.v1.admin_pb2_grpc import AdminServiceStub
 
 if TYPE_CHECKING:
@@ -34,10 +35,12 @@ class AdminCalls:
 
     Attributes:
         cluster: the connection to the cluster.
+        coordinators: the coordinators of groups.
         timeout_ms: milliseconds that a call may take, all attempts together.
     """
 
     cluster: Cluster
+    coordinators: Coordinators
     timeout_ms: int
 
     async def ask(
