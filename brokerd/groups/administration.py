@@ -16,6 +16,7 @@ from brokerd.groups.answers import (
 )
 from brokerd.groups.commands import DeleteGroup, DescribeGroup, ListGroups
 from brokerd.groups.decision_room import DecisionRoom
+from brokerd.groups.group import members_text
 from brokerd.groups.limits import MAX_LISTED_GROUPS
 from brokerd.groups.offsets import not_found
 from brokerd.groups.records import GroupLogRecord, GroupRecord, OffsetRecord
@@ -76,7 +77,7 @@ def delete_group(state: CoordinatorState, command: DeleteGroup) -> GroupDecision
     if group.members:
         return refused(
             Refusal.GROUP_NOT_EMPTY,
-            f"the group has {len(group.members)} members; stop them, or wait for their sessions",
+            f"the group has {members_text(group)}; stop them, or wait for their sessions",
         )
     records: list[GroupLogRecord] = []
     room = DecisionRoom()
