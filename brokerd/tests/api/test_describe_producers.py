@@ -92,7 +92,7 @@ def test_those_that_appended_last_are_chosen() -> None:
     """With more producers than an answer has room for, the idlest are left out; the answer is by id. A batch long ago has no time."""
     windows = ProducerWindows()
     for producer_id, base_offset in ((5, 40), (3, 30), (9, 10), (7, 20)):
-        batch = make_batch([b"v"], producer=ProducerStamp(producer_id))
+        batch = make_batch([b"v"], producer=ProducerStamp(producer_id=producer_id))
         windows.update(read_header(batch), base_offset, now_ms=0)
     found = remembered(windows, at_most=3)
     assert [(each.producer_id, each.last_base_offset) for each in found] == [(3, 30), (5, 40), (7, 20)]

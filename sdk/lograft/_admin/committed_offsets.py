@@ -144,7 +144,8 @@ async def reset_group_offsets(
 ) -> list[OffsetChange]:
     """Move the committed offsets of a consumer group without members to a place, or to an offset for each partition.
 
-    Offsets outside of the readable records are moved to their beginning or end. A moved offset loses its metadata.
+    Offsets outside of the readable records are moved to their beginning or end. A moved offset loses its metadata; one that is
+    where it should be keeps it.
 
     Args:
         group: group id.
@@ -185,7 +186,7 @@ async def reset_group_offsets(
     moves = {
         TopicPartition(each.topic, each.partition): each.after
         for each in plan
-        if each.error is None and each.after is not None
+        if each.error is None and each.after is not None and each.after != each.before
     }
     if validate_only or not moves:
         return plan

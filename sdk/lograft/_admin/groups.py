@@ -14,7 +14,8 @@ from typing import Final, TypeVar
 
 from lograft._admin.calls import AdminCalls
 from lograft._client.clock import monotonic_ms
-from lograft.errors import GroupNotFoundError, LograftError, UsageError
+from lograft.errors import GroupNotFoundError, LograftError, RetriableError, UsageError
+from lograft.settings import LAST_TRY_MS
 from lograft.types import (
     DeletedGroup,
     GroupDescription,
@@ -73,19 +74,29 @@ async def list_groups(calls: AdminCalls, states: Iterable[GroupState] | None = N
     backoff = calls.cluster.backoff()
     found: list[ListedGroup] = []
     missing: set[int] = set()
+    incomplete: pb.ListGroupsResponse | None = None
     after = ""
     while True:
-        left_ms = deadline_ms - monotonic_ms()
         request = pb.ListGroupsRequest(
             cluster_id=calls.cluster.cluster_id, after_group_id=after, limit=PAGE_GROUPS, states=wanted
         )
-        response = await calls.cluster.ask(
-            lambda channel: GroupServiceStub(channel).ListGroups, request, timeout_ms=max(1, left_ms)
-        )
-        left_ms = deadline_ms - monotonic_ms()
-        if response.missing_coordinator_ids and left_ms > 0:
-            await asyncio.sleep(min(backoff.next_delay_ms(), left_ms) / 1000)
+        try:
+            response = await calls.cluster.ask(
+                lambda channel: GroupServiceStub(channel).ListGroups,
+                request,
+                timeout_ms=max(1, deadline_ms - monotonic_ms()),
+            )
+        except RetriableError:
+            # No time is left for another attempt: what an earlier one has found is better than nothing.
+            if incomplete is None:
+                raise
+            response = incomplete
+        delay_ms = backoff.next_delay_ms()
+        if response.missing_coordinator_ids and deadline_ms - monotonic_ms() - delay_ms >= LAST_TRY_MS:
+            incomplete = response
+            await asyncio.sleep(delay_ms / 1000)
             continue
+        incomplete = None
         missing.update(response.missing_coordinator_ids)
         found += map(_listed, response.groups)
         if not response.has_more or not response.groups:

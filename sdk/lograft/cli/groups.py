@@ -225,7 +225,7 @@ def reset(
     if backup is not None:
         _backup(backup, plan)
     if execute:
-        plan = admin.reset_group_offsets(group, _exactly(plan), validate_only=False) if _moves(plan) else plan
+        plan = _apply(admin, group, plan)
     if as_json:
         print_json({"group": group, "executed": execute, "changes": [_change_as_json(each) for each in plan]})
     else:
@@ -376,13 +376,12 @@ def _moves(plan: Sequence[OffsetChange]) -> list[OffsetChange]:
     return [each for each in plan if each.error is None and each.after is not None and each.after != each.before]
 
 
-def _exactly(plan: Sequence[OffsetChange]) -> dict[TopicPartition, int]:
-    """Return the offsets of a plan: what was computed is what is applied, whatever was appended meanwhile."""
-    return {
-        TopicPartition(each.topic, each.partition): each.after
-        for each in plan
-        if each.error is None and each.after is not None
-    }
+def _apply(admin: Admin, group: str, plan: Sequence[OffsetChange]) -> list[OffsetChange]:
+    """Store what was computed, whatever was appended meanwhile, and return what became of each partition."""
+    moves = {TopicPartition(each.topic, each.partition): each.after or 0 for each in _moves(plan)}
+    done = admin.reset_group_offsets(group, moves) if moves else []
+    by_place = {TopicPartition(each.topic, each.partition): each for each in done}
+    return [by_place.get(TopicPartition(each.topic, each.partition), each) for each in plan]
 
 
 # Output.

@@ -26,7 +26,7 @@ from tests.client.processes import unused_address
 MakeTopic = Callable[..., str]
 
 _numbers = itertools.count()
-_CONSUME_MS = 10_000
+_CONSUME_MS = 60_000
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def member(bootstrap: str, group: str, orders: str) -> Iterator[Consumer]:
     """A consumer that holds all partitions and has committed what it read."""
     with Consumer(bootstrap, group=group, instance_id="first") as consumer:
         consumer.subscribe([orders])
-        assert len(consumer.consume(30, timeout_ms=_CONSUME_MS)) == 30
+        assert sum(len(consumer.consume(10, timeout_ms=_CONSUME_MS)) for _ in range(3)) == 30
         consumer.commit()
         yield consumer
         consumer.unsubscribe()
