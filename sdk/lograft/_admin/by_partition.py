@@ -97,9 +97,10 @@ class NamedPartitions:
             raise UsageError(f"name a list of topics or partitions, such as [{named!r}], not {named!r}")
         wanted = [each if isinstance(each, str) else _checked_partition(each) for each in named]
         names = sorted({each if isinstance(each, str) else each.topic for each in wanted})
+        deadline_ms = monotonic_ms() + calls.timeout_ms
         for start in range(0, len(names), MAX_TOPICS_PER_CALL):
             page = frozenset(names[start : start + MAX_TOPICS_PER_CALL])
-            await calls.cluster.fetch(page, timeout_ms=calls.timeout_ms)
+            await calls.cluster.fetch(page, timeout_ms=max(1, deadline_ms - monotonic_ms()))
         ids: dict[str, bytes] = {}
         counts: dict[str, int] = {}
         for name in names:

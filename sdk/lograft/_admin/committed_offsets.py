@@ -78,7 +78,9 @@ async def group_offsets(
         found = await _fetch(calls, group, topics, timeout_ms=timeout_ms)
         return GroupOffsets(group=group, offsets=tuple(found))
 
-    results = await for_each_group(calls, groups, fetch, lambda group, error: GroupOffsets(group=group, error=error))
+    results = await for_each_group(
+        calls.until(deadline_ms), groups, fetch, lambda group, error: GroupOffsets(group=group, error=error)
+    )
     if not with_lag:
         return results
     named = {
@@ -171,7 +173,7 @@ async def reset_group_offsets(
         partitions = list(given) if partitions is None else partitions
     deadline_ms = monotonic_ms() + calls.timeout_ms
     topics = None if partitions is None else await NamedPartitions.of(calls, partitions)
-    stored = await _fetch(calls, group, topics, timeout_ms=calls.timeout_ms)
+    stored = await _fetch(calls, group, topics, timeout_ms=max(1, deadline_ms - monotonic_ms()))
     if partitions is None and not stored:
         raise UsageError(f"group {group!r} has no offsets; name the topics")
     known = [TopicPartition(each.topic, each.partition) for each in stored if each.error is None]
@@ -190,9 +192,7 @@ async def reset_group_offsets(
     }
     if validate_only or not moves:
         return plan
-    done = await alter_group_offsets(
-        AdminCalls(calls.cluster, calls.coordinators, max(1, deadline_ms - monotonic_ms())), group, moves
-    )
+    done = await alter_group_offsets(calls.until(deadline_ms), group, moves)
     errors = {TopicPartition(each.topic, each.partition): each.error for each in done}
     return [
         each

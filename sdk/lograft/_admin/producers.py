@@ -11,6 +11,7 @@ from typing import Final
 
 from lograft._admin.by_partition import NamedPartitions, ask_by_partition
 from lograft._admin.calls import AdminCalls
+from lograft._client.clock import monotonic_ms
 from lograft._client.codec import decode_error
 from lograft.types import PartitionProducers, RememberedProducer, TopicPartition
 from lograft.v1 import log_pb2
@@ -34,6 +35,7 @@ async def describe_producers(calls: AdminCalls, partitions: Sequence[TopicPartit
         UsageError: something is neither a topic name nor a partition.
         LograftError: the call as a whole failed.
     """
+    deadline_ms = monotonic_ms() + calls.timeout_ms
     named = await NamedPartitions.of(calls, partitions)
 
     async def ask(page: Sequence[TopicPartition], timeout_ms: int) -> list[PartitionProducers]:
@@ -46,7 +48,7 @@ async def describe_producers(calls: AdminCalls, partitions: Sequence[TopicPartit
         )
         return [_described(result) for result in response.results]
 
-    return await ask_by_partition(calls, named.partitions, ask, page_size=PAGE_PARTITIONS)
+    return await ask_by_partition(calls.until(deadline_ms), named.partitions, ask, page_size=PAGE_PARTITIONS)
 
 
 def _described(message: log_pb2.DescribedProducers) -> PartitionProducers:
