@@ -128,6 +128,12 @@ MAX_WAITING_READS: Final = 4_096
 MAX_OFFSET_QUERIES: Final = 10_000
 """Maximum queries of one ListOffsets, and maximum partitions of one DeleteRecords."""
 
+MAX_PRODUCER_PARTITIONS: Final = 100
+"""Maximum partitions of one DescribeProducers."""
+
+MAX_DESCRIBED_PRODUCERS: Final = 1_000
+"""Producers of a partition in an answer to DescribeProducers; about 50 bytes each."""
+
 MAX_CLUSTER_TOPICS: Final = 10_000
 """Maximum topics in one GetCluster answer, and in one request that names topics."""
 

@@ -31,6 +31,14 @@ OF_OTHER_SERVICES = {
     "describe_cluster": "GetCluster of MetadataService",
     "list_offsets": "LogService",
     "delete_records": "LogService",
+    "describe_producers": "LogService",
+    "list_groups": "GroupService",
+    "describe_groups": "GroupService",
+    "delete_groups": "GroupService",
+    "group_offsets": "FetchOffsets of GroupService, and LogService for the lag",
+    "alter_group_offsets": "GroupService",
+    "reset_group_offsets": "GroupService and LogService",
+    "delete_group_offsets": "GroupService",
     "replace_voter": "RemoveVoter and AddVoter",
 }
 """Methods of the SDK that are no RPC of AdminService, and what they use."""

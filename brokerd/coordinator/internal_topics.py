@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from lograft.wire.checksum import crc32c
+from lograft.wire.limits import DEFAULT_MAX_MESSAGE_BYTES
 
 MAX_REPLICATION_FACTOR: Final = 3
 """Replicas of an internal topic in a cluster that has as many brokers."""
@@ -70,6 +71,8 @@ def creation_plan(topic: InternalTopic, *, broker_count: int) -> TopicPlan:
         configs={
             "cleanup.policy": "compact",
             "flush.policy": "ack",
+            # Set, so that a smaller value of the cluster does not hold.
+            "max.message.bytes": str(DEFAULT_MAX_MESSAGE_BYTES),
             "min.compaction.lag.ms": str(topic.min_compaction_lag_ms),
             "min.insync.replicas": str(max(1, factor - 1)),
             "segment.bytes": str(topic.segment_bytes),

@@ -16,6 +16,7 @@ from brokerd.groups.answers import (
 )
 from brokerd.groups.commands import DeleteGroup, DescribeGroup, ListGroups
 from brokerd.groups.decision_room import DecisionRoom
+from brokerd.groups.group import members_text
 from brokerd.groups.limits import MAX_LISTED_GROUPS
 from brokerd.groups.offsets import not_found
 from brokerd.groups.records import GroupLogRecord, GroupRecord, OffsetRecord
@@ -61,7 +62,7 @@ def describe(state: CoordinatorState, command: DescribeGroup, default_assignor: 
             group_id=group.group_id,
             state=state.state_of(group),
             value=group.known_value,
-            assignor=assignor_of(group, default_assignor),
+            assignor=assignor_of(state, group, default_assignor),
             members=members,
             offset_count=len(group.offsets),
         )
@@ -76,7 +77,7 @@ def delete_group(state: CoordinatorState, command: DeleteGroup) -> GroupDecision
     if group.members:
         return refused(
             Refusal.GROUP_NOT_EMPTY,
-            f"the group has {len(group.members)} members; stop them, or wait for their sessions",
+            f"the group has {members_text(group)}; stop them, or wait for their sessions",
         )
     records: list[GroupLogRecord] = []
     room = DecisionRoom()

@@ -148,6 +148,7 @@ def _encode_member(value: MemberValue | None) -> bytes | None:
         topic_names=value.subscription.names,
         topic_pattern=value.subscription.pattern,
         processing_limit_ms=value.processing_limit_ms,
+        session_timeout_ms=value.session_timeout_ms,
         instance_id=value.instance_id,
         rack=value.rack,
         client_id=value.client_id,
@@ -161,6 +162,7 @@ def _decode_member(data: bytes) -> MemberValue:
     return MemberValue(
         subscription=Subscription(tuple(message.topic_names), message.topic_pattern),
         processing_limit_ms=message.processing_limit_ms,
+        session_timeout_ms=message.session_timeout_ms,
         instance_id=message.instance_id if message.HasField("instance_id") else None,
         rack=message.rack if message.HasField("rack") else None,
         client_id=message.client_id,

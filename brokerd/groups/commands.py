@@ -214,6 +214,13 @@ class ConfigChanged:
     config: GroupConfig | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DefaultsChanged:
+    """The config of groups that have none of their own."""
+
+    config: GroupConfig
+
+
 Command = (
     Join
     | Beat
@@ -229,6 +236,7 @@ Command = (
     | AssignmentComputed
     | TopicsChanged
     | ConfigChanged
+    | DefaultsChanged
 )
 """Everything that can be asked of the core."""
 
@@ -236,7 +244,7 @@ Command = (
 def scope_of(command: Command) -> str | None:
     """Return the group that a command concerns; None: no single group. Commands of different groups cannot see each other."""
     match command:
-        case StreamClosed() | ListGroups() | TopicsChanged():
+        case StreamClosed() | ListGroups() | TopicsChanged() | DefaultsChanged():
             return None
         case _:
             return command.group_id

@@ -22,6 +22,7 @@ from brokerd.groups.commands import (
     Command,
     CommitOffsets,
     ConfigChanged,
+    DefaultsChanged,
     DeleteGroup,
     DeleteOffsets,
     DescribeGroup,
@@ -114,6 +115,9 @@ class GroupCore:
                 return self._change_topics(command)
             case ConfigChanged():
                 return self._change_config(command)
+            case DefaultsChanged():
+                self._state.defaults = command.config
+                return decided(Noted())
             case AlterOffsets():
                 return offsets.alter(state, command)
             case DeleteOffsets():
@@ -295,7 +299,8 @@ class GroupCore:
         sessions = self._state.sessions
         if sessions.next_sweep_ms is not None and self._state.now_ms >= sessions.next_sweep_ms:
             sessions.next_sweep_ms = self._state.now_ms + OFFSETS_SWEEP_MS
-            sessions.sweep = sorted(self._state.groups, reverse=True)
+            # Configs come before the topics, and only they say how long offsets are kept.
+            sessions.sweep = sorted(self._state.groups, reverse=True) if self._state.topics.is_loaded else []
             sessions.forget_departed()
             used = (each.pattern for group in self._state.groups.values() for each in group.subscriptions)
             self._state.topics.forget_patterns(frozenset(used))

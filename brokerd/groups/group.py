@@ -230,3 +230,9 @@ class Group:
 def plain(held: Held) -> Partitions:
     """Return held partitions without their assignment epochs."""
     return {topic_id: tuple(numbers) for topic_id, numbers in held.items()}
+
+
+def members_text(group: Group) -> str:
+    """Return the number of members in words for people."""
+    count = len(group.members)
+    return f"{count} member" if count == 1 else f"{count} members"

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every limit and default of groups, with its name and unit. Numbers only; `docs/groups.md` says what happens at each."""
+"""Every limit and default of groups, with its name and unit. Numbers only; `docs/groups.md` says what happens at each.
+
+`metaquorum.metadata.topic_configs` has the bounds of configs.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,8 @@ from typing import Final
 DEFAULT_SESSION_TIMEOUT_MS: Final = 45_000
 """Milliseconds without a sign of life after which a member is removed."""
 
-MIN_SESSION_TIMEOUT_MS: Final = 6_000
-"""Shortest session that a group may have, in milliseconds."""
-
-MAX_SESSION_TIMEOUT_MS: Final = 60_000
-"""Longest session that a group may have, in milliseconds."""
-
 DEFAULT_HEARTBEAT_INTERVAL_MS: Final = 5_000
 """Milliseconds between two beats that a member is advised to keep."""
-
-MIN_HEARTBEAT_INTERVAL_MS: Final = 1_000
-"""Shortest interval of beats that may be advised, in milliseconds. The longest is a third of the session."""
 
 UNSETTLED_BEAT_MS: Final = 500
 """Milliseconds between two unary beats that a member is told to keep until it has reached its target: nothing is pushed to it."""
@@ -35,17 +29,11 @@ MAX_PROCESSING_LIMIT_MS: Final = 24 * 3_600_000
 DEFAULT_ASSIGNMENT_INTERVAL_MS: Final = 200
 """Milliseconds for which changes of a group are collected before its target assignment is computed."""
 
-MAX_ASSIGNMENT_INTERVAL_MS: Final = 15_000
-"""Longest assignment interval that a group may have, in milliseconds."""
-
 ASSIGNMENT_RETRY_MS: Final = 10_000
 """Milliseconds without a result after which a target assignment is asked for again."""
 
 DEFAULT_OFFSETS_RETENTION_MS: Final = 7 * 24 * 3_600_000
 """Milliseconds that an offset is kept after the later of its commit and the moment at which its group became empty."""
-
-MIN_OFFSETS_RETENTION_MS: Final = 60_000
-"""Shortest retention of offsets, in milliseconds."""
 
 OFFSETS_SWEEP_MS: Final = 10 * 60_000
 """Milliseconds between two looks for expired offsets and for groups that hold nothing."""

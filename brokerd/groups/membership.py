@@ -46,6 +46,7 @@ from brokerd.groups.records import (
     TargetValue,
 )
 from brokerd.groups.sessions import Session, Timer, TimerKind
+from brokerd.groups.settings import SESSION_BEATS
 from brokerd.groups.state import CoordinatorState, GroupDecision, decided, refused
 from brokerd.groups.subscriptions import PatternError
 
@@ -64,6 +65,7 @@ def join(state: CoordinatorState, assignors: Sequence[str], command: Join) -> Gr
     about = MemberValue(
         subscription=command.subscription,
         processing_limit_ms=command.processing_limit_ms or DEFAULT_PROCESSING_LIMIT_MS,
+        session_timeout_ms=state.config(command.group_id).session_timeout_ms,
         instance_id=command.instance_id,
         rack=command.rack,
         client_id=command.client_id,
@@ -87,8 +89,8 @@ def join(state: CoordinatorState, assignors: Sequence[str], command: Join) -> Gr
         MemberRecord(group.group_id, command.member_id, about),
         CurrentRecord(group.group_id, command.member_id, current),
     )
-    session = _hear(state, command)
-    return decided(_told(state, command, session, current, is_assignment_sent=True), records)
+    session = _hear(state, command, about)
+    return decided(_told(state, command, about, session, current, is_assignment_sent=True), records)
 
 
 def beat(state: CoordinatorState, assignors: Sequence[str], command: Beat) -> GroupDecision:
@@ -119,7 +121,7 @@ def beat(state: CoordinatorState, assignors: Sequence[str], command: Beat) -> Gr
             ),
             records,
         )
-    session = _hear(state, command)
+    session = _hear(state, command, about)
     session.echoed_number = command.assignment_number
     records: list[GroupLogRecord] = []
     if about != member.known_about:
@@ -135,7 +137,7 @@ def beat(state: CoordinatorState, assignors: Sequence[str], command: Beat) -> Gr
     is_assignment_sent = moved is not current or not is_settled
     is_there = not records and state.state_of_member(group, member) is ReconciliationState.STABLE
     is_there = is_there and group.known_value.group_epoch == group.known_value.target_epoch
-    told = _told(state, command, session, moved, is_assignment_sent=is_assignment_sent, is_there=is_there)
+    told = _told(state, command, about, session, moved, is_assignment_sent=is_assignment_sent, is_there=is_there)
     return decided(told, records)
 
 
@@ -231,6 +233,7 @@ def _join_again(
     state: CoordinatorState, group: Group, member: Member, command: Join, about: MemberValue
 ) -> GroupDecision:
     """Answer a repeated join. It confirms no revocation, because it may be a late copy."""
+    about = replace(about, session_timeout_ms=member.known_about.session_timeout_ms)
     records: list[GroupLogRecord] = []
     if _wants_same(about, member.known_about):
         # Another address or limit changes nothing for the assignment.
@@ -239,8 +242,8 @@ def _join_again(
         after = group.subscriptions_after(removed=(member.member_id,), added=about.subscription)
         records.append(GroupRecord(group.group_id, state.raised(group, after)))
         records.append(MemberRecord(group.group_id, member.member_id, about))
-    session = _hear(state, command)
-    return decided(_told(state, command, session, member.known_current, is_assignment_sent=True), records)
+    session = _hear(state, command, about)
+    return decided(_told(state, command, about, session, member.known_current, is_assignment_sent=True), records)
 
 
 def _take_over(
@@ -278,7 +281,8 @@ def _take_over(
     if target is not None or command.member_id in group.members:
         records.append(TargetRecord(group.group_id, command.member_id, target))
     records.append(CurrentRecord(group.group_id, command.member_id, current))
-    return decided(_told(state, command, _hear(state, command), current, is_assignment_sent=True), records)
+    session = _hear(state, command, about)
+    return decided(_told(state, command, about, session, current, is_assignment_sent=True), records)
 
 
 def _taken_over_value(state: CoordinatorState, group: Group, former: Member, about: MemberValue) -> GroupValue:
@@ -332,11 +336,11 @@ def _tombstones(group: Group, member: Member) -> list[GroupLogRecord]:
     return records
 
 
-def _hear(state: CoordinatorState, command: Join | Beat) -> Session:
+def _hear(state: CoordinatorState, command: Join | Beat, about: MemberValue) -> Session:
     return state.sessions.hear(
         command.group_id,
         command.member_id,
-        expires_ms=state.now_ms + state.config(command.group_id).session_timeout_ms,
+        expires_ms=state.now_ms + state.session_ms(command.group_id, about),
         beat_number=command.beat_number,
         stream=command.stream,
     )
@@ -345,21 +349,22 @@ def _hear(state: CoordinatorState, command: Join | Beat) -> Session:
 def _told(
     state: CoordinatorState,
     command: Join | Beat,
+    about: MemberValue,
     session: Session,
     current: CurrentValue,
     *,
     is_assignment_sent: bool,
     is_there: bool = False,
 ) -> MemberState:
-    config = state.config(command.group_id)
-    interval_ms = config.heartbeat_interval_ms
+    session_ms = state.session_ms(command.group_id, about)
+    interval_ms = min(state.config(command.group_id).heartbeat_interval_ms, session_ms // SESSION_BEATS)
     if command.stream is None and not is_there:
         interval_ms = min(interval_ms, UNSETTLED_BEAT_MS)
     return MemberState(
         member_id=command.member_id,
         member_epoch=current.member_epoch,
         heartbeat_interval_ms=interval_ms,
-        session_timeout_ms=config.session_timeout_ms,
+        session_timeout_ms=session_ms,
         assignment_number=session.next_number() if is_assignment_sent else session.sent_number or 0,
         assignment=plain(current.assigned) if is_assignment_sent else None,
     )

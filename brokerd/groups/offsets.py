@@ -13,7 +13,7 @@ from brokerd.groups.answers import FetchedOffset, FetchedOffsets, OffsetResult, 
 from brokerd.groups.commands import AlterOffsets, CommitOffsets, DeleteOffsets, FetchOffsets, OffsetCommit
 from brokerd.groups.decision_room import DecisionRoom
 from brokerd.groups.effects import GroupExpired, OffsetsExpired
-from brokerd.groups.group import Group, Member
+from brokerd.groups.group import Group, Member, members_text
 from brokerd.groups.limits import (
     MAX_GROUP_OFFSETS,
     MAX_GROUPS,
@@ -150,7 +150,7 @@ def _store(
     """Store offsets: of a member, or, `member` None, of nobody, if the group has no members."""
     if member is None and group is not None and group.members:
         return refused(
-            Refusal.GROUP_NOT_EMPTY, f"the group has {len(group.members)} members; commit as one, or stop them first"
+            Refusal.GROUP_NOT_EMPTY, f"the group has {members_text(group)}; commit as one, or stop them first"
         )
     if group is None and len(state.groups) >= MAX_GROUPS:
         return refused(Refusal.LIMIT_EXCEEDED, f"this coordinator has {MAX_GROUPS} groups; delete some")

@@ -75,6 +75,8 @@ class MemberValue:
         client_id: name of the client program; may be empty.
         client_host: address of the client; may be empty.
         assignor: name of the assignor that it prefers; empty: none.
+        session_timeout_ms: milliseconds without a sign of life after which it is removed. It was told so when it joined and relies on
+            it: it stops in time only if its session is never shorter than it knows. 0: not recorded.
     """
 
     subscription: Subscription
@@ -84,6 +86,7 @@ class MemberValue:
     client_id: str = ""
     client_host: str = ""
     assignor: str = ""
+    session_timeout_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

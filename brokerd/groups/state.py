@@ -21,6 +21,7 @@ from brokerd.groups.records import (
     GroupRecord,
     GroupValue,
     MemberRecord,
+    MemberValue,
     OffsetRecord,
     OffsetValue,
     Partitions,
@@ -48,6 +49,7 @@ class CoordinatorState:
         topics: as given.
         sessions: soft state.
         configs: configs of groups that have one.
+        defaults: as given, until they are changed.
     """
 
     def __init__(self, topics: Topics, *, defaults: GroupConfig, unix_offset_ms: int) -> None:
@@ -55,7 +57,7 @@ class CoordinatorState:
         self.topics = topics
         self.sessions = Sessions()
         self.configs: dict[str, GroupConfig] = {}
-        self._defaults = defaults
+        self.defaults = defaults
         self._unix_offset_ms = unix_offset_ms
         self._groups_by_topic: dict[bytes, dict[str, int]] = {}
 
@@ -72,7 +74,11 @@ class CoordinatorState:
 
     def config(self, group_id: str) -> GroupConfig:
         """Return the config of a group."""
-        return self.configs.get(group_id, self._defaults)
+        return self.configs.get(group_id, self.defaults)
+
+    def session_ms(self, group_id: str, about: MemberValue) -> int:
+        """Return the session of a member in milliseconds; that of its group, if its record names none."""
+        return about.session_timeout_ms or self.config(group_id).session_timeout_ms
 
     def group(self, group_id: str) -> Group | None:
         """Return a group; None if it does not exist."""
@@ -192,7 +198,7 @@ class CoordinatorState:
             return
         timer = Timer(TimerKind.SESSION, group.group_id, member_id)
         if self.sessions.now_ms is not None and self.sessions.timers.deadline_of(timer) is None:
-            self.sessions.timers.set(timer, self.now_ms + self.config(group.group_id).session_timeout_ms)
+            self.sessions.timers.set(timer, self.now_ms + self.session_ms(group.group_id, member.about))
 
     def _watch_revocation(self, group: Group, member_id: str) -> None:
         if self.sessions.now_ms is None:

@@ -54,14 +54,15 @@ def ask(state: CoordinatorState, group: Group, default_assignor: str) -> Compute
     return ComputeAssignment(
         group_id=group.group_id,
         group_epoch=epoch,
-        assignor=assignor_of(group, default_assignor),
+        assignor=assignor_of(state, group, default_assignor),
         members=members,
         topics={topic_id: topics.spec(topic_id) for topic_id in sorted(wanted)},
     )
 
 
-def assignor_of(group: Group, default_assignor: str) -> str:
-    """Return the assignor that most members prefer; of several, the first by name."""
+def assignor_of(state: CoordinatorState, group: Group, default_assignor: str) -> str:
+    """Return the assignor that most members prefer, or without preference the group; of several, the first by name."""
+    default_assignor = state.config(group.group_id).assignor or default_assignor
     votes: dict[str, int] = {}
     for member in group.present():
         name = member.known_about.assignor or default_assignor

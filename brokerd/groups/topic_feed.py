@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hands the topics of the metadata to the cores of the active coordinators: all of them first, then what changes.
+"""Hands the topics and the configs of groups to the cores of the active coordinators: all of them first, then what changes.
 
 Owns the topics as the cores see them, and for each coordinator what it has not been told yet. A change of leaders or in-sync replicas
 changes nothing for a group, so it is not handed in. A core takes a later state of a topic for an earlier one that it never saw: what
 waits is a set of names, never a queue of states.
 
-Law: a deletion is told only if the metadata knows the topic as deleted.
+Laws
+    A deletion is told only if the metadata knows the topic as deleted.
+    Configs come before topics: a core that has topics knows how long it keeps offsets.
 Source: `docs/groups.md` sections "Border" and "Service".
 """
 
@@ -13,21 +15,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from brokerd.coordinator.internal_topics import GROUPS
 from brokerd.coordinator.unserved import UnservedError, UnservedReason
-from brokerd.groups.commands import TopicsChanged
+from brokerd.groups.commands import ConfigChanged, DefaultsChanged, TopicsChanged
 from brokerd.groups.core import GroupCore
+from brokerd.groups.settings import config_of
 from brokerd.groups.subscriptions import Topic
 from brokerd.wake import Wake
 from metaquorum.metadata.changes import MetadataChange
 from metaquorum.metadata.image import TopicImage
 from metaquorum.metadata.loader import MetadataLoader
+from metaquorum.metadata.records import ConfigResource
+from metaquorum.metadata.topic_configs import GROUP_CONFIGS
 from metaquorum.metadata.topic_names import is_internal
 
 logger = logging.getLogger(__name__)
+
+Command = TopicsChanged | ConfigChanged | DefaultsChanged
+"""What is handed in."""
 
 FEED_RETRY_MS: Final = 250
 """Milliseconds before topics are handed in again after a coordinator took no command."""
@@ -46,6 +55,9 @@ class _Line:
     partition: int
     wake: Wake = field(default_factory=Wake)
     is_complete_due: bool = True
+    are_topics_due: bool = True
+    are_defaults_due: bool = False
+    configured: dict[str, None] = field(default_factory=dict[str, None])
     changed: dict[bytes, None] = field(default_factory=dict[bytes, None])
     deleted: dict[bytes, None] = field(default_factory=dict[bytes, None])
     task: asyncio.Task[None] | None = None
@@ -72,7 +84,7 @@ class TopicFeed:
         self,
         observer: MetadataLoader,
         *,
-        submit: Callable[[int, TopicsChanged], Awaitable[object]],
+        submit: Callable[[int, Command], Awaitable[object]],
         core: Callable[[int], GroupCore | None],
     ) -> None:
         self._observer = observer
@@ -81,6 +93,7 @@ class TopicFeed:
         # None until a coordinator is active here for the first time: a broker without groups pays nothing.
         self._topics: dict[bytes, Topic] | None = None
         self._racks: dict[int, str] = {}
+        self._inherited: Mapping[str, str] = {}
         self._lines: dict[int, _Line] = {}
         self._stop_following: Callable[[], None] | None = None
 
@@ -99,14 +112,16 @@ class TopicFeed:
             await asyncio.wait(tasks)
 
     def begin(self, partition: int) -> None:
-        """Hand in all topics: the coordinator of a partition is active, with a new core."""
+        """Hand in all configs and topics: the coordinator of a partition is active, with a new core."""
         self.end(partition)
         if self._topics is None:
             self._topics = {}
             self._look_at_racks()
+            self._look_at_inherited()
             for topic in self._observer.image.topics():
                 self._topics[topic.topic_id] = self._topic(topic)
-        line = self._lines[partition] = _Line(partition)
+        line = self._lines[partition] = _Line(partition, are_defaults_due=bool(self._inherited))
+        self._note_configured(line, self._observer.image.configured_groups())
         line.wake.set()
         line.task = asyncio.create_task(self._run(line), name=f"topic-feed-{partition}")
         line.task.add_done_callback(_log_fault)
@@ -139,12 +154,29 @@ class TopicFeed:
             if topics.get(topic_id) != topic:
                 topics[topic_id] = topic
                 changed[topic_id] = None
-        if not changed and not deleted:
-            return
+        are_defaults_due = self._look_at_inherited()
+        # What a group has itself counts together with what it inherits.
+        configured = image.configured_groups() if are_defaults_due else change.group_ids
         for line in self._lines.values():
             line.changed.update(changed)
             line.deleted.update(deleted)
-            line.wake.set()
+            line.are_topics_due |= bool(changed or deleted)
+            line.are_defaults_due |= are_defaults_due
+            self._note_configured(line, (*configured, *change.group_ids))
+            if line.are_topics_due or line.are_defaults_due or line.configured:
+                line.wake.set()
+
+    def _look_at_inherited(self) -> bool:
+        """Look at what the cluster has for groups; return True if it has changed."""
+        configs = self._observer.image.configs_of(ConfigResource.CLUSTER, "")
+        inherited = {name: configs[name] for name in sorted(configs) if name in GROUP_CONFIGS}
+        is_changed, self._inherited = inherited != self._inherited, inherited
+        return is_changed
+
+    def _note_configured(self, line: _Line, group_ids: Iterable[str]) -> None:
+        line.configured.update(
+            (group_id, None) for group_id in sorted(group_ids) if GROUPS.partition_of(group_id) == line.partition
+        )
 
     def _look_at_racks(self) -> bool:
         """Look at the racks of the brokers; return True if one has changed."""
@@ -174,13 +206,27 @@ class TopicFeed:
     async def _run(self, line: _Line) -> None:
         while True:
             await line.wake.wait()
-            command = self._take(line)
+            while line.are_defaults_due or line.configured:
+                if not await self._hand_in(line, self._take_config(line)):
+                    return
+            if not line.are_topics_due:
+                continue
+            command = self._take_topics(line)
             if not await self._hand_in(line, command):
                 return
             if command.is_complete:
                 self._catch_up(line, command.metadata_offset)
 
-    def _take(self, line: _Line) -> TopicsChanged:
+    def _take_config(self, line: _Line) -> ConfigChanged | DefaultsChanged:
+        if line.are_defaults_due:
+            line.are_defaults_due = False
+            return DefaultsChanged(config=config_of(self._inherited))
+        group_id = next(iter(line.configured))
+        del line.configured[group_id]
+        own = self._observer.image.configs_of(ConfigResource.GROUP, group_id)
+        return ConfigChanged(group_id=group_id, config=config_of({**self._inherited, **own}) if own else None)
+
+    def _take_topics(self, line: _Line) -> TopicsChanged:
         topics, image = self._topics, self._observer.image
         assert topics is not None, "a line begins with topics"
         if line.is_complete_due:
@@ -200,11 +246,12 @@ class TopicFeed:
                 topics=tuple(topics[each] for each in line.changed if each in topics),
                 deleted=tuple(line.deleted),
             )
+        line.are_topics_due = False
         line.changed.clear()
         line.deleted.clear()
         return command
 
-    async def _hand_in(self, line: _Line, command: TopicsChanged) -> bool:
+    async def _hand_in(self, line: _Line, command: Command) -> bool:
         """Submit until the coordinator has taken it; False: it is no longer active."""
         while True:
             try:
@@ -212,7 +259,7 @@ class TopicFeed:
             except UnservedError as error:
                 if error.unserved.reason in _ENDED:
                     return False
-                logger.warning("topics not handed in yet: partition=%d: %s", line.partition, error)
+                logger.warning("%s not handed in yet: partition=%d: %s", type(command).__name__, line.partition, error)
                 await asyncio.sleep(FEED_RETRY_MS / 1000)
             else:
                 return True
@@ -230,7 +277,7 @@ class TopicFeed:
 
         async def wait() -> None:
             await self._observer.wait_for(newest, timeout_ms=CATCH_UP_MS)
-            line.is_complete_due = True
+            line.is_complete_due = line.are_topics_due = True
             line.wake.set()
 
         line.catching_up = asyncio.create_task(wait(), name=f"topic-feed-catch-up-{line.partition}")
@@ -240,4 +287,4 @@ class TopicFeed:
 def _log_fault(task: asyncio.Task[None]) -> None:
     error = None if task.cancelled() else task.exception()
     if error is not None:
-        logger.error("topics are no longer handed in: %s", task.get_name(), exc_info=error)
+        logger.error("topics and configs are no longer handed in: %s", task.get_name(), exc_info=error)

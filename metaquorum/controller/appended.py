@@ -146,9 +146,17 @@ class AppendedImage:
             yield topic
 
     def configs_of(self, resource: ConfigResource, name: str) -> Mapping[str, str]:
-        """Return the configs set for a broker or for the cluster. Callers must not change them."""
+        """Return the configs set for a broker, a group or the cluster. Callers must not change them."""
         overlaid = self._other_configs.values.get((resource, name))
         return self._committed.configs_of(resource, name) if overlaid is None else overlaid
+
+    def configured_group_count(self) -> int:
+        """Return the number of groups for which configs are set."""
+        groups = dict.fromkeys(self._committed.configured_groups(), True)
+        for (resource, name), configs in self._other_configs.values.items():
+            if resource is ConfigResource.GROUP:
+                groups[name] = bool(configs)
+        return sum(groups.values())
 
     def ack_switch(self, resource: ConfigResource, resource_name: str) -> int | None:
         """Return the offset of a resource's switch to `ack`; see `MetadataImage.ack_switch`."""
@@ -225,7 +233,7 @@ class AppendedImage:
         self._ack_switches.put((resource, resource_name), offset, self._offset)
 
     def put_other_config(self, record: ConfigRecord) -> None:
-        """Set or remove a config of a broker or of the cluster, in the overlay's own copy."""
+        """Set or remove a config of a broker, a group or the cluster, in the overlay's own copy."""
         configs = dict(self.configs_of(record.resource, record.resource_name))
         if record.value is None:
             configs.pop(record.name, None)

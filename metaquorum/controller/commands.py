@@ -300,7 +300,7 @@ class ResourceChanges:
 
     Attributes:
         resource: kind of the resource.
-        name: name of the topic, id of the broker in decimal, or empty for the cluster.
+        name: name of the topic, id of the broker in decimal, id of the group, or empty for the cluster.
         changes: (name, new value) of each config; None removes the value, so that the inherited one applies.
     """
 

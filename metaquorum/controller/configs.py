@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configs of topics, brokers and the cluster: their changes, and which value applies.
+"""Configs of topics, brokers, groups and the cluster: their changes, and which value applies.
 
-Owns the precedence: the value of the topic, else of the broker that has the replica, else of the cluster, else the built-in default.
+Owns the precedence: the value of the topic, else of the broker that has the replica, else of the cluster, else the built-in default;
+for groups: the value of the group, else of the cluster, else the default.
 Law: a request is carried out completely or not at all, in one batch of records; a refusal names the config and its allowed values.
 `topic_configs.py` has the table of configs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -26,21 +27,27 @@ from metaquorum.controller.commands import (
     refuse,
 )
 from metaquorum.controller.settings import ControllerSettings
+from metaquorum.metadata.group_configs import combination_problem, group_id_problem
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.isr import cleared_elr
 from metaquorum.metadata.records import MAX_NODE_ID, ConfigRecord, ConfigResource, MetadataRecord
 from metaquorum.metadata.state import TopicImage
 from metaquorum.metadata.topic_configs import (
     FLUSH_POLICY,
+    GROUP_HEARTBEAT_INTERVAL,
+    GROUP_SESSION_TIMEOUT,
     MIN_INSYNC_REPLICAS,
+    OF_GROUPS,
     TOPIC_CONFIGS,
     UNCLEAN_ELECTION,
     ConfigDefinition,
     TopicSettings,
     effective,
+    internal_problem,
     name_problem,
     value_problem,
 )
+from metaquorum.metadata.topic_names import is_internal
 
 _SHOWN_CHARACTERS = 250
 
@@ -56,13 +63,15 @@ class ConfigSource(Enum):
     """Set for the broker."""
     CLUSTER = "cluster"
     """Set for the cluster."""
+    GROUP = "group"
+    """Set for the group."""
 
 
 class OtherConfigs(Protocol):
-    """An image in which configs of brokers and of the cluster are looked up: committed or appended."""
+    """An image in which configs of brokers, groups and the cluster are looked up: committed or appended."""
 
     def configs_of(self, resource: ConfigResource, name: str) -> Mapping[str, str]:
-        """Return the configs set for a broker or for the cluster."""
+        """Return the configs set for a broker, a group or the cluster."""
         ...
 
 
@@ -120,21 +129,30 @@ def alter(image: AppendedImage, settings: ControllerSettings, command: AlterConf
         )
     records: list[MetadataRecord] = []
     seen: set[tuple[ConfigResource, str, str]] = set()
+    changed: dict[tuple[ConfigResource, str], dict[str, str]] = {}
     for changes in command.resources:
         found = _find(image, changes.resource, changes.name)
         if isinstance(found, Refusal):
             return Decision(response=found)
         for name, value in changes.changes:
-            refusal = _change_problem(changes, name, value, seen)
+            refusal = _change_problem(found, changes, name, value, seen)
             if refusal is not None:
                 return Decision(response=refusal)
             seen.add((changes.resource, changes.name, name))
+            configs = changed.setdefault((changes.resource, changes.name), dict(found.configs))
+            if value is None:
+                configs.pop(name, None)
+            else:
+                configs[name] = value
             if value is not None or name in found.configs:
                 records.append(
                     ConfigRecord(resource=changes.resource, resource_name=found.record_name, name=name, value=value)
                 )
             if name == MIN_INSYNC_REPLICAS and found.topic is not None:
                 records.extend(cleared_elr(found.topic, int(value or TOPIC_CONFIGS[name].default)))
+    refusal = _group_problem(image, settings, changed, seen)
+    if refusal is not None:
+        return Decision(response=refusal)
     if command.validate_only:
         return Decision(response=Done())
     # An unclean election may now be allowed, so a partition without a leader may get one.
@@ -143,7 +161,7 @@ def alter(image: AppendedImage, settings: ControllerSettings, command: AlterConf
 
 
 def _change_problem(
-    changes: ResourceChanges, name: str, value: str | None, seen: set[tuple[ConfigResource, str, str]]
+    found: _Resource, changes: ResourceChanges, name: str, value: str | None, seen: set[tuple[ConfigResource, str, str]]
 ) -> Refusal | None:
     if (changes.resource, changes.name, name) in seen:
         return Refusal(
@@ -151,12 +169,49 @@ def _change_problem(
             message=f"{name[:100]} of {changes.resource.name.lower()} {changes.name[:_SHOWN_CHARACTERS]!r} is named twice",
         )
     problem = name_problem(changes.resource, name) if value is None else value_problem(changes.resource, name, value)
+    if problem is None and found.topic is not None and is_internal(found.topic.topic):
+        problem = internal_problem(name, value)
     return None if problem is None else Refusal(code=ErrorCode.INVALID_CONFIG, message=problem)
+
+
+def _group_problem(
+    image: AppendedImage,
+    settings: ControllerSettings,
+    changed: Mapping[tuple[ConfigResource, str], Mapping[str, str]],
+    named: Set[tuple[ConfigResource, str, str]],
+) -> Refusal | None:
+    """Return why configs of groups may not become what they would be; None if they may, or if the request has none.
+
+    Args:
+        image: the metadata before the request.
+        settings: limits.
+        changed: configs of each resource after the request.
+        named: resource, its name and the config of each change.
+    """
+    of_cluster = changed.get((ConfigResource.CLUSTER, ""))
+    inherited = image.configs_of(ConfigResource.CLUSTER, "") if of_cluster is None else of_cluster
+    new_count = 0
+    for (resource, name), configs in changed.items():
+        if resource not in OF_GROUPS:
+            continue
+        is_group = resource is ConfigResource.GROUP
+        # A change of the cluster does not look at every group: a coordinator shortens the heartbeat interval if need be.
+        is_session = any((resource, name, each) in named for each in (GROUP_SESSION_TIMEOUT, GROUP_HEARTBEAT_INTERVAL))
+        problem = combination_problem({**inherited, **configs} if is_group else configs) if is_session else None
+        if problem is not None:
+            return Refusal(code=ErrorCode.INVALID_CONFIG, message=problem)
+        new_count += is_group and bool(configs) and not image.configs_of(resource, name)
+    if new_count and image.configured_group_count() + new_count > settings.max_configured_groups:
+        return Refusal(
+            code=ErrorCode.LIMIT_EXCEEDED,
+            message=f"configs are set for {settings.max_configured_groups} groups already; unset those of some",
+        )
+    return None
 
 
 @dataclass(frozen=True, slots=True)
 class _Resource:
-    """An existing resource: its name in records, the configs set for it, and its topic or broker."""
+    """A resource that may have configs: its name in records, the configs set for it, and its topic or broker."""
 
     record_name: str
     configs: Mapping[str, str]
@@ -177,6 +232,11 @@ def _find(image: AppendedImage | MetadataImage, resource: ConfigResource, name: 
                 message=f"the cluster has no name, leave {name[:_SHOWN_CHARACTERS]!r} out",
             )
         return _Resource("", image.configs_of(resource, ""))
+    if resource is ConfigResource.GROUP:
+        problem = group_id_problem(name)
+        if problem is not None:
+            return Refusal(code=ErrorCode.INVALID_REQUEST, message=problem)
+        return _Resource(name, image.configs_of(resource, name))
     # Only the canonical decimal form: another form of the same number would be another row.
     is_id = name.isascii() and name.isdigit() and len(name) <= len(str(MAX_NODE_ID)) and name == str(int(name))
     configs = image.configs_of(resource, name)
@@ -206,6 +266,9 @@ def describe(
     layers: list[tuple[ConfigSource, Mapping[str, str]]] = []
     if found.topic is not None:
         layers.append((ConfigSource.TOPIC, found.configs))
+    elif resource is ConfigResource.GROUP:
+        layers.append((ConfigSource.GROUP, found.configs))
+        broker_id = None
     else:
         broker_id = found.broker_id
     if broker_id is not None:

@@ -37,6 +37,7 @@ class ControllerSettings:
         max_walk_topics: topics examined in one slice of periodic work; less than 10 ms.
         max_altered_partitions: partitions of one AlterPartition or ResignLeadership request.
         max_expired_brokers: brokers that one decision fences for missed heartbeats; the next tick takes more.
+        max_configured_groups: groups for which configs are set; such a group need not exist, so that only this bounds them.
         max_config_changes: config changes of one request; with the longest values about 600 KiB of records.
         max_reassigned_partitions: reassignments of one request.
         max_listed_reassignments: reassignments on one page of a list; a page also ends after `max_sweep_partitions` partitions.
@@ -66,6 +67,7 @@ class ControllerSettings:
     max_walk_topics: int = 1_000
     max_altered_partitions: int = 2_000
     max_expired_brokers: int = 100
+    max_configured_groups: int = 10_000
     max_config_changes: int = 500
     max_reassigned_partitions: int = 500
     max_listed_reassignments: int = 1_000

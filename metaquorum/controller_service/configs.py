@@ -26,12 +26,14 @@ _RESOURCES: Final = {
     admin_pb2.CONFIG_RESOURCE_TYPE_TOPIC: ConfigResource.TOPIC,
     admin_pb2.CONFIG_RESOURCE_TYPE_BROKER: ConfigResource.BROKER,
     admin_pb2.CONFIG_RESOURCE_TYPE_CLUSTER: ConfigResource.CLUSTER,
+    admin_pb2.CONFIG_RESOURCE_TYPE_GROUP: ConfigResource.GROUP,
 }
 _SOURCES: Final = {
     ConfigSource.DEFAULT: admin_pb2.CONFIG_SOURCE_DEFAULT,
     ConfigSource.TOPIC: admin_pb2.CONFIG_SOURCE_TOPIC,
     ConfigSource.BROKER: admin_pb2.CONFIG_SOURCE_BROKER,
     ConfigSource.CLUSTER: admin_pb2.CONFIG_SOURCE_CLUSTER,
+    ConfigSource.GROUP: admin_pb2.CONFIG_SOURCE_GROUP,
 }
 
 
@@ -105,6 +107,6 @@ def _kind(resource: admin_pb2.ConfigResource) -> ConfigResource:
     if found is None:
         raise CommandError(
             ErrorCode.INVALID_REQUEST,
-            f"configs belong to a topic, a broker or the cluster, not to type {resource.type}",
+            f"configs belong to a topic, a broker, a group or the cluster, not to type {resource.type}",
         )
     return found

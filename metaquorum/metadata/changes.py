@@ -34,7 +34,8 @@ class MetadataChange:
         topics: names of the topics.
         topic_ids: ids of the topics.
         broker_ids: ids of the brokers.
-        inherited_configs: True if configs of the cluster or of a broker changed, which topics inherit.
+        inherited_configs: True if configs of the cluster or of a broker changed, which topics and groups inherit.
+        group_ids: ids of the groups whose configs changed.
         partitions: numbers of the changed partitions of a topic of which nothing else changed; a topic without an entry changed as a
             whole.
     """
@@ -44,12 +45,13 @@ class MetadataChange:
     topic_ids: frozenset[bytes]
     broker_ids: frozenset[int]
     inherited_configs: bool = False
+    group_ids: frozenset[str] = frozenset()
     partitions: Mapping[bytes, frozenset[int]] = field(default_factory=dict[bytes, frozenset[int]])
 
     @property
     def is_empty(self) -> bool:
         """True if only the offset moved."""
-        return not self.topic_ids and not self.broker_ids and not self.inherited_configs
+        return not (self.topic_ids or self.broker_ids or self.group_ids or self.inherited_configs)
 
 
 class ChangeCollector:
@@ -60,6 +62,7 @@ class ChangeCollector:
         self._topic_ids: set[bytes] = set()
         self._broker_ids: set[int] = set()
         self._inherited_configs = False
+        self._group_ids: set[str] = set()
         self._partitions: dict[bytes, set[int]] = {}
         self._whole: set[bytes] = set()
 
@@ -85,6 +88,8 @@ class ChangeCollector:
                     topic_id = bytes.fromhex(record.resource_name)
                     self._add_topic_id(topic_id, image)
                     self._whole.add(topic_id)
+                elif record.resource is ConfigResource.GROUP:
+                    self._group_ids.add(record.resource_name)
                 else:
                     self._inherited_configs = True
             case BrokerRecord() | BrokerChangeRecord() | RemoveBrokerRecord():
@@ -106,6 +111,7 @@ class ChangeCollector:
             topic_ids=frozenset(self._topic_ids),
             broker_ids=frozenset(self._broker_ids),
             inherited_configs=self._inherited_configs,
+            group_ids=frozenset(self._group_ids),
             partitions={
                 topic_id: frozenset(numbers)
                 for topic_id, numbers in self._partitions.items()

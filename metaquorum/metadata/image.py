@@ -109,12 +109,16 @@ class MetadataImage:
             yield self._topics[topic_id]
 
     def other_configs(self) -> Mapping[tuple[ConfigResource, str], Mapping[str, str]]:
-        """Configs of brokers and of the cluster by (resource, resource name); a live view."""
+        """Configs of brokers, groups and the cluster by (resource, resource name); a live view."""
         return MappingProxyType(self._other_configs)
 
     def configs_of(self, resource: ConfigResource, name: str) -> Mapping[str, str]:
-        """Return the configs set for a broker or for the cluster. Callers must not change them."""
+        """Return the configs set for a broker, a group or the cluster. Callers must not change them."""
         return self._other_configs.get((resource, name), NO_CONFIGS)
+
+    def configured_groups(self) -> Iterator[str]:
+        """Yield the ids of the groups for which configs are set."""
+        return (name for resource, name in self._other_configs if resource is ConfigResource.GROUP)
 
     def ack_switches(self) -> Mapping[tuple[ConfigResource, str], int]:
         """Return the offset of `ack_switch` for every resource that has one; a live view."""
@@ -219,7 +223,7 @@ class MetadataImage:
         self._ack_switches[resource, resource_name] = offset
 
     def put_other_config(self, record: ConfigRecord) -> None:
-        """Set or remove a config of a broker or of the cluster."""
+        """Set or remove a config of a broker, a group or the cluster."""
         key = (record.resource, record.resource_name)
         if record.value is not None:
             self._other_configs.setdefault(key, {})[record.name] = record.value

@@ -267,7 +267,8 @@ def row(image: MetadataImage, key: bytes) -> Row | None:
             return None if value is None else _config_row(ConfigResource.TOPIC, topic_id.hex(), name, value)
         case 6:
             resource = ConfigResource(key[1])
-            resource_name, name = key[2:].decode().split("\x00", 1)
+            # A group id may contain the separator, the name of a config cannot.
+            resource_name, name = key[2:].decode().rsplit("\x00", 1)
             value = image.configs_of(resource, resource_name).get(name)
             return None if value is None else _config_row(resource, resource_name, name, value)
         case 8:

@@ -169,6 +169,7 @@ class MetadataLoader:
             topics=frozenset(topic.topic for image in images for topic in image.topics()),
             topic_ids=frozenset(topic.topic_id for image in images for topic in image.topics()),
             broker_ids=frozenset(broker_id for image in images for broker_id in image.brokers),
+            group_ids=frozenset(group_id for image in images for group_id in image.configured_groups()),
         )
         self.image = loaded.image
         # The changes in between are unknown, so a client that resumes from before gets the whole image.

@@ -186,6 +186,8 @@ class ConfigResource(IntEnum):
     """A broker; the resource name is its node id in decimal."""
     CLUSTER = 3
     """The cluster; the resource name is empty."""
+    GROUP = 4
+    """A consumer group; the resource name is its id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,7 +71,7 @@ class ImageTables(Protocol):
         ...
 
     def configs_of(self, resource: ConfigResource, name: str) -> Mapping[str, str]:
-        """Return the configs set for a broker or for the cluster."""
+        """Return the configs set for a broker, a group or the cluster."""
         ...
 
     def put_ack_switch(self, resource: ConfigResource, resource_name: str, offset: int) -> None:
@@ -79,7 +79,7 @@ class ImageTables(Protocol):
         ...
 
     def put_other_config(self, record: ConfigRecord) -> None:
-        """Set or remove a config of a broker or of the cluster."""
+        """Set or remove a config of a broker, a group or the cluster."""
         ...
 
     def put_producer_ids(self, record: ProducerIdsRecord) -> None:

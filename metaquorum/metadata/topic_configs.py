@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configs of topics, brokers and the cluster: names, defaults, ranges, meanings, and the resources they can be set for.
+"""The configs of topics, brokers, groups and the cluster: names, defaults, ranges, meanings, and the resources they can be set for.
 
 Owns the table of all configs. Validation, the effective settings of a topic, and the answers of DescribeTopic and DescribeConfigs
 derive from it. Does not know how the log engine uses them, nor which values are inherited (`metaquorum.controller.configs`).
@@ -20,8 +20,15 @@ from metaquorum.metadata.records import ConfigResource
 
 CATCH_UP_RATE: Final = "replica.catch.up.max.bytes.per.second"
 DEFAULT_MIN_INSYNC: Final = "default.min.insync.replicas"
+CLEANUP_POLICY: Final = "cleanup.policy"
 FLUSH_POLICY: Final = "flush.policy"
+GROUP_ASSIGNMENT_INTERVAL: Final = "group.assignment.interval.ms"
+GROUP_ASSIGNOR: Final = "group.assignor"
+GROUP_HEARTBEAT_INTERVAL: Final = "group.heartbeat.interval.ms"
+GROUP_OFFSETS_RETENTION: Final = "group.offsets.retention.ms"
+GROUP_SESSION_TIMEOUT: Final = "group.session.timeout.ms"
 LEADER_REBALANCE: Final = "auto.leader.rebalance.enable"
+MAX_MESSAGE_BYTES: Final = "max.message.bytes"
 MIN_INSYNC_REPLICAS: Final = "min.insync.replicas"
 MOVE_RATE: Final = "replication.move.max.bytes.per.second"
 REBALANCE_INTERVAL: Final = "leader.imbalance.check.interval.seconds"
@@ -29,8 +36,11 @@ UNCLEAN_ELECTION: Final = "unclean.leader.election.enable"
 UNCLEAN_ELECTION_INTERVAL: Final = "unclean.leader.election.interval.ms"
 TRUE: Final = "true"
 
-ANYWHERE: Final = tuple(ConfigResource)
+ANYWHERE: Final = (ConfigResource.TOPIC, ConfigResource.BROKER, ConfigResource.CLUSTER)
 """Scope of a config that topics, brokers and the cluster can have; topics inherit it from the latter two."""
+
+OF_GROUPS: Final = (ConfigResource.GROUP, ConfigResource.CLUSTER)
+"""Scope of a config that groups can have; they inherit it from the cluster."""
 
 
 class FlushPolicy(Enum):
@@ -187,6 +197,24 @@ MAX_DESCRIPTION_BYTES: Final = 1_024
 MIN_RATE: Final = 1_024
 """Lowest rate limit in bytes a second; with less, one batch of the usual size would take minutes."""
 
+MIN_SESSION_TIMEOUT_MS: Final = 6_000
+"""Shortest session of the members of a group, in milliseconds."""
+
+MAX_SESSION_TIMEOUT_MS: Final = 60_000
+"""Longest session of the members of a group, in milliseconds."""
+
+MIN_HEARTBEAT_INTERVAL_MS: Final = 1_000
+"""Shortest interval of heartbeats, in milliseconds. The longest is a third of the session."""
+
+MAX_ASSIGNMENT_INTERVAL_MS: Final = 15_000
+"""Longest time for which a group collects changes, in milliseconds."""
+
+MIN_OFFSETS_RETENTION_MS: Final = 60_000
+"""Shortest retention of offsets, in milliseconds."""
+
+INTERNAL_BATCH_BYTES: Final = DEFAULT_MAX_MESSAGE_BYTES
+"""Bytes of the largest batch that a coordinator writes; an internal topic must take it."""
+
 _MAX_INT32: Final = 2**31 - 1
 _MAX_INT64: Final = 2**63 - 1
 
@@ -288,7 +316,7 @@ _DEFINITIONS: Final = (
         meaning="bytes of batches between two entries of the offset index",
     ),
     ConfigDefinition(
-        name="max.message.bytes",
+        name=MAX_MESSAGE_BYTES,
         default=str(DEFAULT_MAX_MESSAGE_BYTES),
         minimum=1024,
         maximum=MAX_BATCH_BYTES,
@@ -308,7 +336,7 @@ _DEFINITIONS: Final = (
         meaning="longest time between flushes under flush.policy=interval, in milliseconds",
     ),
     ConfigDefinition(
-        name="cleanup.policy",
+        name=CLEANUP_POLICY,
         default=CleanupPolicy.DELETE.value,
         choices=tuple(policy.value for policy in CleanupPolicy),
         meaning="how old data goes: whole segments by age and size (delete), older records of a key (compact), or both",
@@ -385,8 +413,57 @@ _DEFINITIONS: Final = (
     ),
 )
 
+_GROUP_DEFINITIONS: Final = (
+    ConfigDefinition(
+        name=GROUP_SESSION_TIMEOUT,
+        default="45000",
+        minimum=MIN_SESSION_TIMEOUT_MS,
+        maximum=MAX_SESSION_TIMEOUT_MS,
+        scopes=OF_GROUPS,
+        meaning="time without a sign of life after which a member is removed, in milliseconds; for members that join from then on",
+    ),
+    ConfigDefinition(
+        name=GROUP_HEARTBEAT_INTERVAL,
+        default="5000",
+        minimum=MIN_HEARTBEAT_INTERVAL_MS,
+        maximum=MAX_SESSION_TIMEOUT_MS // 3,
+        scopes=OF_GROUPS,
+        meaning="time between two heartbeats of a member, at most a third of group.session.timeout.ms, in milliseconds",
+    ),
+    ConfigDefinition(
+        name=GROUP_ASSIGNMENT_INTERVAL,
+        default="200",
+        minimum=0,
+        maximum=MAX_ASSIGNMENT_INTERVAL_MS,
+        scopes=OF_GROUPS,
+        meaning="time for which changes of a group are collected before its partitions are assigned anew, in milliseconds",
+    ),
+    ConfigDefinition(
+        name=GROUP_ASSIGNOR,
+        default="uniform",
+        choices=("uniform", "range"),
+        scopes=OF_GROUPS,
+        meaning="assignor for members that prefer none, from the next assignment on",
+    ),
+    ConfigDefinition(
+        name=GROUP_OFFSETS_RETENTION,
+        default=str(7 * 24 * 3600 * 1000),
+        minimum=MIN_OFFSETS_RETENTION_MS,
+        maximum=_MAX_INT64,
+        may_be_off=True,
+        scopes=OF_GROUPS,
+        meaning="time that an offset is kept from the later of its commit and the last member's end, in milliseconds; -1: for ever",
+    ),
+)
+
+GROUP_CONFIGS: Final = frozenset(each.name for each in _GROUP_DEFINITIONS)
+"""Names of the configs that groups have."""
+
 TOPIC_CONFIGS: Final[Mapping[str, ConfigDefinition]] = MappingProxyType(
-    {definition.name: definition for definition in sorted(_DEFINITIONS, key=lambda definition: definition.name)}
+    {
+        definition.name: definition
+        for definition in sorted((*_DEFINITIONS, *_GROUP_DEFINITIONS), key=lambda definition: definition.name)
+    }
 )
 """All configs by name, ascending. Most belong to topics, and can be set for brokers and the cluster as inherited values."""
 
@@ -418,6 +495,20 @@ def name_problem(resource: ConfigResource, name: str) -> str | None:
     if resource not in definition.scopes:
         kinds = " or a ".join(kind.name.lower() for kind in definition.scopes)
         return f"{name} can be set for a {kinds} only, not for a {resource.name.lower()}"
+    return None
+
+
+def internal_problem(name: str, value: str | None) -> str | None:
+    """Return why a config of an internal topic may not get a value, or None if it may. Its coordinators rely on some of them.
+
+    Args:
+        name: the config.
+        value: the value, which is valid in itself; None: the config is removed.
+    """
+    if name == CLEANUP_POLICY and value != CleanupPolicy.COMPACT.value:
+        return f"{name} of an internal topic stays {CleanupPolicy.COMPACT.value}: everything else deletes its state"
+    if name == MAX_MESSAGE_BYTES and (value is None or int(value) < INTERNAL_BATCH_BYTES):
+        return f"{name} of an internal topic is at least {INTERNAL_BATCH_BYTES}: its coordinators write such batches"
     return None
 
 

@@ -37,7 +37,7 @@ def _blocking(
 
 
 class Admin:
-    """Creates, changes, lists, describes and deletes topics; describes and changes the cluster. Any number of threads may use it.
+    """Manages topics, configs, groups, brokers, partitions and the quorum. Any number of threads may use it.
 
     Args:
         bootstrap: brokers to ask first: "host:port", several separated by commas, or a list.
@@ -98,6 +98,14 @@ class Admin:
     delete_unknown_partitions = _blocking(AsyncAdmin.delete_unknown_partitions)
     list_offsets = _blocking(AsyncAdmin.list_offsets)
     delete_records = _blocking(AsyncAdmin.delete_records)
+    describe_producers = _blocking(AsyncAdmin.describe_producers)
+    list_groups = _blocking(AsyncAdmin.list_groups)
+    describe_groups = _blocking(AsyncAdmin.describe_groups)
+    delete_groups = _blocking(AsyncAdmin.delete_groups)
+    group_offsets = _blocking(AsyncAdmin.group_offsets)
+    alter_group_offsets = _blocking(AsyncAdmin.alter_group_offsets)
+    reset_group_offsets = _blocking(AsyncAdmin.reset_group_offsets)
+    delete_group_offsets = _blocking(AsyncAdmin.delete_group_offsets)
 
     def close(self) -> None:
         """Close the connections. Further calls do nothing."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from enum import Enum, IntEnum
 from typing import Any, NamedTuple
 
@@ -311,6 +312,310 @@ class DeletedRecords:
     error: LograftError | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RememberedProducer:
+    """What the leader of a partition remembers of a producer, to recognise batches that were sent again.
+
+    Attributes:
+        producer_id: id of the producer.
+        producer_epoch: its newest epoch.
+        last_sequence: sequence of its last record; None: none in this epoch.
+        last_base_offset: base offset of its newest remembered batch; None: none.
+        last_append_ms: when that batch was appended, in milliseconds since 1970-01-01 UTC; None: before the log was opened.
+        open_transaction_offset: first offset of its open transaction; None: none.
+    """
+
+    producer_id: int
+    producer_epoch: int
+    last_sequence: int | None = None
+    last_base_offset: int | None = None
+    last_append_ms: int | None = None
+    open_transaction_offset: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionProducers:
+    """The producers of one partition.
+
+    Attributes:
+        topic: topic name.
+        partition: partition number.
+        producers: producers by id, at most 1,000: those that appended last.
+        producer_count: number of producers that the leader remembers.
+        error: why they are not known; None on success.
+    """
+
+    topic: str
+    partition: int
+    producers: tuple[RememberedProducer, ...] = ()
+    producer_count: int = 0
+    error: LograftError | None = None
+
+
+class GroupState(Enum):
+    """State of a consumer group."""
+
+    UNKNOWN = "unknown"
+    """A newer server named a state that this client does not know."""
+    EMPTY = "empty"
+    """It has no members."""
+    ASSIGNING = "assigning"
+    """A target assignment is being computed."""
+    RECONCILING = "reconciling"
+    """Members move to their target assignments."""
+    STABLE = "stable"
+    """Every member has its target assignment."""
+
+
+class MemberProgress(Enum):
+    """How far a member is on the way to its target assignment."""
+
+    UNKNOWN = "unknown"
+    """A newer server named a state that this client does not know."""
+    STABLE = "stable"
+    """It has its target assignment."""
+    UNREVOKED = "unrevoked"
+    """It has to confirm that it gave partitions up."""
+    UNRELEASED = "unreleased"
+    """It has not heard of its target yet, or waits for partitions that others have not given up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedGroup:
+    """A consumer group in a list.
+
+    Attributes:
+        group: group id.
+        state: its state.
+        member_count: number of its members.
+        coordinator_id: node id of the broker that coordinates it.
+    """
+
+    group: str
+    state: GroupState
+    member_count: int
+    coordinator_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupList:
+    """Consumer groups, by id.
+
+    Attributes:
+        groups: the groups.
+        missing_coordinator_ids: brokers whose groups are missing, because they did not answer in time; -1: partitions of `__groups`
+            that nobody leads. Empty: the list is complete.
+    """
+
+    groups: tuple[ListedGroup, ...]
+    missing_coordinator_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupMember:
+    """A member of a consumer group.
+
+    Attributes:
+        member_id: UUID of the consumer in the group.
+        instance_id: name of a static member; None for a dynamic one.
+        client_id: name of its program.
+        host: address of its host.
+        rack: rack of its host; None: unknown.
+        topics: topics that it subscribes to by name.
+        pattern: RE2 expression of topics that it subscribes to; empty: none.
+        assignor: assignor that it prefers; None: none.
+        epoch: member epoch; -2: a static member that has left and will be back.
+        progress: how far it is on the way to its target.
+        assigned: what it may use.
+        revoking: what it must give up and has not confirmed.
+        target: its target assignment.
+        processing_limit_ms: milliseconds that its application may take between two polls.
+        is_streaming: True: it beats over a stream that is open.
+    """
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    host: str
+    rack: str | None
+    topics: tuple[str, ...]
+    pattern: str
+    assignor: str | None
+    epoch: int
+    progress: MemberProgress
+    assigned: tuple[TopicPartition, ...]
+    revoking: tuple[TopicPartition, ...]
+    target: tuple[TopicPartition, ...]
+    processing_limit_ms: int
+    is_streaming: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupDescription:
+    """A consumer group with its members.
+
+    Attributes:
+        group: group id.
+        error: why it is not described; the fields below have no meaning then. None on success.
+        state: its state.
+        epoch: group epoch; rises when members, subscriptions or topics change.
+        target_epoch: group epoch for which the target assignment was computed.
+        assignor: assignor in use.
+        members: members by member id.
+        offset_count: number of partitions with a committed offset.
+        coordinator_id: node id of the broker that coordinates it.
+        empty_since_ms: since when it has no members, in milliseconds since 1970-01-01 UTC; None while it has some.
+    """
+
+    group: str
+    error: LograftError | None = None
+    state: GroupState = GroupState.UNKNOWN
+    epoch: int = 0
+    target_epoch: int = 0
+    assignor: str = ""
+    members: tuple[GroupMember, ...] = ()
+    offset_count: int = 0
+    coordinator_id: int = -1
+    empty_since_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeletedGroup:
+    """Result of deleting a consumer group.
+
+    Attributes:
+        group: group id.
+        error: why it was not deleted; None on success.
+    """
+
+    group: str
+    error: LograftError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupOffset:
+    """The committed offset of a group in one partition, and how far it is behind.
+
+    Attributes:
+        topic: topic name.
+        partition: partition number.
+        committed: the offset with metadata; None: positively none is stored.
+        log_start_offset: first readable offset; None: not known, or not asked for.
+        end_offset: end of the readable records; None: not known, or not asked for.
+        lag: readable records from the committed offset on; without one, all of them. None without `end_offset`.
+        error: why the partition has no answer; None on success.
+    """
+
+    topic: str
+    partition: int
+    committed: OffsetAndMetadata | None = None
+    log_start_offset: int | None = None
+    end_offset: int | None = None
+    lag: int | None = None
+    error: LograftError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupOffsets:
+    """The committed offsets of one group.
+
+    Attributes:
+        group: group id.
+        offsets: one entry for each partition, by topic and partition.
+        error: why the group has no answer; None on success.
+    """
+
+    group: str
+    offsets: tuple[GroupOffset, ...] = ()
+    error: LograftError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetChange:
+    """Result of setting or deleting the committed offset of one partition.
+
+    Attributes:
+        topic: topic name.
+        partition: partition number.
+        before: offset that was stored before; None: none, or not asked for.
+        after: offset that is stored now (`validate_only`: would be stored); None: none.
+        error: why nothing changed; None on success.
+    """
+
+    topic: str
+    partition: int
+    before: int | None = None
+    after: int | None = None
+    error: LograftError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResetTo:
+    """Where a group is to read on, in each partition. Make it with a class method.
+
+    What lies outside of the readable records is moved to their beginning or end.
+    """
+
+    kind: str
+    value: int = 0
+
+    @classmethod
+    def earliest(cls) -> ResetTo:
+        """Return: the first readable record."""
+        return cls("earliest")
+
+    @classmethod
+    def latest(cls) -> ResetTo:
+        """Return: after the last readable record."""
+        return cls("latest")
+
+    @classmethod
+    def time(cls, moment: datetime | int) -> ResetTo:
+        """Return: the first record of a time or later; without one, the end.
+
+        Args:
+            moment: a time with a time zone, or milliseconds since 1970-01-01 UTC.
+
+        Raises:
+            ValueError: the time has no time zone, or is before 1970.
+        """
+        if isinstance(moment, datetime):
+            if moment.tzinfo is None:
+                raise ValueError(f"{moment} has no time zone: use datetime.now(timezone.utc), for example")
+            moment = int(moment.timestamp() * 1000)
+        return cls("time", _natural(moment, "a time is 1970 or later"))
+
+    @classmethod
+    def ago(cls, duration: timedelta) -> ResetTo:
+        """Return: the first record that is at most so old; without one, the end.
+
+        Raises:
+            ValueError: the duration is negative.
+        """
+        milliseconds = duration // timedelta(milliseconds=1)
+        return cls("ago", _natural(milliseconds, "a duration counts back from now and is not negative"))
+
+    @classmethod
+    def shift(cls, by: int) -> ResetTo:
+        """Return: so many offsets further, or back if negative. A partition without a committed offset stays without one."""
+        return cls("shift", by)
+
+    @classmethod
+    def offset(cls, offset: int) -> ResetTo:
+        """Return: this offset.
+
+        Raises:
+            ValueError: the offset is negative.
+        """
+        return cls("offset", _natural(offset, "an offset is 0 or more"))
+
+
+def _natural(value: int, rule: str) -> int:
+    if value < 0:
+        raise ValueError(f"{rule}, not {value}")
+    return value
+
+
 class LogDirectoryState(Enum):
     """Free space of a log directory, or its failure."""
 
@@ -604,15 +909,19 @@ class ClusterDescription:
 
 
 class ConfigResourceType(Enum):
-    """What configs are set for. The topic's value counts before the broker's, the broker's before the cluster's, then the default."""
+    """What configs are set for. The topic's value counts before the broker's, the broker's before the cluster's, then the default.
+
+    The value of a group counts before the cluster's.
+    """
 
     TOPIC = "topic"
     BROKER = "broker"
     CLUSTER = "cluster"
+    GROUP = "group"
 
 
 class ConfigResource(NamedTuple):
-    """A topic, a broker or the cluster. `name` is the topic's name, the broker's id in decimal, or empty for the cluster."""
+    """A topic, a broker, a group or the cluster. `name` is the topic's name, the broker's id in decimal, the group's id, or empty."""
 
     type: ConfigResourceType
     name: str = ""
@@ -629,8 +938,13 @@ class ConfigResource(NamedTuple):
 
     @classmethod
     def cluster(cls) -> ConfigResource:
-        """Return the resource of the cluster. All topics inherit its configs."""
+        """Return the resource of the cluster. All topics and groups inherit its configs."""
         return cls(ConfigResourceType.CLUSTER)
+
+    @classmethod
+    def group(cls, group: str) -> ConfigResource:
+        """Return the resource of a consumer group, which need not exist yet."""
+        return cls(ConfigResourceType.GROUP, group)
 
 
 class ConfigSource(Enum):
@@ -642,6 +956,7 @@ class ConfigSource(Enum):
     TOPIC = "topic"
     BROKER = "broker"
     CLUSTER = "cluster"
+    GROUP = "group"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -785,23 +1100,36 @@ __all__ = [
     "ClusterDescription",
     "ConsumerHealth",
     "ConsumerRecord",
+    "DeletedGroup",
     "DeletedRecords",
     "Durability",
+    "GroupDescription",
+    "GroupList",
+    "GroupMember",
+    "GroupOffset",
+    "GroupOffsets",
+    "GroupState",
     "Headers",
+    "ListedGroup",
     "LogDirectories",
     "LogDirectory",
     "LogDirectoryState",
+    "MemberProgress",
     "MetadataSnapshotDescription",
     "MoveState",
     "OffsetAnswer",
+    "OffsetChange",
     "OffsetQuery",
     "PartitionDescription",
     "PartitionHealth",
+    "PartitionProducers",
     "PartitionTrouble",
     "Position",
     "QuorumDescription",
     "QuorumReplicaDescription",
+    "RememberedProducer",
     "ReplicaMove",
+    "ResetTo",
     "TopicDescription",
     "TopicPartition",
     "TopicSummary",

@@ -161,6 +161,9 @@ class GroupCalls:
         command = FetchOffsets(group_id=request.group_id, partitions=wanted if request.topics else None)
         found = _expect(await self._submit(request.group_id, command, request.ByteSize(), context), FetchedOffsets)
         response = pb.FetchOffsetsResponse()
+        if not request.topics:
+            names = {each.topic_id: self.topic_name(each.topic_id) for each in found.offsets}
+            response.topics.extend(pb.NamedTopic(topic_id=each, topic=name) for each, name in names.items() if name)
         for start in range(0, len(found.offsets), MAX_FETCHED_PARTITIONS):
             some = found.offsets[start : start + MAX_FETCHED_PARTITIONS]
             response.offsets.extend(map(messages.committed_message, some))

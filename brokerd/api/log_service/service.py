@@ -16,6 +16,7 @@ from brokerd.api.calls import ServicerContext, bidirectional, raw_unary, seriali
 from brokerd.api.forward import ForwardedMethod, Forwarder
 from brokerd.api.log_service.append import AppendCalls
 from brokerd.api.log_service.delete_records import DeleteRecordsCalls
+from brokerd.api.log_service.describe_producers import DescribeProducersCalls
 from brokerd.api.log_service.fetch import FetchStream
 from brokerd.api.log_service.init_producer import InitProducerCalls
 from brokerd.api.log_service.list_offsets import ListOffsetsCalls
@@ -36,12 +37,14 @@ class LogService:
     def __init__(self, parts: BrokerParts, forwarder: Forwarder) -> None:
         self._parts = parts
         delete_records = DeleteRecordsCalls(parts, forwarder).delete_records
+        describe_producers = DescribeProducersCalls(parts, forwarder).describe_producers
         list_offsets = ListOffsetsCalls(parts, forwarder).list_offsets
         self.by_leader: Mapping[str, ForwardedMethod] = {
             "Append": serialized(log_pb2.AppendRequest, AppendCalls(parts, forwarder).append),
             "Read": serialized(log_pb2.ReadRequest, ReadCalls(parts, forwarder).read),
             "ListOffsets": serialized(log_pb2.ListOffsetsRequest, list_offsets),
             "DeleteRecords": serialized(log_pb2.DeleteRecordsRequest, delete_records),
+            "DescribeProducers": serialized(log_pb2.DescribeProducersRequest, describe_producers),
         }
         self._init_producer = InitProducerCalls(parts)
 

@@ -182,7 +182,8 @@ async def test_bad_fetch_stream_ends_typed(client: Client, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "method", ["Produce", "Fetch", "Append", "Read", "ListOffsets", "DeleteRecords", "InitProducer"]
+    "method",
+    ["Produce", "Fetch", "Append", "Read", "ListOffsets", "DeleteRecords", "DescribeProducers", "InitProducer"],
 )
 @pytest.mark.usefixtures("topic")
 async def test_bytes_that_are_no_message_are_refused(client: Client, method: str) -> None:
@@ -269,6 +270,11 @@ CALLS: dict[str, tuple[ErrorCode, str, Any]] = {
         ErrorCode.WRONG_CLUSTER,
         "DeleteRecords",
         log_pb2.DeleteRecordsRequest(cluster_id="elsewhere"),
+    ),
+    "producers: wrong cluster": (
+        ErrorCode.WRONG_CLUSTER,
+        "DescribeProducers",
+        log_pb2.DescribeProducersRequest(cluster_id="elsewhere"),
     ),
     "producer: wrong cluster": (
         ErrorCode.WRONG_CLUSTER,

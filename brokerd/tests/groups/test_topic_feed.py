@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import pytest
 
+from brokerd.coordinator.internal_topics import GROUPS
 from brokerd.coordinator.unserved import UnservedError, loading, overloaded
 from brokerd.groups import topic_feed
-from brokerd.groups.commands import TopicsChanged
+from brokerd.groups.commands import ConfigChanged, DefaultsChanged, TopicsChanged
 from brokerd.groups.core import GroupCore
 from brokerd.groups.records import GroupRecord, GroupValue, OffsetRecord, OffsetValue
 from brokerd.groups.topic_feed import TopicFeed
@@ -18,7 +19,13 @@ from brokerd.tests.committed_records import broker, commit, topic
 from brokerd.tests.groups.coordinator_host import compiler
 from brokerd.tests.support import WAIT_S
 from metaquorum.metadata.loader import MetadataLoader
-from metaquorum.metadata.records import LeaderChange, PartitionChangeRecord, RemoveTopicRecord
+from metaquorum.metadata.records import (
+    ConfigRecord,
+    ConfigResource,
+    LeaderChange,
+    PartitionChangeRecord,
+    RemoveTopicRecord,
+)
 
 FIRST, SECOND = b"1" * 16, b"2" * 16
 
@@ -28,14 +35,18 @@ class Coordinators:
 
     Attributes:
         taken: partition and command of each submission that succeeded.
+        configs: the same of configs.
         failures: failures of the next submissions.
+        is_open: True once a test changes configs while topics are there.
     """
 
     def __init__(self) -> None:
         self.observer = MetadataLoader()
         self.taken: list[tuple[int, TopicsChanged]] = []
+        self.configs: list[tuple[int, ConfigChanged | DefaultsChanged]] = []
         self.failures: list[UnservedError] = []
         self.attempts = 0
+        self.is_open = False
         self.cores: dict[int, GroupCore] = {}
         self.feed = TopicFeed(self.observer, submit=self.submit, core=self.cores.get)
         self.feed.start()
@@ -47,12 +58,16 @@ class Coordinators:
         self.feed.begin(partition)
         return core
 
-    async def submit(self, partition: int, command: TopicsChanged) -> None:
+    async def submit(self, partition: int, command: TopicsChanged | ConfigChanged | DefaultsChanged) -> None:
         self.attempts += 1
         if self.failures:
             raise self.failures.pop(0)
         self.cores[partition].decide(command, 1)
-        self.taken.append((partition, command))
+        if isinstance(command, TopicsChanged):
+            self.taken.append((partition, command))
+        else:
+            assert not self.cores[partition].state.topics.is_loaded or self.is_open, "topics before configs"
+            self.configs.append((partition, command))
 
     async def took(self, count: int) -> list[TopicsChanged]:
         """Wait for a number of commands, let the feed run on for a moment, and return them all."""
@@ -175,4 +190,72 @@ async def test_line_ends_with_its_leadership() -> None:
     commit(here.observer, *topic("b", SECOND))
     await here.took(4)
     assert here.taken[-1][0] == 0
+    await here.feed.stop()
+
+
+RETENTION = "group.offsets.retention.ms"
+MINE = GROUPS.partition_of("g")
+
+
+def config(group: str | None, value: str | None, name: str = RETENTION) -> ConfigRecord:
+    """Return a change of a config of a group, or of the cluster."""
+    resource = ConfigResource.CLUSTER if group is None else ConfigResource.GROUP
+    return ConfigRecord(resource=resource, resource_name=group or "", name=name, value=value)
+
+
+def retentions(core: GroupCore, *groups: str) -> list[int | None]:
+    return [core.state.config(each).offsets_retention_ms for each in groups]
+
+
+async def test_configs_come_before_topics_and_to_their_coordinator_alone() -> None:
+    """A new core has the defaults of the cluster and the configs of its own groups before it has topics."""
+    here = Coordinators()
+    other = next(name for name in map(str, range(100)) if GROUPS.partition_of(name) != MINE)
+    commit(here.observer, *topic("a", FIRST), config(None, "70000"), config("g", "-1"), config(other, "80000"))
+    core = here.begin(MINE)
+    await here.took(1)
+    assert [type(command) for _, command in here.configs] == [DefaultsChanged, ConfigChanged]
+    assert retentions(core, "g", other) == [None, 70_000]
+    await here.feed.stop()
+
+
+async def test_changes_of_configs_are_handed_in() -> None:
+    """Of a group, of the cluster with what groups have themselves, and their removal. Topics are not handed in again."""
+    here = Coordinators()
+    commit(here.observer, *topic("a", FIRST))
+    core = here.begin(MINE)
+    await here.took(1)
+    assert here.configs == []
+    here.is_open = True
+    commit(here.observer, config("g", "range", "group.assignor"))
+    await here.took(1)
+    assert core.state.config("g").assignor == "range"
+    commit(here.observer, config(None, "70000"))
+    await here.took(1)
+    assert retentions(core, "g", "h") == [70_000, 70_000]
+    assert core.state.config("g").assignor == "range"
+    commit(here.observer, config("g", None, "group.assignor"), config(None, None))
+    await here.took(1)
+    assert retentions(core, "g", "h") == [7 * 24 * 3_600_000] * 2
+    assert "g" not in core.state.configs
+    before = len(here.configs)
+    commit(here.observer, config(None, "5", "segment.ms"))
+    await here.took(1)
+    assert len(here.configs) == before
+    await here.feed.stop()
+
+
+async def test_configs_reach_an_overloaded_coordinator_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that it did not take is repeated, and what changed meanwhile follows it."""
+    monkeypatch.setattr(topic_feed, "FEED_RETRY_MS", 1)
+    here = Coordinators()
+    here.is_open = True
+    here.failures = [UnservedError(overloaded("p", "many commands"))] * 3
+    commit(here.observer, *topic("a", FIRST), config("g", "70000"))
+    core = here.begin(MINE)
+    await asyncio.sleep(0)
+    commit(here.observer, config("g", "80000"))
+    await here.took(1)
+    assert retentions(core, "g") == [80_000]
+    assert here.attempts >= 5
     await here.feed.stop()

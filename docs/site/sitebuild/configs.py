@@ -10,16 +10,20 @@ PLURALS = {
     ConfigResource.TOPIC: "topics",
     ConfigResource.BROKER: "brokers",
     ConfigResource.CLUSTER: "the cluster",
+    ConfigResource.GROUP: "groups",
 }
 
 
 def config_sections() -> str:
-    """Return a section for each config: those of topics, then those of brokers and the cluster alone."""
+    """Return a section for each config: those of topics, of groups, then those of brokers and the cluster alone."""
     of_topics = [each for each in TOPIC_CONFIGS.values() if ConfigResource.TOPIC in each.scopes]
-    others = [each for each in TOPIC_CONFIGS.values() if ConfigResource.TOPIC not in each.scopes]
+    of_groups = [each for each in TOPIC_CONFIGS.values() if ConfigResource.GROUP in each.scopes]
+    others = [each for each in TOPIC_CONFIGS.values() if each not in of_topics and each not in of_groups]
     sections = [
         "## Configs of topics",
         *map(_section, of_topics),
+        "## Configs of groups",
+        *map(_section, of_groups),
         "## Configs of brokers and the cluster",
         *map(_section, others),
     ]

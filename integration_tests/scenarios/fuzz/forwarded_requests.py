@@ -49,11 +49,18 @@ def _delete_records(rng: random.Random, _facts: Facts) -> Message:
     return pb.DeleteRecordsRequest(partitions=[pb.RecordsBefore(topic=_scrap(rng), partition=0, before_offset=-1)])
 
 
+def _describe_producers(rng: random.Random, facts: Facts) -> Message:
+    chosen = rng.choice(facts.partitions)
+    asked = pb.ProducersOfPartition(topic=facts.topic, partition=chosen.partition)
+    return pb.DescribeProducersRequest(partitions=[asked])
+
+
 MAKERS: Final[dict[str, RequestMaker]] = {
     "Append": _append,
     "Read": _read,
     "ListOffsets": _list_offsets,
     "DeleteRecords": _delete_records,
+    "DescribeProducers": _describe_producers,
 }
 
 REQUEST_TYPES: Final[dict[str, type[Message]]] = {
@@ -61,6 +68,7 @@ REQUEST_TYPES: Final[dict[str, type[Message]]] = {
     "Read": pb.ReadRequest,
     "ListOffsets": pb.ListOffsetsRequest,
     "DeleteRecords": pb.DeleteRecordsRequest,
+    "DescribeProducers": pb.DescribeProducersRequest,
 }
 """Request types by the name of their method."""
 

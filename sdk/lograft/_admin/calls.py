@@ -10,13 +10,15 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import grpc.aio
 from google.protobuf.message import Message
 
+from lograft._client.clock import monotonic_ms
 from lograft._client.cluster import Cluster
+from lograft._groups.coordinators import Coordinators
 from lograft.v1.admin_pb2_grpc import AdminServiceStub
 
 if TYPE_CHECKING:
@@ -34,11 +36,17 @@ class AdminCalls:
 
     Attributes:
         cluster: the connection to the cluster.
+        coordinators: the coordinators of groups.
         timeout_ms: milliseconds that a call may take, all attempts together.
     """
 
     cluster: Cluster
+    coordinators: Coordinators
     timeout_ms: int
+
+    def until(self, deadline_ms: int) -> AdminCalls:
+        """Return the calls with the milliseconds that are left until a monotonic time, at least 1."""
+        return replace(self, timeout_ms=max(1, deadline_ms - monotonic_ms()))
 
     async def ask(
         self,

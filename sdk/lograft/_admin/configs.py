@@ -18,12 +18,14 @@ _TYPES: Final = {
     ConfigResourceType.TOPIC: admin_pb2.CONFIG_RESOURCE_TYPE_TOPIC,
     ConfigResourceType.BROKER: admin_pb2.CONFIG_RESOURCE_TYPE_BROKER,
     ConfigResourceType.CLUSTER: admin_pb2.CONFIG_RESOURCE_TYPE_CLUSTER,
+    ConfigResourceType.GROUP: admin_pb2.CONFIG_RESOURCE_TYPE_GROUP,
 }
 _SOURCES: Final = {
     admin_pb2.CONFIG_SOURCE_DEFAULT: ConfigSource.DEFAULT,
     admin_pb2.CONFIG_SOURCE_TOPIC: ConfigSource.TOPIC,
     admin_pb2.CONFIG_SOURCE_BROKER: ConfigSource.BROKER,
     admin_pb2.CONFIG_SOURCE_CLUSTER: ConfigSource.CLUSTER,
+    admin_pb2.CONFIG_SOURCE_GROUP: ConfigSource.GROUP,
 }
 
 
@@ -33,7 +35,7 @@ async def alter_configs(
     *,
     validate_only: bool = False,
 ) -> None:
-    """Change configs of topics, brokers and the cluster. The call changes all of them or none.
+    """Change configs of topics, brokers, groups and the cluster. The call changes all of them or none.
 
     Args:
         changes: for each resource, the new value of each config; None removes the value that was set.
@@ -61,7 +63,7 @@ async def alter_configs(
 async def describe_configs(
     calls: AdminCalls, resources: Sequence[ConfigResource], *, broker_id: int | None = None
 ) -> dict[ConfigResource, dict[str, ConfigValue]]:
-    """Describe all configs of topics, brokers and the cluster, with the source of each value.
+    """Describe all configs of topics, brokers, groups and the cluster, with the source of each value.
 
     Args:
         resources: 1 to 1,000 resources.

@@ -1,22 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The admin calls about records of partitions: looking up offsets, and deleting records from the start of the log.
 
-Both are calls of `LogService`. This module splits DeleteRecords into requests and retries single partitions within the
-deadline. The calls may be repeated, so a lost answer is requested again.
+Both are calls of `LogService`. They may be repeated, so a lost answer is requested again.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from lograft._admin.by_partition import ask_by_partition
 from lograft._admin.calls import AdminCalls
-from lograft._client.clock import monotonic_ms
-from lograft._client.cluster import Cluster
 from lograft._client.codec import decode_error
 from lograft._consumer import offsets
-from lograft.errors import RetriableError, UsageError
+from lograft.errors import UsageError
 from lograft.types import DeletedRecords, OffsetAnswer, OffsetQuery, TopicPartition
 from lograft.v1 import log_pb2
 from lograft.v1.log_pb2_grpc import LogServiceStub
@@ -45,24 +42,15 @@ async def delete_records(calls: AdminCalls, before: Mapping[TopicPartition, int 
     for where, offset in before.items():
         _check(where, offset)
     wanted = [_records_before(TopicPartition(*where), offset) for where, offset in before.items()]
-    deadline_ms = monotonic_ms() + calls.timeout_ms
-    backoff = calls.cluster.backoff()
-    results: dict[int, DeletedRecords] = {}
-    left: list[int] = list(range(len(wanted)))
-    while left:
-        for start in range(0, len(left), MAX_PARTITIONS):
-            indexes = left[start : start + MAX_PARTITIONS]
-            page = [wanted[index] for index in indexes]
-            results.update(
-                zip(indexes, await _ask(calls.cluster, page, max(1, deadline_ms - monotonic_ms())), strict=True)
-            )
-        left = [index for index in left if isinstance(results[index].error, RetriableError)]
-        left_ms = deadline_ms - monotonic_ms()
-        if left and left_ms <= 0:
-            break
-        if left:
-            await asyncio.sleep(min(backoff.next_delay_ms(), left_ms) / 1000)
-    return [results[index] for index in range(len(wanted))]
+
+    async def ask(page: Sequence[log_pb2.RecordsBefore], timeout_ms: int) -> list[DeletedRecords]:
+        request = log_pb2.DeleteRecordsRequest(cluster_id=calls.cluster.cluster_id, partitions=page)
+        response = await calls.cluster.ask(
+            lambda channel: LogServiceStub(channel).DeleteRecords, request, timeout_ms=timeout_ms
+        )
+        return [_deleted(result) for result in response.results]
+
+    return await ask_by_partition(calls, wanted, ask, page_size=MAX_PARTITIONS)
 
 
 def _check(where: TopicPartition, offset: object) -> None:
@@ -70,12 +58,6 @@ def _check(where: TopicPartition, offset: object) -> None:
         return
     if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset <= _MAX_OFFSET:
         raise UsageError(f"the offset of {where} is a whole number from 0, or None for all records, not {offset!r}")
-
-
-async def _ask(cluster: Cluster, partitions: Sequence[log_pb2.RecordsBefore], timeout_ms: int) -> list[DeletedRecords]:
-    request = log_pb2.DeleteRecordsRequest(cluster_id=cluster.cluster_id, partitions=partitions)
-    response = await cluster.ask(lambda channel: LogServiceStub(channel).DeleteRecords, request, timeout_ms=timeout_ms)
-    return [_deleted(result) for result in response.results]
 
 
 def _records_before(where: TopicPartition, before_offset: int | None) -> log_pb2.RecordsBefore:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The way from the members of this process to their coordinators.
 
-It owns who coordinates which group, one stream to each coordinator, and the pauses between attempts. All consumers of one event
-loop with the same settings share a carrier; the blocking consumers of a process share one loop. It does not know what a member is.
+It owns one stream to each coordinator, and the pauses between attempts; `coordinators` knows who coordinates which group. All consumers
+of one event loop with the same settings share a carrier; the blocking consumers of a process share one loop. It does not know what a
+member is.
 
 Laws: two attempts for one group are at least `RETRY_FLOOR_MS` apart, unless a broker names the coordinator. A member is on at most
 one stream.
@@ -12,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,42 +22,19 @@ import grpc
 import grpc.aio
 
 from lograft._client.backoff import Backoff
-from lograft._client.clock import monotonic_ms
 from lograft._client.cluster import Cluster
-from lograft._client.codec import decode_error
 from lograft._client.forks import on_fork
 from lograft._client.immortal import keep_for_ever
-from lograft._client.transport import Purpose, is_unanswered, to_error
-from lograft._groups.membership import RETRY_FLOOR_MS, RETRY_LIMIT_MS
-from lograft._groups.messages import address_of, hinted_address
+from lograft._groups.coordinators import FIND_TIMEOUT_MS, Coordinators
+from lograft._groups.membership import RETRY_FLOOR_MS
 from lograft._groups.stream import CarriedMember, GroupsStream
-from lograft.errors import (
-    CoordinatorNotAvailableError,
-    FatalError,
-    LograftError,
-    NoBrokerError,
-    RequestTimeoutError,
-    RetriableError,
-)
-from lograft.settings import CONNECT_TIMEOUT_MS, ClientSettings
-from lograft.v1 import group_pb2
-from lograft.v1.group_pb2_grpc import GroupServiceStub
-from lograft.wire.codes import ErrorCode
-from lograft.wire.status import parse_rpc_error
+from lograft.errors import FatalError, LograftError, RetriableError
+from lograft.settings import ClientSettings
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Q = TypeVar("Q")
-
-FIND_TIMEOUT_MS: Final = 5_000
-"""Milliseconds for one search for a coordinator, over all brokers."""
-
-ATTEMPT_TIMEOUT_MS: Final = 5_000
-"""Milliseconds that a coordinator may take for one call. Then the client looks whether there is another coordinator."""
-
-MAX_COORDINATORS: Final = 10_000
-"""Groups whose coordinators are remembered."""
 
 
 @dataclass(slots=True)
@@ -75,8 +52,7 @@ class GroupCarrier:
     def __init__(self, settings: ClientSettings, client_id: str = "lograft-python") -> None:
         self.cluster = Cluster(settings)
         self._client_id = client_id
-        self._rng = random.Random()
-        self._coordinators: dict[str, str] = {}
+        self._coordinators = Coordinators(self.cluster)
         self._streams: dict[str, GroupsStream] = {}
         self._places: dict[CarriedMember, _Place] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -85,13 +61,13 @@ class GroupCarrier:
 
     def coordinator(self, group_id: str) -> str | None:
         """Return host:port of the last known coordinator of a group."""
-        return self._coordinators.get(group_id)
+        return self._coordinators.known(group_id)
 
     # -- members
 
     def add(self, member: CarriedMember) -> None:
         """Carry a member from now on."""
-        self._places[member] = _Place(self._backoff())
+        self._places[member] = _Place(self._coordinators.backoff())
         self._search(member, delay_ms=0)
 
     def remove(self, member: CarriedMember) -> None:
@@ -131,89 +107,8 @@ class GroupCarrier:
         *,
         timeout_ms: int,
     ) -> T:
-        """Make a unary call to the coordinator of a group. Find it again and repeat the call until the time is up.
-
-        Args:
-            group_id: the group.
-            method: returns the method to call on a channel.
-            request: a request that may be carried out twice.
-            timeout_ms: milliseconds for all attempts together.
-
-        Raises:
-            RetriableError: the time is up, and this was the last failure.
-            FatalError: the coordinator refused the request.
-        """
-        deadline_ms = monotonic_ms() + timeout_ms
-        backoff = self._backoff()
-        while True:
-            left_ms = deadline_ms - monotonic_ms()
-            try:
-                address = self._coordinators.get(group_id)
-                if address is None:
-                    address = await self.find(group_id, timeout_ms=max(1, min(left_ms, FIND_TIMEOUT_MS)))
-                return await self._attempt(group_id, address, method, request, max(1, min(left_ms, ATTEMPT_TIMEOUT_MS)))
-            except RetriableError as error:
-                left_ms = deadline_ms - monotonic_ms()
-                if left_ms <= 0:
-                    raise
-                is_hinted = error.code is ErrorCode.NOT_COORDINATOR and group_id in self._coordinators
-                advice_ms = error.retry_after_ms or 0
-                delay_ms = RETRY_FLOOR_MS if is_hinted else backoff.next_delay_ms(at_least_ms=advice_ms)
-                await asyncio.sleep(min(delay_ms, left_ms) / 1000)
-
-    async def find(self, group_id: str, *, timeout_ms: int) -> str:
-        """Ask any broker for the coordinator of a group, and return its host:port.
-
-        Raises:
-            LograftError: no broker knows it now.
-        """
-        request = group_pb2.FindCoordinatorRequest(cluster_id=self.cluster.cluster_id, group_ids=[group_id])
-        response = await self.cluster.ask(
-            lambda channel: GroupServiceStub(channel).FindCoordinator, request, timeout_ms=timeout_ms
-        )
-        if len(response.coordinators) != 1:
-            raise CoordinatorNotAvailableError(f"a broker named {len(response.coordinators)} coordinators, not one")
-        found = response.coordinators[0]
-        if found.HasField("error"):
-            raise decode_error(found.error)
-        address = address_of(found)
-        self._remember(group_id, address)
-        return address
-
-    async def _attempt(
-        self,
-        group_id: str,
-        address: str,
-        method: Callable[[grpc.aio.Channel], grpc.aio.UnaryUnaryMultiCallable[Q, T]],
-        request: Q,
-        timeout_ms: int,
-    ) -> T:
-        transport = self.cluster.transport
-        try:
-            connect_s = min(CONNECT_TIMEOUT_MS, timeout_ms) / 1000
-            channel = await transport.connect(address, Purpose.CONTROL, timeout_s=connect_s)
-            with transport.using(channel):
-                try:
-                    return await transport.answer(method(channel)(request, timeout=timeout_ms / 1000))
-                except grpc.RpcError as error:
-                    if is_unanswered(error):
-                        transport.give_up(channel)
-                    failure = to_error(error, address)
-                    self._learn(group_id, failure, error)
-                    raise failure from error
-        except NoBrokerError:
-            self._forget(group_id, address)
-            raise
-
-    def _learn(self, group_id: str, failure: LograftError, error: grpc.RpcError) -> None:
-        """Note what a failed call says about the coordinator."""
-        if failure.code is ErrorCode.NOT_COORDINATOR or isinstance(failure, RequestTimeoutError):
-            self._coordinators.pop(group_id, None)
-        if failure.code is ErrorCode.NOT_COORDINATOR and isinstance(error, grpc.aio.AioRpcError):
-            hint = parse_rpc_error(error).leader
-            address = None if hint is None else hinted_address(hint)
-            if address is not None:
-                self._remember(group_id, address)
+        """Make a unary call to the coordinator of a group; see `Coordinators.call`."""
+        return await self._coordinators.call(group_id, method, request, timeout_ms=timeout_ms)
 
     # -- what streams report
 
@@ -230,10 +125,7 @@ class GroupCarrier:
             if place is None:
                 continue
             old = place.stream
-            if address is None:
-                self._coordinators.pop(member.group_id, None)
-            else:
-                self._remember(member.group_id, address)
+            self._coordinators.remember(member.group_id, address)
             member.disconnected()
             # A wrong hint must not make the two brokers send the member to and fro without a pause.
             self._search(member, delay_ms=max(RETRY_FLOOR_MS, place.backoff.next_delay_ms()))
@@ -250,7 +142,7 @@ class GroupCarrier:
             place = self._places.get(member)
             if place is None:
                 continue
-            self._forget(member.group_id, stream.address)
+            self._coordinators.forget(member.group_id, stream.address)
             member.disconnected()
             if isinstance(error, FatalError):
                 member.fail(error)
@@ -259,10 +151,6 @@ class GroupCarrier:
                 self._search(member, delay_ms=max(RETRY_FLOOR_MS, place.backoff.next_delay_ms(at_least_ms=advice_ms)))
 
     # -- inside
-
-    def _backoff(self) -> Backoff:
-        """Return a backoff whose delays lie between the floor and the limit."""
-        return Backoff(base_ms=2 * RETRY_FLOOR_MS, limit_ms=RETRY_LIMIT_MS, rng=self._rng)
 
     def _search(self, member: CarriedMember, *, delay_ms: int) -> None:
         place = self._places[member]
@@ -278,9 +166,9 @@ class GroupCarrier:
             while True:
                 await asyncio.sleep(delay_ms / 1000)
                 try:
-                    address = self._coordinators.get(member.group_id)
+                    address = self._coordinators.known(member.group_id)
                     if address is None:
-                        address = await self.find(member.group_id, timeout_ms=FIND_TIMEOUT_MS)
+                        address = await self._coordinators.find(member.group_id, timeout_ms=FIND_TIMEOUT_MS)
                     break
                 except RetriableError as error:
                     logger.info("no coordinator of group %s: %s", member.group_id, error)
@@ -307,15 +195,6 @@ class GroupCarrier:
             task = self._loop.create_task(stream.close())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-
-    def _remember(self, group_id: str, address: str) -> None:
-        if group_id not in self._coordinators and len(self._coordinators) >= MAX_COORDINATORS:
-            del self._coordinators[next(iter(self._coordinators))]
-        self._coordinators[group_id] = address
-
-    def _forget(self, group_id: str, address: str) -> None:
-        if self._coordinators.get(group_id) == address:
-            del self._coordinators[group_id]
 
 
 @dataclass(slots=True)

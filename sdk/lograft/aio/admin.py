@@ -12,11 +12,14 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from lograft._admin import (
     brokers,
+    committed_offsets,
     configs,
     features,
+    groups,
     log_directories,
     metadata_export,
     partitions,
+    producers,
     quorum,
     records,
     topics,
@@ -26,6 +29,7 @@ from lograft._client.cluster import Cluster
 from lograft._client.forks import on_fork
 from lograft._client.immortal import keep_for_ever
 from lograft._client.usable import unusable_error
+from lograft._groups.coordinators import Coordinators
 from lograft.settings import CONNECTION_LIVENESS_MS, REQUEST_TIMEOUT_MS, parse_bootstrap
 
 P = ParamSpec("P")
@@ -44,7 +48,7 @@ def _verb(
 
 
 class Admin:
-    """Manages topics, configs, brokers, partitions and the quorum; settings and errors as `lograft.Admin`."""
+    """Manages topics, configs, groups, brokers, partitions and the quorum; settings and errors as `lograft.Admin`."""
 
     def __init__(
         self,
@@ -62,6 +66,7 @@ class Admin:
         )
         self._timeout_ms = request_timeout_ms
         self._cluster: Cluster | None = None
+        self._coordinators: Coordinators | None = None
         self._is_closed = False
         self._is_forked = False
         on_fork(self)
@@ -93,6 +98,14 @@ class Admin:
     delete_unknown_partitions = _verb(log_directories.delete_unknown_partitions)
     list_offsets = _verb(records.list_offsets)
     delete_records = _verb(records.delete_records)
+    describe_producers = _verb(producers.describe_producers)
+    list_groups = _verb(groups.list_groups)
+    describe_groups = _verb(groups.describe_groups)
+    delete_groups = _verb(groups.delete_groups)
+    group_offsets = _verb(committed_offsets.group_offsets)
+    alter_group_offsets = _verb(committed_offsets.alter_group_offsets)
+    reset_group_offsets = _verb(committed_offsets.reset_group_offsets)
+    delete_group_offsets = _verb(committed_offsets.delete_group_offsets)
 
     async def close(self) -> None:
         """Close the connections. Further calls do nothing."""
@@ -106,6 +119,7 @@ class Admin:
         self._is_forked = True
         keep_for_ever(self._cluster)
         self._cluster = None
+        self._coordinators = None
 
     async def __aenter__(self) -> Admin:
         return self
@@ -120,4 +134,6 @@ class Admin:
             raise unusable_error("admin client", is_forked=self._is_forked)
         if self._cluster is None:
             self._cluster = Cluster(self._client)
-        return AdminCalls(self._cluster, self._timeout_ms)
+        if self._coordinators is None:
+            self._coordinators = Coordinators(self._cluster)
+        return AdminCalls(self._cluster, self._coordinators, self._timeout_ms)

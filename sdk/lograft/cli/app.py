@@ -23,10 +23,12 @@ from lograft.cli.consume import consume
 from lograft.cli.directories import directories_app
 from lograft.cli.doctor import doctor
 from lograft.cli.features import features_app
+from lograft.cli.groups import groups_app
 from lograft.cli.metadata import metadata_app
 from lograft.cli.output import print_error, print_note
 from lograft.cli.partitions import partitions_app
 from lograft.cli.produce import produce
+from lograft.cli.producers import producers_app
 from lograft.cli.quorum import quorum_app
 from lograft.cli.topics import topics_app
 from lograft.errors import LograftError, StaleMetadataWarning, UsageError
@@ -69,11 +71,13 @@ def make_app() -> typer.Typer:
     app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=True)
     app.callback()(_root)
     app.add_typer(topics_app, name="topics")
+    app.add_typer(groups_app, name="groups")
     app.add_typer(brokers_app, name="brokers")
     app.add_typer(configs_app, name="configs")
     app.add_typer(features_app, name="features")
     app.add_typer(metadata_app, name="metadata")
     app.add_typer(partitions_app, name="partitions")
+    app.add_typer(producers_app, name="producers")
     app.add_typer(quorum_app, name="quorum")
     app.add_typer(directories_app, name="directories")
     app.command()(produce)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`lograft configs`: describe, set and unset configs of topics, brokers and the cluster."""
+"""`lograft configs`: describe, set and unset configs of topics, brokers, groups and the cluster."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from lograft.types import ConfigResource, ConfigSource
 
 configs_app = typer.Typer(
     no_args_is_help=True,
-    help="Describe, set and unset configs. A topic's value holds before its broker's, that before the cluster's.",
+    help="Describe, set and unset configs. A topic's value holds before its broker's, that (and a group's) before the cluster's.",
 )
 
 Topic = Annotated[str | None, typer.Option("--topic", "-t", help="For this topic.")]
 BrokerId = Annotated[
     int | None, typer.Option("--broker", min=0, help="For this broker: what its replicas of all topics inherit.")
 ]
-OfCluster = Annotated[bool, typer.Option("--cluster", help="For the cluster: what all topics inherit.")]
+Group = Annotated[str | None, typer.Option("--group", "-g", help="For this consumer group, which need not exist yet.")]
+OfCluster = Annotated[bool, typer.Option("--cluster", help="For the cluster: what all topics and groups inherit.")]
 ValidateOnly = Annotated[bool, typer.Option("--validate-only", help="Check only, change nothing.")]
 
 
@@ -32,12 +33,13 @@ def describe(
     admin: Admin,
     topic: Topic = None,
     broker: BrokerId = None,
+    group: Group = None,
     cluster: OfCluster = False,
     every: Annotated[bool, typer.Option("--all", "-a", help="Defaults too.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show configs, the values that hold and where they come from. --topic with --broker: as this broker's replicas have it."""
-    resource = _resource(topic, None if topic is not None else broker, cluster)
+    resource = _resource(topic, None if topic is not None else broker, group, cluster)
     found = admin.describe_configs([resource], broker_id=broker if topic is not None else None)[resource]
     shown = {name: each for name, each in found.items() if every or each.source is not ConfigSource.DEFAULT}
     if as_json:
@@ -67,12 +69,13 @@ def set_configs(
     configs: Annotated[list[str], typer.Argument(metavar="NAME=VALUE...", help="Configs and their new values.")],
     topic: Topic = None,
     broker: BrokerId = None,
+    group: Group = None,
     cluster: OfCluster = False,
     validate_only: ValidateOnly = False,
     as_json: Json = False,
 ) -> None:
     """Set configs, all that are named or none."""
-    resource = _resource(topic, broker, cluster)
+    resource = _resource(topic, broker, group, cluster)
     changes = dict(parse_pairs(configs, "NAME=VALUE"))
     admin.alter_configs({resource: changes}, validate_only=validate_only)
     _print_changes(resource, changes, validate_only=validate_only, as_json=as_json)
@@ -84,25 +87,27 @@ def unset(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Configs to remove.")],
     topic: Topic = None,
     broker: BrokerId = None,
+    group: Group = None,
     cluster: OfCluster = False,
     validate_only: ValidateOnly = False,
     as_json: Json = False,
 ) -> None:
     """Remove what was set, so that the inherited value holds."""
-    resource = _resource(topic, broker, cluster)
+    resource = _resource(topic, broker, group, cluster)
     changes = dict.fromkeys(names)
     admin.alter_configs({resource: changes}, validate_only=validate_only)
     _print_changes(resource, changes, validate_only=validate_only, as_json=as_json)
 
 
-def _resource(topic: str | None, broker: int | None, cluster: bool) -> ConfigResource:
+def _resource(topic: str | None, broker: int | None, group: str | None, cluster: bool) -> ConfigResource:
     chosen = [
         *([ConfigResource.topic(topic)] if topic is not None else []),
         *([ConfigResource.broker(broker)] if broker is not None else []),
+        *([ConfigResource.group(group)] if group is not None else []),
         *([ConfigResource.cluster()] if cluster else []),
     ]
     if len(chosen) != 1:
-        raise typer.BadParameter("name one of --topic, --broker and --cluster")
+        raise typer.BadParameter("name one of --topic, --broker, --group and --cluster")
     return chosen[0]
 
 

@@ -37,6 +37,8 @@ class _ConfigSourceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ConfigSo
     """Set for the broker."""
     CONFIG_SOURCE_CLUSTER: _ConfigSource.ValueType  # 4
     """Set for the cluster."""
+    CONFIG_SOURCE_GROUP: _ConfigSource.ValueType  # 5
+    """Set for the group."""
 
 class ConfigSource(_ConfigSource, metaclass=_ConfigSourceEnumTypeWrapper):
     """Where the value of a config comes from."""
@@ -51,6 +53,8 @@ CONFIG_SOURCE_BROKER: ConfigSource.ValueType  # 3
 """Set for the broker."""
 CONFIG_SOURCE_CLUSTER: ConfigSource.ValueType  # 4
 """Set for the cluster."""
+CONFIG_SOURCE_GROUP: ConfigSource.ValueType  # 5
+"""Set for the group."""
 Global___ConfigSource: _TypeAlias = ConfigSource  # noqa: Y015
 
 class _ConfigResourceType:
@@ -66,11 +70,13 @@ class _ConfigResourceTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Co
     CONFIG_RESOURCE_TYPE_BROKER: _ConfigResourceType.ValueType  # 2
     """A broker. Its replicas of all topics inherit the config."""
     CONFIG_RESOURCE_TYPE_CLUSTER: _ConfigResourceType.ValueType  # 3
-    """The cluster. All topics inherit the config."""
+    """The cluster. All topics, or all groups, inherit the config."""
+    CONFIG_RESOURCE_TYPE_GROUP: _ConfigResourceType.ValueType  # 4
+    """A consumer group, which need not exist yet."""
 
 class ConfigResourceType(_ConfigResourceType, metaclass=_ConfigResourceTypeEnumTypeWrapper):
     """What a config is set for. The topic's value counts before the broker's, the broker's before the cluster's, then the built-in
-    default.
+    default. The group's value counts before the cluster's.
     """
 
 CONFIG_RESOURCE_TYPE_UNSPECIFIED: ConfigResourceType.ValueType  # 0
@@ -80,7 +86,9 @@ CONFIG_RESOURCE_TYPE_TOPIC: ConfigResourceType.ValueType  # 1
 CONFIG_RESOURCE_TYPE_BROKER: ConfigResourceType.ValueType  # 2
 """A broker. Its replicas of all topics inherit the config."""
 CONFIG_RESOURCE_TYPE_CLUSTER: ConfigResourceType.ValueType  # 3
-"""The cluster. All topics inherit the config."""
+"""The cluster. All topics, or all groups, inherit the config."""
+CONFIG_RESOURCE_TYPE_GROUP: ConfigResourceType.ValueType  # 4
+"""A consumer group, which need not exist yet."""
 Global___ConfigResourceType: _TypeAlias = ConfigResourceType  # noqa: Y015
 
 class _LogDirectoryState:
@@ -757,7 +765,7 @@ Global___ConfigEntry: _TypeAlias = ConfigEntry  # noqa: Y015
 
 @_typing.final
 class ConfigResource(_message.Message):
-    """A topic, a broker or the cluster."""
+    """A topic, a broker, a consumer group or the cluster."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -766,7 +774,7 @@ class ConfigResource(_message.Message):
     type: Global___ConfigResourceType.ValueType
     """Kind of the resource."""
     name: _builtins.str
-    """Name of the topic, node id of the broker in decimal, or empty for the cluster."""
+    """Name of the topic, node id of the broker in decimal, id of the group, or empty for the cluster."""
     def __init__(
         self,
         *,

@@ -196,14 +196,14 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def AlterConfigs(self, request, context):
-        """Changes configs of topics, brokers and the cluster: all of them or none.
+        """Changes configs of topics, brokers, groups and the cluster: all of them or none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DescribeConfigs(self, request, context):
-        """Describes all configs of topics, brokers and the cluster: the values in force and their sources.
+        """Describes all configs of topics, brokers, groups and the cluster: the values in force and their sources.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

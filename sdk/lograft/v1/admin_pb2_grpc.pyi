@@ -47,9 +47,9 @@ class AdminServiceStub:
     DescribeTopic: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeTopicRequest, _admin_pb2.DescribeTopicResponse]
     """Describes a topic with its configs."""
     AlterConfigs: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AlterConfigsRequest, _admin_pb2.AlterConfigsResponse]
-    """Changes configs of topics, brokers and the cluster: all of them or none."""
+    """Changes configs of topics, brokers, groups and the cluster: all of them or none."""
     DescribeConfigs: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeConfigsRequest, _admin_pb2.DescribeConfigsResponse]
-    """Describes all configs of topics, brokers and the cluster: the values in force and their sources."""
+    """Describes all configs of topics, brokers, groups and the cluster: the values in force and their sources."""
     DescribeFeatureLevel: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeFeatureLevelRequest, _admin_pb2.DescribeFeatureLevelResponse]
     """Describes the feature level of the cluster, and the levels at which its servers can run."""
     UpdateFeatureLevel: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UpdateFeatureLevelRequest, _admin_pb2.UpdateFeatureLevelResponse]
@@ -113,9 +113,9 @@ class AdminServiceAsyncStub(AdminServiceStub):
     DescribeTopic: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeTopicRequest, _admin_pb2.DescribeTopicResponse]  # type: ignore[assignment]
     """Describes a topic with its configs."""
     AlterConfigs: _aio.UnaryUnaryMultiCallable[_admin_pb2.AlterConfigsRequest, _admin_pb2.AlterConfigsResponse]  # type: ignore[assignment]
-    """Changes configs of topics, brokers and the cluster: all of them or none."""
+    """Changes configs of topics, brokers, groups and the cluster: all of them or none."""
     DescribeConfigs: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeConfigsRequest, _admin_pb2.DescribeConfigsResponse]  # type: ignore[assignment]
-    """Describes all configs of topics, brokers and the cluster: the values in force and their sources."""
+    """Describes all configs of topics, brokers, groups and the cluster: the values in force and their sources."""
     DescribeFeatureLevel: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeFeatureLevelRequest, _admin_pb2.DescribeFeatureLevelResponse]  # type: ignore[assignment]
     """Describes the feature level of the cluster, and the levels at which its servers can run."""
     UpdateFeatureLevel: _aio.UnaryUnaryMultiCallable[_admin_pb2.UpdateFeatureLevelRequest, _admin_pb2.UpdateFeatureLevelResponse]  # type: ignore[assignment]
@@ -212,7 +212,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.AlterConfigsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.AlterConfigsResponse, _abc.Awaitable[_admin_pb2.AlterConfigsResponse]]:
-        """Changes configs of topics, brokers and the cluster: all of them or none."""
+        """Changes configs of topics, brokers, groups and the cluster: all of them or none."""
 
     @_abc_1.abstractmethod
     def DescribeConfigs(
@@ -220,7 +220,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.DescribeConfigsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DescribeConfigsResponse, _abc.Awaitable[_admin_pb2.DescribeConfigsResponse]]:
-        """Describes all configs of topics, brokers and the cluster: the values in force and their sources."""
+        """Describes all configs of topics, brokers, groups and the cluster: the values in force and their sources."""
 
     @_abc_1.abstractmethod
     def DescribeFeatureLevel(

@@ -704,24 +704,56 @@ class CommittedOffset(_message.Message):
 Global___CommittedOffset: _TypeAlias = CommittedOffset  # noqa: Y015
 
 @_typing.final
+class NamedTopic(_message.Message):
+    """Name of a topic."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_ID_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    topic_id: _builtins.bytes
+    """Topic id, 16 bytes."""
+    topic: _builtins.str
+    """Topic name."""
+    def __init__(
+        self,
+        *,
+        topic_id: _builtins.bytes = ...,
+        topic: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NamedTopic: _TypeAlias = NamedTopic  # noqa: Y015
+
+@_typing.final
 class FetchOffsetsResponse(_message.Message):
     """Committed offsets."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     OFFSETS_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def offsets(self) -> _containers.RepeatedCompositeFieldContainer[Global___CommittedOffset]:
         """One entry for each partition of the request, in its order; of all, by topic id and partition."""
+
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___NamedTopic]:
+        """Names of the topics, if the request names no partitions; without those that this broker does not know (any more)."""
 
     def __init__(
         self,
         *,
         offsets: _abc.Iterable[Global___CommittedOffset] | None = ...,
+        topics: _abc.Iterable[Global___NamedTopic] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["offsets", b"offsets"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offsets", b"offsets", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

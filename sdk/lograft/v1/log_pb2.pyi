@@ -1505,6 +1505,183 @@ class DeleteRecordsResponse(_message.Message):
 Global___DeleteRecordsResponse: _TypeAlias = DeleteRecordsResponse  # noqa: Y015
 
 @_typing.final
+class ProducersOfPartition(_message.Message):
+    """A partition whose producers to describe."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """Topic name."""
+    partition: _builtins.int
+    """Partition, from 0."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        partition: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProducersOfPartition: _TypeAlias = ProducersOfPartition  # noqa: Y015
+
+@_typing.final
+class DescribeProducersRequest(_message.Message):
+    """Asks which producers the leaders of partitions remember."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.str
+    """Cluster id that the client expects; empty: any."""
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProducersOfPartition]:
+        """Partitions, at most 100."""
+
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.str = ...,
+        partitions: _abc.Iterable[Global___ProducersOfPartition] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "partitions", b"partitions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeProducersRequest: _TypeAlias = DescribeProducersRequest  # noqa: Y015
+
+@_typing.final
+class RememberedProducer(_message.Message):
+    """What the leader of a partition remembers of a producer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRODUCER_ID_FIELD_NUMBER: _builtins.int
+    PRODUCER_EPOCH_FIELD_NUMBER: _builtins.int
+    LAST_SEQUENCE_FIELD_NUMBER: _builtins.int
+    LAST_BASE_OFFSET_FIELD_NUMBER: _builtins.int
+    LAST_APPEND_MS_FIELD_NUMBER: _builtins.int
+    OPEN_TRANSACTION_OFFSET_FIELD_NUMBER: _builtins.int
+    producer_id: _builtins.int
+    """Producer id."""
+    producer_epoch: _builtins.int
+    """Newest epoch."""
+    last_sequence: _builtins.int
+    """Sequence of the last record; absent: none in this epoch."""
+    last_base_offset: _builtins.int
+    """Base offset of the newest remembered batch; absent: none."""
+    last_append_ms: _builtins.int
+    """When the leader appended the newest batch, in milliseconds since 1970; absent: before the log was opened."""
+    open_transaction_offset: _builtins.int
+    """First offset of its open transaction; absent: none."""
+    def __init__(
+        self,
+        *,
+        producer_id: _builtins.int = ...,
+        producer_epoch: _builtins.int = ...,
+        last_sequence: _builtins.int | None = ...,
+        last_base_offset: _builtins.int | None = ...,
+        last_append_ms: _builtins.int | None = ...,
+        open_transaction_offset: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_last_append_ms", b"_last_append_ms", "_last_base_offset", b"_last_base_offset", "_last_sequence", b"_last_sequence", "_open_transaction_offset", b"_open_transaction_offset", "last_append_ms", b"last_append_ms", "last_base_offset", b"last_base_offset", "last_sequence", b"last_sequence", "open_transaction_offset", b"open_transaction_offset"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_append_ms", b"_last_append_ms", "_last_base_offset", b"_last_base_offset", "_last_sequence", b"_last_sequence", "_open_transaction_offset", b"_open_transaction_offset", "last_append_ms", b"last_append_ms", "last_base_offset", b"last_base_offset", "last_sequence", b"last_sequence", "open_transaction_offset", b"open_transaction_offset", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__last_append_ms: _TypeAlias = _typing.Literal["last_append_ms"]  # noqa: Y015
+    _WhichOneofArgType__last_append_ms: _TypeAlias = _typing.Literal["_last_append_ms", b"_last_append_ms"]  # noqa: Y015
+    _WhichOneofReturnType__last_base_offset: _TypeAlias = _typing.Literal["last_base_offset"]  # noqa: Y015
+    _WhichOneofArgType__last_base_offset: _TypeAlias = _typing.Literal["_last_base_offset", b"_last_base_offset"]  # noqa: Y015
+    _WhichOneofReturnType__last_sequence: _TypeAlias = _typing.Literal["last_sequence"]  # noqa: Y015
+    _WhichOneofArgType__last_sequence: _TypeAlias = _typing.Literal["_last_sequence", b"_last_sequence"]  # noqa: Y015
+    _WhichOneofReturnType__open_transaction_offset: _TypeAlias = _typing.Literal["open_transaction_offset"]  # noqa: Y015
+    _WhichOneofArgType__open_transaction_offset: _TypeAlias = _typing.Literal["_open_transaction_offset", b"_open_transaction_offset"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last_append_ms) -> _WhichOneofReturnType__last_append_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last_base_offset) -> _WhichOneofReturnType__last_base_offset | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last_sequence) -> _WhichOneofReturnType__last_sequence | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__open_transaction_offset) -> _WhichOneofReturnType__open_transaction_offset | None: ...
+
+Global___RememberedProducer: _TypeAlias = RememberedProducer  # noqa: Y015
+
+@_typing.final
+class DescribedProducers(_message.Message):
+    """The producers of a partition."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    PRODUCERS_FIELD_NUMBER: _builtins.int
+    PRODUCER_COUNT_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """Topic name."""
+    partition: _builtins.int
+    """Partition."""
+    producer_count: _builtins.int
+    """Number of producers that are remembered."""
+    @_builtins.property
+    def producers(self) -> _containers.RepeatedCompositeFieldContainer[Global___RememberedProducer]:
+        """Producers by id, at most 1,000: those that appended last."""
+
+    @_builtins.property
+    def error(self) -> _errors_pb2.PartitionError:
+        """Failure; absent: the fields above are set."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        producers: _abc.Iterable[Global___RememberedProducer] | None = ...,
+        producer_count: _builtins.int = ...,
+        error: _errors_pb2.PartitionError | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "partition", b"partition", "producer_count", b"producer_count", "producers", b"producers", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribedProducers: _TypeAlias = DescribedProducers  # noqa: Y015
+
+@_typing.final
+class DescribeProducersResponse(_message.Message):
+    """The producers of partitions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___DescribedProducers]:
+        """One entry for each partition of the request, in order."""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___DescribedProducers] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeProducersResponse: _TypeAlias = DescribeProducersResponse  # noqa: Y015
+
+@_typing.final
 class InitProducerRequest(_message.Message):
     """Asks for a producer identity."""
 

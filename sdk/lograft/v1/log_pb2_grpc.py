@@ -68,6 +68,11 @@ class LogServiceStub(object):
                 request_serializer=lograft_dot_v1_dot_log__pb2.DeleteRecordsRequest.SerializeToString,
                 response_deserializer=lograft_dot_v1_dot_log__pb2.DeleteRecordsResponse.FromString,
                 _registered_method=True)
+        self.DescribeProducers = channel.unary_unary(
+                '/lograft.v1.LogService/DescribeProducers',
+                request_serializer=lograft_dot_v1_dot_log__pb2.DescribeProducersRequest.SerializeToString,
+                response_deserializer=lograft_dot_v1_dot_log__pb2.DescribeProducersResponse.FromString,
+                _registered_method=True)
         self.InitProducer = channel.unary_unary(
                 '/lograft.v1.LogService/InitProducer',
                 request_serializer=lograft_dot_v1_dot_log__pb2.InitProducerRequest.SerializeToString,
@@ -128,6 +133,13 @@ class LogServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DescribeProducers(self, request, context):
+        """Describes the producers that the leaders of partitions remember, to recognise batches that were sent again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def InitProducer(self, request, context):
         """Gives a new producer id, for clients that use Append with sequence numbers. Produce gives one in its handshake.
         """
@@ -167,6 +179,11 @@ def add_LogServiceServicer_to_server(servicer, server):
                     servicer.DeleteRecords,
                     request_deserializer=lograft_dot_v1_dot_log__pb2.DeleteRecordsRequest.FromString,
                     response_serializer=lograft_dot_v1_dot_log__pb2.DeleteRecordsResponse.SerializeToString,
+            ),
+            'DescribeProducers': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeProducers,
+                    request_deserializer=lograft_dot_v1_dot_log__pb2.DescribeProducersRequest.FromString,
+                    response_serializer=lograft_dot_v1_dot_log__pb2.DescribeProducersResponse.SerializeToString,
             ),
             'InitProducer': grpc.unary_unary_rpc_method_handler(
                     servicer.InitProducer,
@@ -340,6 +357,33 @@ class LogService(object):
             '/lograft.v1.LogService/DeleteRecords',
             lograft_dot_v1_dot_log__pb2.DeleteRecordsRequest.SerializeToString,
             lograft_dot_v1_dot_log__pb2.DeleteRecordsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeProducers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lograft.v1.LogService/DescribeProducers',
+            lograft_dot_v1_dot_log__pb2.DescribeProducersRequest.SerializeToString,
+            lograft_dot_v1_dot_log__pb2.DescribeProducersResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -57,6 +57,8 @@ class LogServiceStub:
     """Deletes the oldest records of partitions for good. Any broker takes the request and forwards it to the leaders. The call
     may be repeated.
     """
+    DescribeProducers: _grpc.UnaryUnaryMultiCallable[_log_pb2.DescribeProducersRequest, _log_pb2.DescribeProducersResponse]
+    """Describes the producers that the leaders of partitions remember, to recognise batches that were sent again."""
     InitProducer: _grpc.UnaryUnaryMultiCallable[_log_pb2.InitProducerRequest, _log_pb2.InitProducerResponse]
     """Gives a new producer id, for clients that use Append with sequence numbers. Produce gives one in its handshake."""
 
@@ -89,6 +91,8 @@ class LogServiceAsyncStub(LogServiceStub):
     """Deletes the oldest records of partitions for good. Any broker takes the request and forwards it to the leaders. The call
     may be repeated.
     """
+    DescribeProducers: _aio.UnaryUnaryMultiCallable[_log_pb2.DescribeProducersRequest, _log_pb2.DescribeProducersResponse]  # type: ignore[assignment]
+    """Describes the producers that the leaders of partitions remember, to recognise batches that were sent again."""
     InitProducer: _aio.UnaryUnaryMultiCallable[_log_pb2.InitProducerRequest, _log_pb2.InitProducerResponse]  # type: ignore[assignment]
     """Gives a new producer id, for clients that use Append with sequence numbers. Produce gives one in its handshake."""
 
@@ -154,6 +158,14 @@ class LogServiceServicer(metaclass=_abc_1.ABCMeta):
         """Deletes the oldest records of partitions for good. Any broker takes the request and forwards it to the leaders. The call
         may be repeated.
         """
+
+    @_abc_1.abstractmethod
+    def DescribeProducers(
+        self,
+        request: _log_pb2.DescribeProducersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_log_pb2.DescribeProducersResponse, _abc.Awaitable[_log_pb2.DescribeProducersResponse]]:
+        """Describes the producers that the leaders of partitions remember, to recognise batches that were sent again."""
 
     @_abc_1.abstractmethod
     def InitProducer(

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&lograft/internal/v1/group_record.proto\x12\x13lograft.internal.v1\"\x9d\x01\n\x10GroupStateRecord\x12\x13\n\x0bgroup_epoch\x18\x01 \x01(\x05\x12\x14\n\x0ctarget_epoch\x18\x02 \x01(\x05\x12\x15\n\rtopics_digest\x18\x03 \x01(\x0c\x12\x17\n\x0fmetadata_offset\x18\x04 \x01(\x03\x12\x1b\n\x0e\x65mpty_since_ms\x18\x05 \x01(\x03H\x00\x88\x01\x01\x42\x11\n\x0f_empty_since_ms\"\xdc\x01\n\x11GroupMemberRecord\x12\x13\n\x0btopic_names\x18\x01 \x03(\t\x12\x15\n\rtopic_pattern\x18\x02 \x01(\t\x12\x1b\n\x13processing_limit_ms\x18\x03 \x01(\x03\x12\x18\n\x0binstance_id\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\x11\n\x04rack\x18\x05 \x01(\tH\x01\x88\x01\x01\x12\x11\n\tclient_id\x18\x06 \x01(\t\x12\x13\n\x0b\x63lient_host\x18\x07 \x01(\t\x12\x10\n\x08\x61ssignor\x18\x08 \x01(\tB\x0e\n\x0c_instance_idB\x07\n\x05_rack\"<\n\x14GroupTopicPartitions\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x12\n\npartitions\x18\x02 \x03(\x05\"d\n\x11GroupTargetRecord\x12\x14\n\x0ctarget_epoch\x18\x01 \x01(\x05\x12\x39\n\x06topics\x18\x02 \x03(\x0b\x32).lograft.internal.v1.GroupTopicPartitions\"U\n\x13GroupHeldPartitions\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x18\n\x10\x61ssignment_epoch\x18\x02 \x01(\x05\x12\x12\n\npartitions\x18\x03 \x03(\x05\"\xba\x01\n\x12GroupCurrentRecord\x12\x14\n\x0cmember_epoch\x18\x01 \x01(\x11\x12\x16\n\x0eprevious_epoch\x18\x02 \x01(\x11\x12:\n\x08\x61ssigned\x18\x03 \x03(\x0b\x32(.lograft.internal.v1.GroupHeldPartitions\x12:\n\x08revoking\x18\x04 \x03(\x0b\x32(.lograft.internal.v1.GroupHeldPartitions\"t\n\x11GroupOffsetRecord\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x12\x11\n\tcommit_ms\x18\x02 \x01(\x03\x12\x19\n\x0cleader_epoch\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12\x10\n\x08metadata\x18\x04 \x01(\tB\x0f\n\r_leader_epochb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&lograft/internal/v1/group_record.proto\x12\x13lograft.internal.v1\"\x9d\x01\n\x10GroupStateRecord\x12\x13\n\x0bgroup_epoch\x18\x01 \x01(\x05\x12\x14\n\x0ctarget_epoch\x18\x02 \x01(\x05\x12\x15\n\rtopics_digest\x18\x03 \x01(\x0c\x12\x17\n\x0fmetadata_offset\x18\x04 \x01(\x03\x12\x1b\n\x0e\x65mpty_since_ms\x18\x05 \x01(\x03H\x00\x88\x01\x01\x42\x11\n\x0f_empty_since_ms\"\xf8\x01\n\x11GroupMemberRecord\x12\x13\n\x0btopic_names\x18\x01 \x03(\t\x12\x15\n\rtopic_pattern\x18\x02 \x01(\t\x12\x1b\n\x13processing_limit_ms\x18\x03 \x01(\x03\x12\x18\n\x0binstance_id\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\x11\n\x04rack\x18\x05 \x01(\tH\x01\x88\x01\x01\x12\x11\n\tclient_id\x18\x06 \x01(\t\x12\x13\n\x0b\x63lient_host\x18\x07 \x01(\t\x12\x10\n\x08\x61ssignor\x18\x08 \x01(\t\x12\x1a\n\x12session_timeout_ms\x18\t \x01(\x03\x42\x0e\n\x0c_instance_idB\x07\n\x05_rack\"<\n\x14GroupTopicPartitions\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x12\n\npartitions\x18\x02 \x03(\x05\"d\n\x11GroupTargetRecord\x12\x14\n\x0ctarget_epoch\x18\x01 \x01(\x05\x12\x39\n\x06topics\x18\x02 \x03(\x0b\x32).lograft.internal.v1.GroupTopicPartitions\"U\n\x13GroupHeldPartitions\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x18\n\x10\x61ssignment_epoch\x18\x02 \x01(\x05\x12\x12\n\npartitions\x18\x03 \x03(\x05\"\xba\x01\n\x12GroupCurrentRecord\x12\x14\n\x0cmember_epoch\x18\x01 \x01(\x11\x12\x16\n\x0eprevious_epoch\x18\x02 \x01(\x11\x12:\n\x08\x61ssigned\x18\x03 \x03(\x0b\x32(.lograft.internal.v1.GroupHeldPartitions\x12:\n\x08revoking\x18\x04 \x03(\x0b\x32(.lograft.internal.v1.GroupHeldPartitions\"t\n\x11GroupOffsetRecord\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x12\x11\n\tcommit_ms\x18\x02 \x01(\x03\x12\x19\n\x0cleader_epoch\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12\x10\n\x08metadata\x18\x04 \x01(\tB\x0f\n\r_leader_epochb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,15 +34,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GROUPSTATERECORD']._serialized_start=64
   _globals['_GROUPSTATERECORD']._serialized_end=221
   _globals['_GROUPMEMBERRECORD']._serialized_start=224
-  _globals['_GROUPMEMBERRECORD']._serialized_end=444
-  _globals['_GROUPTOPICPARTITIONS']._serialized_start=446
-  _globals['_GROUPTOPICPARTITIONS']._serialized_end=506
-  _globals['_GROUPTARGETRECORD']._serialized_start=508
-  _globals['_GROUPTARGETRECORD']._serialized_end=608
-  _globals['_GROUPHELDPARTITIONS']._serialized_start=610
-  _globals['_GROUPHELDPARTITIONS']._serialized_end=695
-  _globals['_GROUPCURRENTRECORD']._serialized_start=698
-  _globals['_GROUPCURRENTRECORD']._serialized_end=884
-  _globals['_GROUPOFFSETRECORD']._serialized_start=886
-  _globals['_GROUPOFFSETRECORD']._serialized_end=1002
+  _globals['_GROUPMEMBERRECORD']._serialized_end=472
+  _globals['_GROUPTOPICPARTITIONS']._serialized_start=474
+  _globals['_GROUPTOPICPARTITIONS']._serialized_end=534
+  _globals['_GROUPTARGETRECORD']._serialized_start=536
+  _globals['_GROUPTARGETRECORD']._serialized_end=636
+  _globals['_GROUPHELDPARTITIONS']._serialized_start=638
+  _globals['_GROUPHELDPARTITIONS']._serialized_end=723
+  _globals['_GROUPCURRENTRECORD']._serialized_start=726
+  _globals['_GROUPCURRENTRECORD']._serialized_end=912
+  _globals['_GROUPOFFSETRECORD']._serialized_start=914
+  _globals['_GROUPOFFSETRECORD']._serialized_end=1030
 # @@protoc_insertion_point(module_scope)

@@ -76,6 +76,7 @@ class GroupMemberRecord(_message.Message):
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     CLIENT_HOST_FIELD_NUMBER: _builtins.int
     ASSIGNOR_FIELD_NUMBER: _builtins.int
+    SESSION_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     topic_pattern: _builtins.str
     """RE2 expression that matches the whole name of topics that it subscribes to; empty: none."""
     processing_limit_ms: _builtins.int
@@ -90,6 +91,8 @@ class GroupMemberRecord(_message.Message):
     """Address of the client."""
     assignor: _builtins.str
     """Assignor that it prefers; empty: none."""
+    session_timeout_ms: _builtins.int
+    """Milliseconds without a sign of life after which it is removed, as it was told when it joined."""
     @_builtins.property
     def topic_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Topic names that it subscribes to, ascending."""
@@ -105,10 +108,11 @@ class GroupMemberRecord(_message.Message):
         client_id: _builtins.str = ...,
         client_host: _builtins.str = ...,
         assignor: _builtins.str = ...,
+        session_timeout_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_instance_id", b"_instance_id", "_rack", b"_rack", "instance_id", b"instance_id", "rack", b"rack"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_instance_id", b"_instance_id", "_rack", b"_rack", "assignor", b"assignor", "client_host", b"client_host", "client_id", b"client_id", "instance_id", b"instance_id", "processing_limit_ms", b"processing_limit_ms", "rack", b"rack", "topic_names", b"topic_names", "topic_pattern", b"topic_pattern"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_instance_id", b"_instance_id", "_rack", b"_rack", "assignor", b"assignor", "client_host", b"client_host", "client_id", b"client_id", "instance_id", b"instance_id", "processing_limit_ms", b"processing_limit_ms", "rack", b"rack", "session_timeout_ms", b"session_timeout_ms", "topic_names", b"topic_names", "topic_pattern", b"topic_pattern"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__instance_id: _TypeAlias = _typing.Literal["instance_id"]  # noqa: Y015
     _WhichOneofArgType__instance_id: _TypeAlias = _typing.Literal["_instance_id", b"_instance_id"]  # noqa: Y015

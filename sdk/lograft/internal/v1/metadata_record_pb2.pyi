@@ -33,6 +33,8 @@ class _ConfigResourceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Config
     """A broker, by node id."""
     CONFIG_RESOURCE_CLUSTER: _ConfigResource.ValueType  # 3
     """The cluster; the name is empty."""
+    CONFIG_RESOURCE_GROUP: _ConfigResource.ValueType  # 4
+    """A consumer group, by id."""
 
 class ConfigResource(_ConfigResource, metaclass=_ConfigResourceEnumTypeWrapper):
     """Kind of a config's resource."""
@@ -45,6 +47,8 @@ CONFIG_RESOURCE_BROKER: ConfigResource.ValueType  # 2
 """A broker, by node id."""
 CONFIG_RESOURCE_CLUSTER: ConfigResource.ValueType  # 3
 """The cluster; the name is empty."""
+CONFIG_RESOURCE_GROUP: ConfigResource.ValueType  # 4
+"""A consumer group, by id."""
 Global___ConfigResource: _TypeAlias = ConfigResource  # noqa: Y015
 
 @_typing.final
