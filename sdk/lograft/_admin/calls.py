@@ -13,13 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-import grpc.aio
 from google.protobuf.message import Message
 
-from lograft._client.cluster import Cluster
-from lograft.v1.admin_pb2_grpc import AdminServiceStub
-
 if TYPE_CHECKING:
+    import grpc.aio
+
+    from lograft._client.cluster import Cluster
+
     # Only the stubs for type checkers have this class.
     from lograft.v1.admin_pb2_grpc import AdminServiceAsyncStub
 
@@ -60,6 +60,9 @@ class AdminCalls:
         Raises:
             LograftError: a server refused the request, or no answer came in time.
         """
+        # Loaded with the first call, because gRPC comes with it.
+        from lograft.v1.admin_pb2_grpc import AdminServiceStub
+
         cast("Any", request).cluster_id = self.cluster.cluster_id
         return await self.cluster.ask(
             lambda channel: method(AdminServiceStub(channel)),

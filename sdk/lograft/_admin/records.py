@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from lograft._admin.calls import AdminCalls
 from lograft._client.clock import monotonic_ms
-from lograft._client.cluster import Cluster
 from lograft._client.codec import decode_error
 from lograft._consumer import offsets
 from lograft.errors import RetriableError, UsageError
 from lograft.types import DeletedRecords, OffsetAnswer, OffsetQuery, TopicPartition
 from lograft.v1 import log_pb2
-from lograft.v1.log_pb2_grpc import LogServiceStub
+
+if TYPE_CHECKING:
+    from lograft._client.cluster import Cluster
 
 MAX_PARTITIONS: Final = 10_000
 """Partitions in one request."""
@@ -73,6 +74,9 @@ def _check(where: TopicPartition, offset: object) -> None:
 
 
 async def _ask(cluster: Cluster, partitions: Sequence[log_pb2.RecordsBefore], timeout_ms: int) -> list[DeletedRecords]:
+    # Loaded with the first call, because gRPC comes with it.
+    from lograft.v1.log_pb2_grpc import LogServiceStub
+
     request = log_pb2.DeleteRecordsRequest(cluster_id=cluster.cluster_id, partitions=partitions)
     response = await cluster.ask(lambda channel: LogServiceStub(channel).DeleteRecords, request, timeout_ms=timeout_ms)
     return [_deleted(result) for result in response.results]
