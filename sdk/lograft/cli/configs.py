@@ -11,7 +11,7 @@ import typer
 from lograft.admin import Admin
 from lograft.cli.admin_command import admin_command
 from lograft.cli.options import Json, parse_pairs
-from lograft.cli.output import print_json, print_table
+from lograft.cli.output import counted, print_json, print_table
 from lograft.types import ConfigResource, ConfigSource
 
 configs_app = typer.Typer(
@@ -58,6 +58,7 @@ def describe(
         f"configs of {_title(resource)}",
         ("name", "value", "source", "default", "allowed"),
         [(name, each.value, each.source.value, each.default, each.allowed) for name, each in shown.items()],
+        may_go=("allowed", "default"),
     )
 
 
@@ -124,4 +125,4 @@ def _print_changes(
         )
         return
     what = "could be changed" if validate_only else "changed"
-    typer.echo(f"{len(changes)} configs of {_title(resource)} {what}: {', '.join(changes)}")
+    typer.echo(f"{counted(len(changes), 'config')} of {_title(resource)} {what}: {', '.join(changes)}")

@@ -16,7 +16,7 @@ import typer
 
 from lograft.admin import Admin
 from lograft.cli.options import Json, parse_partitions
-from lograft.cli.output import print_json, print_table
+from lograft.cli.output import counted, print_json, print_table
 from lograft.types import PartitionReassignment, TopicPartition
 
 MAX_PLAN_BYTES: Final = 256 * 1024 * 1024
@@ -68,7 +68,7 @@ def reassign(
     if as_json:
         print_json([as_json_object(each) for each in results])
     else:
-        _print(results, "would move" if dry_run else "under way" if show else "reassignments")
+        _print(results, "would move" if dry_run else "under way" if show else "reassigned")
     if any(each.error is not None for each in results):
         raise typer.Exit(1)
 
@@ -145,7 +145,9 @@ def _print(results: Sequence[PartitionReassignment], title: str) -> None:
         for each in results
     ]
     columns = ("topic", "partition", "from", "to", "adding", "removing", "in sync", "state")
-    print_table(f"{len(rows)} {title}" if rows else f"no partitions {title}", columns, rows)
+    print_table(
+        f"{counted(len(rows), 'partition') if rows else 'no partitions'} {title}", columns, rows, may_go=("in sync",)
+    )
 
 
 def _what(each: PartitionReassignment) -> str:

@@ -85,7 +85,7 @@ def test_topics_of_a_file_are_created(run: Run, tmp_path: Path) -> None:
     assert (described["configs"]["retention.ms"], described["configs"]["flush.policy"]) == ("1000", "none")
     assert len(json.loads(run("topics", "describe", "file-a", "--json")[1])["partitions"]) == 2
     code, out, _ = run("topics", "create", "--file", "-", "--if-not-exists", stdin=b"file-a\nfile-d\n")
-    assert (code, out) == (0, "1 topics created, 1 existed\n")
+    assert (code, out) == (0, "1 topic created, 1 existed\n")
     code, out, _ = run("topics", "create", "--file", "-", "--json", stdin=b"file-a\nfile-e\n")
     assert (code, [each["error"] and each["error"]["code"] for each in json.loads(out)]) == (
         1,
@@ -228,7 +228,7 @@ def test_unknown_partitions_are_shown_and_deleted_after_a_question(run: Run, boo
     assert run("directories", "delete-unknown", stdin=b"n\n")[0] == 1
     assert stranger.exists()
     code, out, _ = run("directories", "delete-unknown", "--yes")
-    assert (code, out) == (0, "1 partition directories with 1000 bytes deleted\n")
+    assert (code, out) == (0, "1 partition directory with 1000 bytes deleted\n")
     assert not stranger.exists()
     code, out, _ = run("directories", "delete-unknown")
     assert (code, out) == (0, "0 partition directories with 0 bytes deleted\n")
