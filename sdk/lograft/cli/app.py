@@ -19,7 +19,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from lograft import __version__
-from lograft.cli.output import print_error, print_note
+from lograft.cli.output import give_up_output, print_error, print_note
 from lograft.cli.tree import Commands, CommandTree, Loaded, Place, in_module
 from lograft.errors import LograftError, StaleMetadataWarning, UsageError
 
@@ -134,6 +134,16 @@ def _missing(name: str) -> Callable[[], None]:
 
 def run(arguments: Sequence[str] | None) -> int:
     """Run a command line and return its exit code."""
+    try:
+        return _run(arguments)
+    finally:
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            give_up_output()
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     app = make_app()
     try:
         app(list(sys.argv[1:] if arguments is None else arguments), prog_name="lograft")

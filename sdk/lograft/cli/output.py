@@ -68,6 +68,13 @@ def format_size(size_bytes: int) -> str:
     return f"{value:.1f} {unit}"
 
 
+def give_up_output() -> None:
+    """Send what is still to be written to standard output nowhere, because its reader has gone."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
 def styled(text: str, code: str, stream: TextIO | None = None) -> str:
     """Return a text in a style if the stream is a terminal that shows styles.
 

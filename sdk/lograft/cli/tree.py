@@ -16,6 +16,8 @@ from typing import Any, cast
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from lograft.cli.output import give_up_output
+
 Loaded = Callable[..., object] | typer.Typer
 """What a module has as a command: a function with typer's annotations, or a group of them."""
 
@@ -110,6 +112,14 @@ class CommandTree(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command; while a list is made, one that has only its first line."""
         return super().get_command(ctx, cmd_name) if self._stubs is None else self._stubs.get(cmd_name)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command. It ends well when nobody reads its output any more, as in `lograft consume orders | head`."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            give_up_output()
+            raise typer.Exit from None
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help of the program."""
