@@ -112,10 +112,12 @@ def reader_of(text: str, null: bytes | None) -> tuple[Reader, bytes]:
             if field not in "kspTh":
                 raise _unknown(field, "kspTh")
             names.append(field)
+    if not names:
+        raise _bad(f"{text!r} has no field")
     before, *between = literals
     end = between.pop() if len(literals) > len(names) else b""
-    if not names or not all(between):
-        raise _bad(f"{text!r} needs fields with text between them")
+    if not all(between):
+        raise _bad(f"{text!r} has two fields without text between them, so nobody knows where the first one ends")
     if len(set(names)) < len(names):
         raise _bad(f"{text!r} names a field twice")
 
