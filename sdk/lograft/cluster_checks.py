@@ -210,7 +210,7 @@ def quorum_findings(quorum: Quorum) -> list[Finding]:
         Finding(
             check=Check.QUORUM,
             what=f"voter {each.node_id} of the metadata quorum is away",
-            reason=f"it last fetched {_ago(each.last_fetch_age_ms)}; the quorum survives the loss of {max(left, 0)} more",
+            reason=f"it last fetched {_ago(each.last_fetch_age_ms)}; the quorum stops when {max(left, 0) + 1} more are away",
             advice=f"start node {each.node_id}; after a lost disk: lograft quorum replace-voter {each.node_id}",
         )
         for each in away

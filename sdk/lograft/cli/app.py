@@ -37,6 +37,7 @@ OWN_COMMANDS: Final = {
     "features": in_module("features:features_app", "Describe and raise the feature level of the cluster."),
     "quorum": in_module("quorum:quorum_app", "Look at the metadata quorum and change it."),
     "metadata": in_module("metadata:metadata_app", "Export the metadata of the cluster, compare exports."),
+    "bench": in_module("bench:bench", "Measure a cluster, and check every record while it is measured."),
     "doctor": in_module("doctor:doctor", "Say what is wrong with the cluster and what to do."),
 }
 """The commands of this distribution, in the order of the help."""
