@@ -10,13 +10,16 @@ import typer
 
 from lograft.admin import Admin
 from lograft.cli.admin_command import admin_command
+from lograft.cli.completion import complete_broker
 from lograft.cli.options import Json
 from lograft.cli.output import counted, print_error, print_facts, print_json, print_table
 from lograft.types import BrokerStatus
 
 brokers_app = typer.Typer(no_args_is_help=True, help="List, describe and remove brokers.")
 
-BrokerId = Annotated[int, typer.Argument(metavar="ID", help="Node id.", min=0, max=2**31 - 1)]
+BrokerId = Annotated[
+    int, typer.Argument(metavar="ID", help="Node id.", min=0, max=2**31 - 1, autocompletion=complete_broker)
+]
 
 
 @admin_command(brokers_app, Admin.describe_brokers, name="list")

@@ -10,6 +10,7 @@ import typer
 
 from lograft.admin import Admin
 from lograft.cli.admin_command import admin_command
+from lograft.cli.completion import complete_broker, complete_config, complete_config_value, complete_topic
 from lograft.cli.options import Json, parse_pairs
 from lograft.cli.output import counted, print_json, print_table
 from lograft.types import ConfigResource, ConfigSource
@@ -19,9 +20,15 @@ configs_app = typer.Typer(
     help="Describe, set and unset configs. A topic's value holds before its broker's, that before the cluster's.",
 )
 
-Topic = Annotated[str | None, typer.Option("--topic", "-t", help="For this topic.")]
+Topic = Annotated[str | None, typer.Option("--topic", "-t", help="For this topic.", autocompletion=complete_topic)]
 BrokerId = Annotated[
-    int | None, typer.Option("--broker", min=0, help="For this broker: what its replicas of all topics inherit.")
+    int | None,
+    typer.Option(
+        "--broker",
+        min=0,
+        help="For this broker: what its replicas of all topics inherit.",
+        autocompletion=complete_broker,
+    ),
 ]
 OfCluster = Annotated[bool, typer.Option("--cluster", help="For the cluster: what all topics inherit.")]
 ValidateOnly = Annotated[bool, typer.Option("--validate-only", help="Check only, change nothing.")]
@@ -65,7 +72,12 @@ def describe(
 @admin_command(configs_app, Admin.alter_configs, name="set")
 def set_configs(
     admin: Admin,
-    configs: Annotated[list[str], typer.Argument(metavar="NAME=VALUE...", help="Configs and their new values.")],
+    configs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME=VALUE...", help="Configs and their new values.", autocompletion=complete_config_value
+        ),
+    ],
     topic: Topic = None,
     broker: BrokerId = None,
     cluster: OfCluster = False,
@@ -82,7 +94,9 @@ def set_configs(
 @admin_command(configs_app, Admin.alter_configs)
 def unset(
     admin: Admin,
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Configs to remove.")],
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME...", help="Configs to remove.", autocompletion=complete_config)
+    ],
     topic: Topic = None,
     broker: BrokerId = None,
     cluster: OfCluster = False,

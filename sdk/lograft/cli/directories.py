@@ -11,6 +11,7 @@ import typer
 
 from lograft.admin import Admin
 from lograft.cli.admin_command import admin_command
+from lograft.cli.completion import complete_broker, complete_topic
 from lograft.cli.options import Json
 from lograft.cli.output import counted, format_size, print_json, print_table
 from lograft.errors import LograftError, RequestTimeoutError, UsageError
@@ -26,7 +27,12 @@ _ENDED: Final = (MoveState.DONE, MoveState.FAILED)
 
 directories_app = typer.Typer(no_args_is_help=True, help="Look at a broker's log directories, and move replicas.")
 
-Broker = Annotated[int | None, typer.Option("--broker", "-b", help="Id of the broker; needed where there are several.")]
+Broker = Annotated[
+    int | None,
+    typer.Option(
+        "--broker", "-b", help="Id of the broker; needed where there are several.", autocompletion=complete_broker
+    ),
+]
 
 
 @admin_command(directories_app, Admin.describe_log_directories, name="list")
@@ -90,7 +96,7 @@ def list_directories(
 @admin_command(directories_app, Admin.move_replica, name="move")
 def move_replica(
     admin: Admin,
-    topic: Annotated[str, typer.Argument(help="Topic name.")],
+    topic: Annotated[str, typer.Argument(help="Topic name.", autocompletion=complete_topic)],
     partition: Annotated[int, typer.Argument(help="Partition, from 0.")],
     directory: Annotated[str, typer.Argument(help="Id (in hex) or path of the directory to move to.")],
     broker: Broker = None,

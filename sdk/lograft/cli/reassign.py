@@ -15,6 +15,7 @@ from typing import Annotated, Final, cast
 import typer
 
 from lograft.admin import Admin
+from lograft.cli.completion import complete_partition
 from lograft.cli.options import Json, parse_partitions
 from lograft.cli.output import counted, print_json, print_table
 from lograft.types import PartitionReassignment, TopicPartition
@@ -32,7 +33,11 @@ def reassign(
     admin: Admin,
     partitions: Annotated[
         list[str] | None,
-        typer.Argument(metavar="TOPIC[:PARTITION]...", help="Partitions; a topic alone: all that it has."),
+        typer.Argument(
+            metavar="TOPIC[:PARTITION]...",
+            help="Partitions; a topic alone: all that it has.",
+            autocompletion=complete_partition,
+        ),
     ] = None,
     to: Annotated[
         str | None, typer.Option("--to", help="Node ids of the replicas, 1,2,3; the first is to lead.")

@@ -12,6 +12,7 @@ import typer
 
 from lograft.admin import Admin
 from lograft.cli.admin_command import admin_command
+from lograft.cli.completion import complete_config_value, complete_topic
 from lograft.cli.doctor import active_brokers, print_problems
 from lograft.cli.extents import Extent, extents_of
 from lograft.cli.options import Json, parse_pairs
@@ -23,7 +24,7 @@ from lograft.types import NewTopic, PartitionDescription, TopicDescription
 
 topics_app = typer.Typer(no_args_is_help=True, help="Create, list, describe, grow and delete topics.")
 
-TopicName = Annotated[str, typer.Argument(help="Topic name.")]
+TopicName = Annotated[str, typer.Argument(help="Topic name.", autocompletion=complete_topic)]
 
 
 @admin_command(topics_app, Admin.create_topic, Admin.create_topics)
@@ -34,7 +35,10 @@ def create(
     replication_factor: Annotated[
         int, typer.Option("--replication-factor", "-r", min=1, max=100, help="Replicas of each.")
     ] = 1,
-    config: Annotated[list[str] | None, typer.Option("--config", "-c", help="name=value; may be repeated.")] = None,
+    config: Annotated[
+        list[str] | None,
+        typer.Option("--config", "-c", help="name=value; may be repeated.", autocompletion=complete_config_value),
+    ] = None,
     if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Succeed when it exists.")] = False,
     file: Annotated[
         Path | None,
