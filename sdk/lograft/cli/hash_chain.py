@@ -15,6 +15,7 @@ import random
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Final
 
@@ -61,7 +62,7 @@ class ChainWriter:
         self._digest = first_digest(run, partition)
         self._count = 0
         self._filler_bytes = value_bytes - HEAD.size
-        self._pool = random.Random(seed).randbytes(POOL_BYTES + self._filler_bytes)
+        self._pool = _pool(seed, self._filler_bytes)
 
     def next(self, time_ns: int) -> bytes:
         """Return the next value.
@@ -129,6 +130,12 @@ class ChainReader:
         if number < self._count:
             return ChainError(f"{where}: record {number} came again, in place of {self._count}")
         return ChainError(f"{where}: record {number - 1} or the beginning of this one was changed")
+
+
+@lru_cache(maxsize=1)
+def _pool(seed: int, filler_bytes: int) -> bytes:
+    """Return the bytes from which all partitions cut their fillers."""
+    return random.Random(seed).randbytes(POOL_BYTES + filler_bytes)
 
 
 def first_digest(run: bytes, partition: int) -> bytes:

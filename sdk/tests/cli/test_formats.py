@@ -8,7 +8,7 @@ import json
 
 import pytest
 import typer
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from lograft.cli.consume import _json_line  # pyright: ignore[reportPrivateUsage]
 from lograft.cli.formats import MAX_INPUT_RECORD_BYTES, InputRecord, pieces_of, reader_of, writer_of
@@ -64,6 +64,7 @@ def test_a_record_is_read_by_a_format() -> None:
             read(bad)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.binary(max_size=9), st.binary(max_size=9)), max_size=9),
     st.sampled_from([(r"%k\t%s\n", b"\t\n\r"), (r"%k%%%s\x00", b"%\0"), (r"(%k)(%s)\n", b"()\n\r")]),
@@ -79,6 +80,7 @@ def test_what_a_format_writes_it_reads_again(pairs: list[tuple[bytes, bytes]], f
     assert [(each.key, each.value) for each in found] == clean
 
 
+@settings(deadline=None)
 @given(st.none() | st.binary(max_size=9), st.none() | st.binary(max_size=9), st.binary(max_size=9))
 def test_json_comes_back(value: bytes | None, key: bytes | None, header: bytes) -> None:
     """Bytes that are no text, null values and headers survive `consume --json | produce --format json`."""
