@@ -31,7 +31,7 @@ OWN_COMMANDS: Final = {
     "produce": in_module("produce:produce", "Send records: one --value, the lines of a --file, or of standard input."),
     "consume": in_module("consume:consume", "Print the records of a topic."),
     "brokers": in_module("brokers:brokers_app", "List, describe and remove brokers."),
-    "configs": in_module("configs:configs_app", "Describe, set and unset configs of topics, brokers and the cluster."),
+    "configs": in_module("configs:configs_app", "Describe, set and unset configs."),
     "partitions": in_module("partitions:partitions_app", "Elect leaders of partitions, give them other replicas."),
     "directories": in_module("directories:directories_app", "Look at a broker's log directories, and move replicas."),
     "features": in_module("features:features_app", "Describe and raise the feature level of the cluster."),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""Formats of records in text, like those of kcat: `%t %p %o %T %k %s\n`. Pure.
+r"""Formats of records in text, like those of kcat: `%t %p %o %T %k %s\n`.
 
 `lograft consume --format` writes records by a format, `lograft produce --format` reads them by one.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A hash chain through the values of a partition. Pure.
+"""A hash chain through the values of a partition. Equal seeds give equal values.
 
     value = digest of the value before (8 bytes) | number (8) | time of sending in ns (8) | filler
 

@@ -38,7 +38,7 @@ def format_table(
         names.pop(at)
         cells = [row[:at] + row[at + 1 :] for row in cells]
     widths = _natural(names, cells)
-    if width is not None and _total(widths) > width:
+    if cells and width is not None and _total(widths) > width:
         folded = _fold(names, cells, widths, width)
         if folded is None:
             return _blocks(names, cells)

@@ -113,16 +113,12 @@ def test_help_of_a_group_and_of_dev_load_no_more_than_they_need() -> None:
 
 
 def test_list_of_commands_says_what_the_commands_say() -> None:
-    """The table's first lines are those of the help of each command."""
+    """The table has the beginning of the first line of each command's help."""
     group: Any = typer.main.get_command(make_app())
-    table = {**{name: place.help for name, place in OWN_COMMANDS.items()}, **SERVER_COMMANDS}
-    assert {name: _first_line(group.commands[name].help) for name in table} == table
+    table = {**{name: place.help or "" for name, place in OWN_COMMANDS.items()}, **SERVER_COMMANDS}
+    lines = {name: group.commands[name].help.split("\n\n")[0].replace("\n", " ") for name in table}
+    assert not [name for name, text in table.items() if not text or not lines[name].startswith(text.rstrip("."))]
     assert all(not group.commands[name].hidden for name in table)
-
-
-def _first_line(text: str) -> str:
-    first = text.split("\n\n")[0].replace("\n", " ")
-    return first.split("; the exit status")[0].rstrip(".") + "."
 
 
 def test_every_group_has_help_for_every_command() -> None:
