@@ -148,7 +148,8 @@ def _probe_all(cluster: ClusterDescription) -> list[BrokerProbe]:
     if not cluster.brokers:
         return []
     with ThreadPoolExecutor(min(len(cluster.brokers), MAX_PROBES_AT_ONCE)) as pool:
-        return list(pool.map(lambda broker: _probe(broker, cluster.cluster_id), cluster.brokers))
+        answers = [pool.submit(_probe, broker, cluster.cluster_id) for broker in cluster.brokers]
+        return [each.result() for each in answers]
 
 
 def _probe(broker: BrokerDescription, cluster_id: str | None) -> BrokerProbe:

@@ -48,7 +48,7 @@ class InputRecord:
     key: bytes | None = None
     partition: int | None = None
     timestamp_ms: int | None = None
-    headers: tuple[tuple[str, bytes], ...] | None = None
+    headers: tuple[tuple[str, bytes | None], ...] | None = None
 
 
 Reader = Callable[[bytes], InputRecord]
@@ -60,7 +60,7 @@ def writer_of(text: str, null: bytes) -> Writer:
 
     Args:
         text: the format.
-        null: what a null key or value is written as.
+        null: what a null key, value or value of a header is written as.
 
     Raises:
         typer.BadParameter: the format has an unknown field or escape.
@@ -75,7 +75,9 @@ def writer_of(text: str, null: bytes) -> Writer:
         "K": lambda record: b"%d" % _length(record.key),
         "s": lambda record: null if record.value is None else record.value,
         "S": lambda record: b"%d" % _length(record.value),
-        "h": lambda record: b",".join(name.encode() + b"=" + value for name, value in record.headers),
+        "h": lambda record: b",".join(
+            name.encode() + b"=" + (null if value is None else value) for name, value in record.headers
+        ),
     }
     pieces: list[Writer] = []
     for literal, field in _tokens(text):
@@ -94,7 +96,7 @@ def reader_of(text: str, null: bytes | None) -> tuple[Reader, bytes]:
 
     Args:
         text: the format, or "json".
-        null: a key or value that is this text is null; None: none is.
+        null: a key, a value or a value of a header that is this text is null; None: none is.
 
     Returns:
         The reader, and the text that ends each record.
@@ -143,7 +145,7 @@ def _record(found: dict[str, bytes], null: bytes | None) -> InputRecord:
         key=None if key == null else key,
         partition=_number(found["p"], "%p") if "p" in found else None,
         timestamp_ms=_number(found["T"], "%T") if "T" in found else None,
-        headers=_headers(found["h"]) if "h" in found else None,
+        headers=_headers(found["h"], null) if "h" in found else None,
     )
 
 
@@ -153,8 +155,8 @@ def _number(data: bytes, field: str) -> int:
     return int(data)
 
 
-def _headers(data: bytes) -> tuple[tuple[str, bytes], ...]:
-    headers: list[tuple[str, bytes]] = []
+def _headers(data: bytes, null: bytes | None) -> tuple[tuple[str, bytes | None], ...]:
+    headers: list[tuple[str, bytes | None]] = []
     for each in data.split(b",") if data else ():
         name, separator, value = each.partition(b"=")
         try:
@@ -163,7 +165,7 @@ def _headers(data: bytes) -> tuple[tuple[str, bytes], ...]:
             text = ""
         if not separator or not text:
             raise UsageError(f"%h is name=value,name=value, not {_shown(data)}")
-        headers.append((text, value))
+        headers.append((text, None if value == null else value))
     return tuple(headers)
 
 
@@ -173,7 +175,7 @@ def _read_json(data: bytes) -> InputRecord:
         fields = cast("dict[str, Any]", json.loads(data))
         if type(fields) is not dict:
             raise UsageError("it is no JSON object")
-        headers = [(each["name"], _json_bytes(each, "value") or b"") for each in fields.get("headers", ())]
+        headers = [(each["name"], _json_bytes(each, "value")) for each in fields.get("headers", ())]
         timestamp_ms = fields.get("timestamp_ms")
         if not all(type(name) is str for name, _ in headers) or not isinstance(timestamp_ms, int | None):
             raise UsageError("a header has no name, or timestamp_ms is no number")

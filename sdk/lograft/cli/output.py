@@ -83,8 +83,7 @@ def styled(text: str, code: str, stream: TextIO | None = None) -> str:
         code: the numbers of the style, as in `BOLD`.
         stream: where it goes; None: standard output.
     """
-    stream = sys.stdout if stream is None else stream
-    if not stream.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+    if not (stream or sys.stdout).isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return text
     return f"\x1b[{code}m{text}\x1b[0m"
 

@@ -17,7 +17,7 @@ from lograft.types import ConsumerRecord
 
 
 def record(
-    value: bytes | None = b"v", key: bytes | None = b"k", headers: tuple[tuple[str, bytes], ...] = ()
+    value: bytes | None = b"v", key: bytes | None = b"k", headers: tuple[tuple[str, bytes | None], ...] = ()
 ) -> ConsumerRecord:
     return ConsumerRecord("t", 3, 17, 1_000, key, value, headers)
 
@@ -28,6 +28,7 @@ def pieces(data: bytes, end: bytes) -> list[bytes]:
 
 def test_every_field_is_written() -> None:
     """All fields, escapes and the percent sign."""
+    assert writer_of("%h", b"NULL")(record(headers=(("a", None),))) == b"a=NULL"
     write = writer_of(r"%t/%p/%o %T %D %k(%K) %s(%S) [%h] 100%%\x21\n", b"NULL")
     assert write(record(headers=(("a", b"1"), ("b", b"2")))) == (
         b"t/3/17 1000 1970-01-01T00:00:01.000Z k(1) v(1) [a=1,b=2] 100%!\n"
@@ -58,7 +59,9 @@ def test_a_record_is_read_by_a_format() -> None:
     assert read(b"<2,99 a=1,b=|key=v=w") == InputRecord(
         value=b"v=w", key=b"key", partition=2, timestamp_ms=99, headers=(("a", b"1"), ("b", b""))
     )
-    assert read(b"<2,99 |NULL=NULL").value is None
+    assert read(b"<2,99 h=NULL|NULL=NULL") == InputRecord(
+        value=None, key=None, partition=2, timestamp_ms=99, headers=(("h", None),)
+    )
     for bad in (b"2,9 |k=v", b"<x,9 |k=v", b"<1,9 |k", b"<1,9 a|k=v", b"<1,%d |k=v" % 10**18):
         with pytest.raises(UsageError):
             read(bad)
@@ -81,8 +84,8 @@ def test_what_a_format_writes_it_reads_again(pairs: list[tuple[bytes, bytes]], f
 
 
 @settings(deadline=None)
-@given(st.none() | st.binary(max_size=9), st.none() | st.binary(max_size=9), st.binary(max_size=9))
-def test_json_comes_back(value: bytes | None, key: bytes | None, header: bytes) -> None:
+@given(st.none() | st.binary(max_size=9), st.none() | st.binary(max_size=9), st.none() | st.binary(max_size=9))
+def test_json_comes_back(value: bytes | None, key: bytes | None, header: bytes | None) -> None:
     """Bytes that are no text, null values and headers survive `consume --json | produce --format json`."""
     read, end = reader_of("json", None)
     sent = record(value, key, (("h", header),))
