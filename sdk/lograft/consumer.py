@@ -19,12 +19,12 @@ from datetime import timedelta
 from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from lograft._client.clock import monotonic_ms
 from lograft._client.forks import loading, on_fork
 from lograft._client.immortal import keep_for_ever
-from lograft._client.runtime import STOP_TIMEOUT_S, Runtime, acquire_runtime, on_exit, release_runtime, wait_if_ending
+from lograft._client.runtime import STOP_TIMEOUT_S, acquire_runtime, on_exit, release_runtime, wait_if_ending
 from lograft._consumer.arguments import check_partitions, make_listener, one_or_many, parse_start
 from lograft._consumer.collector import Deserializer, OffsetsToCommit, PollWait, check_assigned
 from lograft.errors import LograftError
@@ -50,6 +50,9 @@ from lograft.types import (
     RebalanceListener,
     TopicPartition,
 )
+
+if TYPE_CHECKING:
+    from lograft._client.background_loop import Runtime
 
 T = TypeVar("T")
 

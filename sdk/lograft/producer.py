@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from lograft._client.clock import monotonic_ms, wall_clock_ms
 from lograft._client.forks import loading, on_fork
 from lograft._client.immortal import keep_for_ever
-from lograft._client.runtime import Runtime, on_exit, open_on_runtime, release_runtime, wait_if_ending
+from lograft._client.runtime import on_exit, open_on_runtime, release_runtime, wait_if_ending
 from lograft._client.usable import unusable_error
 from lograft._producer.accumulator import AddResult
 from lograft._producer.arguments import check_columns, check_record, is_plain
@@ -43,6 +43,7 @@ from lograft.settings import CONNECTION_LIVENESS_MS, PRODUCER_DEFAULTS, Producer
 from lograft.types import Headers
 
 if TYPE_CHECKING:
+    from lograft._client.background_loop import Runtime
     from lograft._producer.sender import Sender
 
 

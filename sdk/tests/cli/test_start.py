@@ -47,6 +47,7 @@ def test_import_of_the_client_classes_loads_no_grpc() -> None:
     names = ("Producer", "Consumer", "Admin", "aio.Producer", "aio.Consumer", "aio.Admin")
     modules = loaded("import lograft\n" + "\n".join(f"lograft.{name}" for name in names))
     assert not modules & {"grpc", "typer", "rich", "click", "pyspark", "pyarrow", "h2", *SERVERS}
+    assert not loaded("from lograft import Producer") & {"grpc", "asyncio"}
 
 
 @pytest.mark.parametrize("name", ["Producer", "Consumer", "Admin"])
