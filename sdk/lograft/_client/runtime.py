@@ -74,9 +74,9 @@ def open_on_runtime(make: Callable[[], T]) -> tuple[T, Runtime]:
 def acquire_runtime() -> Runtime:
     """Return this process's runtime, and start it if none runs. The caller gives it to `release_runtime` once."""
     global _runtime, _user_count, _idle_loop
-    wait_if_ending()
     with loading():
         from lograft._client.background_loop import KeptLoop, Runtime
+    wait_if_ending()
     with _lock:
         if _runtime is None:
             loop, _idle_loop = _idle_loop, None
@@ -116,7 +116,7 @@ def wait_if_ending() -> None:
 def on_exit(client: Leaving) -> None:
     """Call `client.leave` at the end of the process."""
     _leaving.add(client)
-    # Registered once, and after everything registered so far: it must run before libraries shut down what it needs.
+    # Registered again, and after everything registered so far: it must run before libraries shut down what it needs.
     atexit.unregister(_at_exit)
     atexit.register(_at_exit)
 
@@ -132,6 +132,10 @@ def _at_exit() -> None:
         runtime, _runtime = _runtime, None
     if runtime is not None:
         _end(runtime)
+
+
+# Without a client there is nothing to leave. But a daemon thread that makes its first one while the process ends has to wait.
+atexit.register(_at_exit)
 
 
 class _Child:
