@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import threading
 import time
 import urllib.request
 from pathlib import Path
@@ -44,9 +45,10 @@ def is_alive(pid: int) -> bool:
 
 def wait_gone(pids: list[int]) -> None:
     deadline_s = time.monotonic() + WAIT_S
+    pause = threading.Event()
     while any(map(is_alive, pids)):
         assert time.monotonic() < deadline_s, "a server outlives the command"
-        time.sleep(0.05)
+        pause.wait(0.05)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

@@ -27,18 +27,24 @@ PLUGIN_GROUP: Final = "lograft.commands"
 """Entry-point group of additional commands."""
 
 OWN_COMMANDS: Final = {
-    "topics": in_module("topics:topics_app", "Create, list, describe, grow and delete topics."),
-    "produce": in_module("produce:produce", "Send records: one --value, the lines of a --file, or of standard input."),
-    "consume": in_module("consume:consume", "Print the records of a topic."),
-    "brokers": in_module("brokers:brokers_app", "List, describe and remove brokers."),
-    "configs": in_module("configs:configs_app", "Describe, set and unset configs."),
-    "partitions": in_module("partitions:partitions_app", "Elect leaders of partitions, give them other replicas."),
-    "directories": in_module("directories:directories_app", "Look at a broker's log directories, and move replicas."),
-    "features": in_module("features:features_app", "Describe and raise the feature level of the cluster."),
-    "quorum": in_module("quorum:quorum_app", "Look at the metadata quorum and change it."),
-    "metadata": in_module("metadata:metadata_app", "Export the metadata of the cluster, compare exports."),
-    "bench": in_module("bench:bench", "Measure a cluster, and check every record while it is measured."),
-    "doctor": in_module("doctor:doctor", "Say what is wrong with the cluster and what to do."),
+    "topics": in_module("lograft.cli.topics:topics_app", "Create, list, describe, grow and delete topics."),
+    "produce": in_module(
+        "lograft.cli.produce:produce", "Send records: one --value, the lines of a --file, or of standard input."
+    ),
+    "consume": in_module("lograft.cli.consume:consume", "Print the records of a topic."),
+    "brokers": in_module("lograft.cli.brokers:brokers_app", "List, describe and remove brokers."),
+    "configs": in_module("lograft.cli.configs:configs_app", "Describe, set and unset configs."),
+    "partitions": in_module(
+        "lograft.cli.partitions:partitions_app", "Elect leaders of partitions, give them other replicas."
+    ),
+    "directories": in_module(
+        "lograft.cli.directories:directories_app", "Look at a broker's log directories, and move replicas."
+    ),
+    "features": in_module("lograft.cli.features:features_app", "Describe and raise the feature level of the cluster."),
+    "quorum": in_module("lograft.cli.quorum:quorum_app", "Look at the metadata quorum and change it."),
+    "metadata": in_module("lograft.cli.metadata:metadata_app", "Export the metadata of the cluster, compare exports."),
+    "bench": in_module("lograft.cli.bench:bench", "Measure a cluster, and check every record while it is measured."),
+    "doctor": in_module("lograft.cli.doctor:doctor", "Say what is wrong with the cluster and what to do."),
 }
 """The commands of this distribution, in the order of the help."""
 

@@ -202,11 +202,12 @@ def _produce(
         begun_s = time.monotonic()
         delivery.add_done_callback(lambda _: times_ms.append((time.monotonic() - begun_s) * 1000))
 
+    pause = threading.Event()
     started_s = time.monotonic()
     with Meter("produce", count) as meter:
         for number in range(count):
             if rate and (ahead_s := number / rate - (time.monotonic() - started_s)) > 0:
-                time.sleep(ahead_s)
+                pause.wait(ahead_s)
             delivery = sender.send(producer, topic)
             if number % SAMPLE_EVERY == 0:
                 measure(delivery)
@@ -241,10 +242,11 @@ def _end_to_end(
 
     def send_all() -> None:
         try:
+            pause = threading.Event()
             started_s = time.monotonic()
             for number in range(count):
                 if (ahead_s := number / rate - (time.monotonic() - started_s)) > 0:
-                    time.sleep(ahead_s)
+                    pause.wait(ahead_s)
                 sender.send(producer, topic)
         except BaseException as error:
             failures.append(error)

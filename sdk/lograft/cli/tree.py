@@ -40,11 +40,11 @@ class Place:
 
 
 def in_module(where: str, help: str) -> Place:
-    """Return the place of a command of this distribution, given as "module:name" below `lograft.cli`."""
+    """Return the place of a command of this distribution, given as "module:name"."""
     module, _, name = where.partition(":")
 
     def load() -> Loaded:
-        return cast("Loaded", getattr(import_module(f"lograft.cli.{module}"), name))
+        return cast("Loaded", getattr(import_module(module), name))
 
     return Place(load, help)
 
