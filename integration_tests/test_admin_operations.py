@@ -113,13 +113,16 @@ def test_each_verb_is_an_rpc_or_has_a_reason() -> None:
 
 def test_each_verb_has_a_command_or_a_reason() -> None:
     """The command line has a command for each method of the SDK. The exceptions are named and necessary."""
-    with_command = {verb for command in _commands(make_app()) for verb in VERBS.get(command, ())}
+    with_command = {
+        verb for command in _commands(typer.main.get_command(make_app())) for verb in VERBS.get(command, ())
+    }
     assert _verbs(lograft.Admin).keys() - with_command == WITHOUT_COMMAND.keys()
 
 
-def _commands(app: typer.Typer) -> Iterator[Any]:
-    for command in app.registered_commands:
-        yield command.callback
-    for group in app.registered_groups:
-        assert group.typer_instance is not None
-        yield from _commands(group.typer_instance)
+def _commands(group: Any) -> Iterator[Any]:
+    """Yield the functions of all commands of a group and its groups. typer has them in a wrapper."""
+    for command in group.commands.values():
+        if hasattr(command, "commands"):
+            yield from _commands(command)
+        else:
+            yield command.callback.__wrapped__

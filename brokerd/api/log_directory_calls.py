@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from typing import Final
 
+from lograft import __version__
 from lograft.v1 import admin_pb2
 from lograft.wire.codes import ErrorCode
 
 from brokerd.api.calls import ServicerContext, check_cluster
+from brokerd.clock import wall_ms
 from brokerd.failure import refused
 from brokerd.replica.locator import Locator
 from brokerd.replica.manager import ReplicaManager
 from brokerd.replica.moving import Move, MoveState
 from brokerd.replica.removed_directories import UnknownPartitions
+from brokerd.replica.replica import Replica
 from storage.directory.directories import LogDirectory
 from storage.directory.space import SpaceState
 from storage.errors import StorageError
@@ -70,10 +73,12 @@ class LogDirectoryCalls:
         return admin_pb2.DescribeLogDirectoriesResponse(
             broker_id=self._node_id,
             directories=[
-                self._directory(directory, each, with_replicas=request.with_replicas)
+                self._directory(directory, each, with_replicas=request.with_replicas, topic=request.topic)
                 for directory, each in unknown.items()
             ],
             moves=[_move_message(move) for move in self._manager.moves.report()],
+            wall_clock_ms=wall_ms(),
+            software_version=__version__,
         )
 
     async def move(
@@ -110,10 +115,10 @@ class LogDirectoryCalls:
         )
 
     def _directory(
-        self, directory: LogDirectory, unknown: UnknownPartitions, *, with_replicas: bool
+        self, directory: LogDirectory, unknown: UnknownPartitions, *, with_replicas: bool, topic: str
     ) -> admin_pb2.LogDirectory:
         replicas = self._manager.replicas_in(directory)
-        names = [admin_pb2.ReplicaName(topic=replica.topic, partition=replica.partition) for replica in replicas]
+        listed = [replica for replica in replicas if with_replicas and topic in ("", replica.topic)]
         failure = directory.failure
         return admin_pb2.LogDirectory(
             directory_id=directory.directory_id,
@@ -121,11 +126,16 @@ class LogDirectoryCalls:
             state=_STATES[directory.space.state] if failure is None else admin_pb2.LOG_DIRECTORY_STATE_FAILED,
             free_bytes=directory.space.free_bytes,
             replica_count=len(replicas),
-            replicas=names if with_replicas else [],
+            replicas=map(_replica_message, listed),
             problem="" if failure is None else str(failure),
             unknown_partition_count=unknown.partition_count,
             unknown_partition_bytes=unknown.size_bytes,
         )
+
+
+def _replica_message(replica: Replica) -> admin_pb2.ReplicaName:
+    size_bytes = sum(segment.size_bytes for segment in replica.log.segments)
+    return admin_pb2.ReplicaName(topic=replica.topic, partition=replica.partition, size_bytes=size_bytes)
 
 
 def _move_message(move: Move) -> admin_pb2.ReplicaMove:

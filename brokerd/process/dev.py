@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`lograft dev` (and `brokerd dev`): a whole cluster in one process, ready within a moment.
+"""`lograft dev` (and `brokerd dev`): a whole cluster in one process, ready within a moment, or with --nodes in several.
 
-Owns the command. Without `--data-dir` all data is in a temporary directory, which the command deletes at its end.
+Owns the command. Without `--data-dir` all data is in a temporary directory, which the command deletes at its end. The servers'
+modules are imported when they are needed: a help text, completion and the parent of several nodes need none of them.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ import tempfile
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from brokerd.process.main import START_ERRORS, run_process
-from brokerd.process.server import BrokerServer
-from brokerd.process.standalone import standalone_settings
-from metaquorum.process.logging_setup import log_to_stderr
+from brokerd.process.dev_cluster import MAX_NODES, run_cluster
 from storage.directory.space import DEFAULT_SOFT_BYTES
+
+if TYPE_CHECKING:
+    from brokerd.process.server import BrokerServer
 
 DEFAULT_PORT = 9640
 """Public port of a development cluster."""
@@ -38,6 +39,8 @@ def configure_logging(level: str) -> None:
     """Write log lines of `level` and above to stderr."""
     if level.upper() not in logging.getLevelNamesMapping():
         raise typer.BadParameter(f"log level {level!r} is not one of DEBUG, INFO, WARNING, ERROR")
+    from metaquorum.process.logging_setup import log_to_stderr
+
     log_to_stderr(level.upper(), line_format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
@@ -52,13 +55,38 @@ def dev(
     port: Annotated[
         int, typer.Option(envvar="LOGRAFT_PORT", min=0, max=65_535, help="Port on 127.0.0.1; 0: any free one.")
     ] = DEFAULT_PORT,
+    nodes: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=MAX_NODES,
+            help="Servers, each a process of its own with a log and metrics; their ports follow --port. 1: all in this process.",
+        ),
+    ] = 1,
     min_free_bytes: MinFreeBytes = DEFAULT_SOFT_BYTES,
     log_level: Annotated[
         str, typer.Option(envvar="LOGRAFT_LOG_LEVEL", help="DEBUG, INFO, WARNING, ERROR.")
     ] = "WARNING",
 ) -> None:
-    """Run a whole cluster in this process, for development: one node, quorum and broker."""
+    """Run a whole cluster on this machine, for development."""
     configure_logging(log_level)
+    if nodes > 1:
+        if data_dir and len(data_dir) > 1:
+            raise typer.BadParameter("give one; each node gets a directory in it", param_hint="--data-dir")
+        if port > 65_535 - nodes:
+            raise typer.BadParameter(f"leaves no room for {nodes} ports", param_hint="--port")
+        raise typer.Exit(
+            run_cluster(
+                nodes,
+                data_directory=data_dir[0] if data_dir else None,
+                port=port,
+                min_free_bytes=min_free_bytes,
+                log_level=log_level,
+            )
+        )
+    from brokerd.process.main import START_ERRORS, run_process
+    from brokerd.process.standalone import standalone_settings
+
     is_kept = bool(data_dir)
     with ExitStack() as stack:
         if not data_dir:

@@ -11,15 +11,18 @@ import threading
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from lograft._admin.calls import document
 from lograft._client.forks import on_fork
 from lograft._client.immortal import keep_for_ever
-from lograft._client.runtime import STOP_TIMEOUT_S, Runtime, acquire_runtime, on_exit, release_runtime
+from lograft._client.runtime import STOP_TIMEOUT_S, acquire_runtime, on_exit, release_runtime
 from lograft._client.usable import unusable_error
 from lograft.aio.admin import Admin as AsyncAdmin
 from lograft.settings import CONNECTION_LIVENESS_MS, REQUEST_TIMEOUT_MS
+
+if TYPE_CHECKING:
+    from lograft._client.background_loop import Runtime
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -19,15 +19,14 @@ from datetime import timedelta
 from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from lograft._client.clock import monotonic_ms
-from lograft._client.forks import on_fork
+from lograft._client.forks import loading, on_fork
 from lograft._client.immortal import keep_for_ever
-from lograft._client.runtime import STOP_TIMEOUT_S, Runtime, acquire_runtime, on_exit, release_runtime, wait_if_ending
-from lograft._consumer.arguments import check_partitions, one_or_many, parse_start
-from lograft._consumer.collector import PollWait
-from lograft._consumer.shared import Deserializer, OffsetsToCommit, SharedConsumer, check_assigned, make_listener
+from lograft._client.runtime import STOP_TIMEOUT_S, acquire_runtime, on_exit, release_runtime, wait_if_ending
+from lograft._consumer.arguments import check_partitions, make_listener, one_or_many, parse_start
+from lograft._consumer.collector import Deserializer, OffsetsToCommit, PollWait, check_assigned
 from lograft.errors import LograftError
 from lograft.fetched import FetchedBatch
 from lograft.settings import (
@@ -51,6 +50,9 @@ from lograft.types import (
     RebalanceListener,
     TopicPartition,
 )
+
+if TYPE_CHECKING:
+    from lograft._client.background_loop import Runtime
 
 T = TypeVar("T")
 
@@ -132,6 +134,9 @@ class Consumer:
         request_timeout_ms: int = REQUEST_TIMEOUT_MS,
         connection_liveness_ms: int = CONNECTION_LIVENESS_MS,
     ) -> None:
+        with loading():
+            # gRPC comes with it, so that a program that only imports the class does not wait for it.
+            from lograft._consumer.shared import SharedConsumer
         settings = ConsumerSettings(
             fetch_credit_bytes=fetch_credit_bytes,
             max_chunk_bytes=max_chunk_bytes,

@@ -9,14 +9,13 @@ A handle is two fields, because `send` makes one for each record. Everything els
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import logging
 import threading
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from lograft._client.runtime import wait_if_ending
 from lograft._producer.buffers import Place
@@ -24,6 +23,9 @@ from lograft._producer.outcomes import Outcome
 from lograft.errors import LograftError, RequestTimeoutError, UsageError
 from lograft.settings import check_range
 from lograft.types import RecordReceipt
+
+if TYPE_CHECKING:
+    import asyncio
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +115,8 @@ class Delivery:
     def __await__(self) -> Generator[Any, None, RecordReceipt]:
         """Wait as `result` does, without a time limit, in any event loop."""
         if not self.done():
+            import asyncio  # a program that does not wait in a loop does not need it
+
             loop = asyncio.get_running_loop()
             future = loop.create_future()
             waiting = self._outcome.wait(self._index, partial(_wake, loop, future))
@@ -178,6 +182,8 @@ def _call_back(function: Callable[[Delivery], object], delivery: Delivery) -> No
 
 def _wake(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
     """End the wait of a coroutine, from any thread."""
+    import asyncio
+
     try:
         running = asyncio.get_running_loop()
     except RuntimeError:

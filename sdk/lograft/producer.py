@@ -14,13 +14,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lograft._client.clock import monotonic_ms, wall_clock_ms
-from lograft._client.forks import on_fork
+from lograft._client.forks import loading, on_fork
 from lograft._client.immortal import keep_for_ever
-from lograft._client.runtime import Runtime, on_exit, open_on_runtime, release_runtime, wait_if_ending
+from lograft._client.runtime import on_exit, open_on_runtime, release_runtime, wait_if_ending
 from lograft._client.usable import unusable_error
 from lograft._producer.accumulator import AddResult
 from lograft._producer.arguments import check_columns, check_record, is_plain
@@ -29,7 +30,6 @@ from lograft._producer.bulk import EncodedPiece, LoosePiece, check_encoded
 from lograft._producer.deliveries import Deliveries, OnBatch, say_lost
 from lograft._producer.partitioner import PartitionFunction
 from lograft._producer.record_columns import RECORD_OVERHEAD_BYTES, record_size
-from lograft._producer.sender import Sender
 from lograft._producer.serializers import Serializer, serializers_of
 from lograft.delivery import Delivery
 from lograft.errors import (
@@ -41,6 +41,10 @@ from lograft.errors import (
 )
 from lograft.settings import CONNECTION_LIVENESS_MS, PRODUCER_DEFAULTS, ProducerSettings, parse_acks, parse_bootstrap
 from lograft.types import Headers
+
+if TYPE_CHECKING:
+    from lograft._client.background_loop import Runtime
+    from lograft._producer.sender import Sender
 
 
 class Producer:
@@ -111,6 +115,9 @@ class Producer:
         client_id: str | None = None,
         connection_liveness_ms: int = CONNECTION_LIVENESS_MS,
     ) -> None:
+        with loading():
+            # gRPC comes with it, so that a program that only imports the class does not wait for it.
+            from lograft._producer.sender import Sender
         self._settings = ProducerSettings(
             acks=parse_acks(acks),
             idempotent=idempotent,
@@ -143,6 +150,7 @@ class Producer:
         self._is_forked = False
         self._runtime: Runtime | None = None
         self._sender: Sender | None = None
+        self._new_sender = partial(Sender, self._client, self._deliveries, self._lock, self._on_progress)
         self._start_lock = threading.Lock()
         on_fork(self)
         on_exit(self)
@@ -484,9 +492,7 @@ class Producer:
     def _start(self) -> tuple[Sender, Runtime]:
         with self._start_lock:
             if self._sender is None or self._runtime is None:
-                self._sender, self._runtime = open_on_runtime(
-                    lambda: Sender(self._client, self._deliveries, self._lock, self._on_progress)
-                )
+                self._sender, self._runtime = open_on_runtime(self._new_sender)
             return self._sender, self._runtime
 
     def _check_usable(self) -> None:

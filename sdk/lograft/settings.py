@@ -44,6 +44,8 @@ MAX_RETRY_BACKOFF_MS: Final = 1_000
 """Longest pause between two attempts, in milliseconds."""
 LAST_TRY_MS: Final = 250
 """Milliseconds that must be left for another attempt of a refused call that must not be carried out twice."""
+MAX_TOPICS_PER_CALL: Final = 10_000
+"""Topics that one GetCluster request may name."""
 UNKNOWN_TOPIC_WAIT_MS: Final = 1_000
 """Milliseconds for which a client asks again for a topic that the broker does not know. The topic may be new."""
 MAX_REPORTED_TROUBLES: Final = 100

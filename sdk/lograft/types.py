@@ -641,6 +641,7 @@ class LogDirectory:
         free_bytes: free bytes at the last check; None: not known.
         replica_count: number of replicas in the directory.
         replicas: the replicas, if the caller asked for them.
+        replica_bytes: bytes of the logs of these replicas; an older broker does not say them.
         problem: why the directory failed; empty if it did not.
         unknown_partition_count: number of stray directories: partition directories that the cluster does not know.
         unknown_partition_bytes: bytes of the files in the stray directories.
@@ -655,6 +656,7 @@ class LogDirectory:
     problem: str
     unknown_partition_count: int = 0
     unknown_partition_bytes: int = 0
+    replica_bytes: Mapping[TopicPartition, int] = field(default_factory=dict[TopicPartition, int])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -717,11 +719,15 @@ class LogDirectories:
         broker_id: id of the broker.
         directories: the log directories. The first also holds the metadata.
         moves: moves that wait or are under way, then the last ones that have ended.
+        wall_clock_ms: wall clock of the broker when it answered, in milliseconds since 1970-01-01 UTC; None: an older broker.
+        software_version: version of the broker's software; empty: an older broker.
     """
 
     broker_id: int
     directories: tuple[LogDirectory, ...]
     moves: tuple[ReplicaMove, ...]
+    wall_clock_ms: int | None = None
+    software_version: str = ""
 
 
 class BrokerState(Enum):

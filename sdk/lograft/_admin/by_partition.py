@@ -9,8 +9,8 @@ from typing import Protocol, TypeVar
 
 from lograft._admin.calls import AdminCalls
 from lograft._client.clock import monotonic_ms
-from lograft._client.cluster import MAX_TOPICS_PER_CALL
 from lograft.errors import LograftError, RetriableError, UnknownPartitionError, UnknownTopicError, UsageError
+from lograft.settings import MAX_TOPICS_PER_CALL
 from lograft.types import TopicPartition
 
 Key = tuple[bytes, int]

@@ -13,15 +13,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-import grpc.aio
 from google.protobuf.message import Message
 
 from lograft._client.clock import monotonic_ms
-from lograft._client.cluster import Cluster
-from lograft._groups.coordinators import Coordinators
-from lograft.v1.admin_pb2_grpc import AdminServiceStub
+from lograft._client.stubs import admin_service
 
 if TYPE_CHECKING:
+    import grpc.aio
+
+    from lograft._client.cluster import Cluster
+    from lograft._groups.coordinators import Coordinators
+
     # Only the stubs for type checkers have this class.
     from lograft.v1.admin_pb2_grpc import AdminServiceAsyncStub
 
@@ -70,7 +72,7 @@ class AdminCalls:
         """
         cast("Any", request).cluster_id = self.cluster.cluster_id
         return await self.cluster.ask(
-            lambda channel: method(AdminServiceStub(channel)),
+            lambda channel: method(admin_service(channel)),
             request,
             timeout_ms=self.timeout_ms,
             may_repeat=may_repeat,

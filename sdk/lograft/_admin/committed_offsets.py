@@ -17,6 +17,7 @@ from lograft._admin.groups import checked_group, for_each_group
 from lograft._admin.resets import lag_of, reset_offset
 from lograft._client.clock import monotonic_ms
 from lograft._client.codec import decode_error
+from lograft._client.stubs import group_service
 from lograft._consumer.offsets import list_offsets
 from lograft._groups.messages import decode_offsets, encode_offsets, encode_partitions
 from lograft.errors import LograftError, ProtocolError, UsageError
@@ -32,7 +33,6 @@ from lograft.types import (
     TopicPartition,
 )
 from lograft.v1 import group_pb2 as pb
-from lograft.v1.group_pb2_grpc import GroupServiceStub
 
 PAGE_PARTITIONS: Final = 4_000
 """Partitions in one request that changes offsets, and in one look-up of named partitions."""
@@ -128,7 +128,7 @@ async def alter_group_offsets(
         )
         response = await calls.coordinators.call(
             group,
-            lambda channel: GroupServiceStub(channel).AlterOffsets,
+            lambda channel: group_service(channel).AlterOffsets,
             request,
             timeout_ms=max(1, deadline_ms - monotonic_ms()),
         )
@@ -231,7 +231,7 @@ async def delete_group_offsets(
         )
         response = await calls.coordinators.call(
             group,
-            lambda channel: GroupServiceStub(channel).DeleteOffsets,
+            lambda channel: group_service(channel).DeleteOffsets,
             request,
             timeout_ms=max(1, deadline_ms - monotonic_ms()),
         )
@@ -255,7 +255,7 @@ async def _fetch(
         )
         response = await calls.coordinators.call(
             group,
-            lambda channel: GroupServiceStub(channel).FetchOffsets,
+            lambda channel: group_service(channel).FetchOffsets,
             request,
             timeout_ms=max(1, deadline_ms - monotonic_ms()),
         )

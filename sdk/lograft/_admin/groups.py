@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 
 from lograft._admin.calls import AdminCalls
 from lograft._client.clock import monotonic_ms
+from lograft._client.stubs import group_service
 from lograft.errors import GroupNotFoundError, LograftError, RetriableError, UsageError
 from lograft.settings import LAST_TRY_MS
 from lograft.types import (
@@ -27,7 +28,6 @@ from lograft.types import (
     TopicPartition,
 )
 from lograft.v1 import group_pb2 as pb
-from lograft.v1.group_pb2_grpc import GroupServiceStub
 
 MAX_GROUP_ID_BYTES: Final = 255
 """UTF-8 bytes of a group id."""
@@ -82,7 +82,7 @@ async def list_groups(calls: AdminCalls, states: Iterable[GroupState] | None = N
         )
         try:
             response = await calls.cluster.ask(
-                lambda channel: GroupServiceStub(channel).ListGroups,
+                lambda channel: group_service(channel).ListGroups,
                 request,
                 timeout_ms=max(1, deadline_ms - monotonic_ms()),
             )
@@ -121,7 +121,7 @@ async def describe_groups(calls: AdminCalls, groups: Sequence[str]) -> list[Grou
     async def describe(group: str, timeout_ms: int) -> GroupDescription:
         request = pb.DescribeGroupRequest(cluster_id=calls.cluster.cluster_id, group_id=group)
         response = await calls.coordinators.call(
-            group, lambda channel: GroupServiceStub(channel).DescribeGroup, request, timeout_ms=timeout_ms
+            group, lambda channel: group_service(channel).DescribeGroup, request, timeout_ms=timeout_ms
         )
         return _description(response)
 
@@ -149,14 +149,14 @@ async def delete_groups(calls: AdminCalls, groups: Sequence[str]) -> list[Delete
         deadline_ms = monotonic_ms() + timeout_ms
         seen = pb.DescribeGroupRequest(cluster_id=calls.cluster.cluster_id, group_id=group)
         await calls.coordinators.call(
-            group, lambda channel: GroupServiceStub(channel).DescribeGroup, seen, timeout_ms=timeout_ms
+            group, lambda channel: group_service(channel).DescribeGroup, seen, timeout_ms=timeout_ms
         )
         request = pb.DeleteGroupRequest(cluster_id=calls.cluster.cluster_id, group_id=group)
         # It is there. If it is not found now, an attempt whose answer was lost has deleted it.
         with suppress(GroupNotFoundError):
             await calls.coordinators.call(
                 group,
-                lambda channel: GroupServiceStub(channel).DeleteGroup,
+                lambda channel: group_service(channel).DeleteGroup,
                 request,
                 timeout_ms=max(1, deadline_ms - monotonic_ms()),
             )

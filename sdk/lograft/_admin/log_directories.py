@@ -40,20 +40,21 @@ _MOVE_STATES: Final = {
 
 
 async def describe_log_directories(
-    calls: AdminCalls, broker_id: int | None = None, *, with_replicas: bool = False
+    calls: AdminCalls, broker_id: int | None = None, *, with_replicas: bool = False, topic: str | None = None
 ) -> LogDirectories:
     """Describe the log directories of one broker, and the moves between them.
 
     Args:
         broker_id: id of the broker; None means the only broker of the cluster.
-        with_replicas: also list the replicas in each directory.
+        with_replicas: also list the replicas in each directory, with the sizes of their logs.
+        topic: list only replicas of this topic; None: of all.
 
     Raises:
         UsageError: the broker does not exist; or `broker_id` is None and the cluster has several brokers.
         LograftError: the broker did not answer.
     """
     address = await _address_of(calls, broker_id)
-    request = admin_pb2.DescribeLogDirectoriesRequest(with_replicas=with_replicas)
+    request = admin_pb2.DescribeLogDirectoriesRequest(with_replicas=with_replicas, topic=topic or "")
     response = await calls.ask(
         lambda stub: stub.DescribeLogDirectories,
         request,
@@ -63,6 +64,8 @@ async def describe_log_directories(
         broker_id=response.broker_id,
         directories=tuple(map(_directory, response.directories)),
         moves=tuple(map(_move, response.moves)),
+        wall_clock_ms=response.wall_clock_ms if response.HasField("wall_clock_ms") else None,
+        software_version=response.software_version,
     )
 
 
@@ -143,6 +146,11 @@ def _directory(message: admin_pb2.LogDirectory) -> LogDirectory:
         problem=message.problem,
         unknown_partition_count=message.unknown_partition_count,
         unknown_partition_bytes=message.unknown_partition_bytes,
+        replica_bytes={
+            TopicPartition(each.topic, each.partition): each.size_bytes
+            for each in message.replicas
+            if each.HasField("size_bytes")
+        },
     )
 
 

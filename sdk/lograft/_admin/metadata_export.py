@@ -10,14 +10,15 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from lograft._admin.calls import AdminCalls
-from lograft._client.cluster import Attempt
-from lograft._client.transport import finish, open_call
+from lograft._client.stubs import admin_service
 from lograft.errors import CorruptDataError, ProtocolError
 from lograft.v1 import admin_pb2
-from lograft.v1.admin_pb2_grpc import AdminServiceStub
+
+if TYPE_CHECKING:
+    from lograft._client.cluster import Attempt
 
 MAX_EXPORT_CHARACTERS: Final = 2**30
 """Largest export that the client holds in memory, in characters."""
@@ -65,12 +66,15 @@ async def export_metadata(calls: AdminCalls) -> list[str]:
         CorruptDataError: the digest does not match the lines.
         LograftError: no complete export came in time.
     """
+    # Loaded with the first call, because gRPC comes with them.
+    from lograft._client.transport import finish, open_call
+
     request = admin_pb2.ExportMetadataRequest(cluster_id=calls.cluster.cluster_id)
 
     async def work(attempt: Attempt) -> list[str]:
         lines: list[str] = []
         size = 0
-        stub = AdminServiceStub(attempt.channel)
+        stub = admin_service(attempt.channel)
         opened = await open_call(lambda: stub.ExportMetadata(request, timeout=attempt.timeout_s))
         try:
             async for piece in opened.call:

@@ -13,9 +13,9 @@ from lograft._admin.by_partition import NamedPartitions, ask_by_partition
 from lograft._admin.calls import AdminCalls
 from lograft._client.clock import monotonic_ms
 from lograft._client.codec import decode_error
+from lograft._client.stubs import log_service
 from lograft.types import PartitionProducers, RememberedProducer, TopicPartition
 from lograft.v1 import log_pb2
-from lograft.v1.log_pb2_grpc import LogServiceStub
 
 PAGE_PARTITIONS: Final = 100
 """Partitions in one request."""
@@ -44,7 +44,7 @@ async def describe_producers(calls: AdminCalls, partitions: Sequence[TopicPartit
             partitions=[log_pb2.ProducersOfPartition(topic=each.topic, partition=each.partition) for each in page],
         )
         response = await calls.cluster.ask(
-            lambda channel: LogServiceStub(channel).DescribeProducers, request, timeout_ms=timeout_ms
+            lambda channel: log_service(channel).DescribeProducers, request, timeout_ms=timeout_ms
         )
         return [_described(result) for result in response.results]
 

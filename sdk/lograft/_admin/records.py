@@ -12,11 +12,11 @@ from typing import Final
 from lograft._admin.by_partition import ask_by_partition
 from lograft._admin.calls import AdminCalls
 from lograft._client.codec import decode_error
+from lograft._client.stubs import log_service
 from lograft._consumer import offsets
 from lograft.errors import UsageError
 from lograft.types import DeletedRecords, OffsetAnswer, OffsetQuery, TopicPartition
 from lograft.v1 import log_pb2
-from lograft.v1.log_pb2_grpc import LogServiceStub
 
 MAX_PARTITIONS: Final = 10_000
 """Partitions in one request."""
@@ -46,7 +46,7 @@ async def delete_records(calls: AdminCalls, before: Mapping[TopicPartition, int 
     async def ask(page: Sequence[log_pb2.RecordsBefore], timeout_ms: int) -> list[DeletedRecords]:
         request = log_pb2.DeleteRecordsRequest(cluster_id=calls.cluster.cluster_id, partitions=page)
         response = await calls.cluster.ask(
-            lambda channel: LogServiceStub(channel).DeleteRecords, request, timeout_ms=timeout_ms
+            lambda channel: log_service(channel).DeleteRecords, request, timeout_ms=timeout_ms
         )
         return [_deleted(result) for result in response.results]
 

@@ -56,9 +56,6 @@ Q = TypeVar("Q")
 REFRESH_SHARE: Final = 4
 """While another broker can be asked, one broker gets this fraction (1/4) of the time of a refresh."""
 
-MAX_TOPICS_PER_CALL: Final = 10_000
-"""Topics that one GetCluster request may name."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tells whether gRPC was loaded before this process was forked, and informs clients of a fork.
 
-It owns the hook that Python calls in a forked child. It loads neither gRPC nor a client, because it must be loaded before a
+It owns the hooks that Python calls around a fork. It loads neither gRPC nor a client, because it must be loaded before a
 program forks. gRPC's C core does not survive a fork: the child lacks its threads, and its locks stay as they were. The child
 cannot find out whether the parent used gRPC or only loaded it, through Lograft or otherwise. So loading counts as use. Source:
 ADR 17.
@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import weakref
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -21,6 +23,10 @@ _FORKED_WITHOUT_EXEC: Final = 0x40
 """Process flag PF_FORKNOEXEC of Linux: the process has executed no program since it was forked."""
 _FLAGS_FIELD: Final = 6
 """Index of the flags in /proc/self/stat, counted after the program name, which ends with a parenthesis."""
+
+
+LOAD_TIMEOUT_S: Final = 10.0
+"""Seconds that a fork waits while another thread loads modules of a client."""
 
 
 class Forkable(Protocol):
@@ -33,6 +39,7 @@ class Forkable(Protocol):
 
 _forkables: weakref.WeakSet[Forkable] = weakref.WeakSet()
 _was_forked_with_grpc = False
+_loading = threading.RLock()
 
 
 def may_use_grpc() -> bool:
@@ -45,8 +52,30 @@ def on_fork(client: Forkable) -> None:
     _forkables.add(client)
 
 
+@contextmanager
+def loading() -> Generator[None]:
+    """Hold off forks by other threads while this one loads the modules of a client, and gRPC with them.
+
+    Python locks a module while a thread loads it. A child that was forked in the meantime would wait for ever for the lock of a
+    thread that it does not have.
+    """
+    with _loading:
+        yield
+
+
+def _before_fork() -> None:
+    _loading.acquire(timeout=LOAD_TIMEOUT_S)
+
+
+def _after_fork_in_parent() -> None:
+    # It is not this thread's if the fork did not wait any longer.
+    with suppress(RuntimeError):
+        _loading.release()
+
+
 def _after_fork_in_child() -> None:
-    global _was_forked_with_grpc
+    global _was_forked_with_grpc, _loading
+    _loading = threading.RLock()
     _was_forked_with_grpc = _was_forked_with_grpc or _C_CORE in sys.modules
     for client in list(_forkables):
         client.after_fork()
@@ -61,6 +90,6 @@ def _is_forked() -> bool:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
     # Covers a program that loads gRPC, forks, and imports Lograft only in the child, after the fork that the hook would see.
     _was_forked_with_grpc = _C_CORE in sys.modules and _is_forked()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The background event loop of the blocking clients.
+"""The runtime of the blocking clients: one background event loop for each process.
 
-It owns one daemon thread for each process. The first blocking client starts the thread, and closing the last client ends it. It
-must not know what runs on the loop.
+It owns when that loop runs: the first blocking client starts its thread (`background_loop`), and closing the last client ends it.
+It must not know what runs on the loop. asyncio is loaded with the first client, not with an import of its class.
 
 The thread must end, because gRPC wakes every event loop of a process for every event of any of them. An idle loop costs a busy
 one a third of its speed (measured).
@@ -16,105 +16,23 @@ A forked child has no such thread. It starts its own runtime at the first use. T
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import threading
 import time
 import weakref
-from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any, Final, Protocol, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
-from lograft._client.forks import on_fork
+from lograft._client.forks import loading, on_fork
 from lograft._client.immortal import keep_for_ever
+
+if TYPE_CHECKING:
+    from lograft._client.background_loop import KeptLoop, Runtime
 
 T = TypeVar("T")
 
 STOP_TIMEOUT_S: Final = 2.0
 """Longest wait for the thread to end, in seconds."""
-
-
-class KeptLoop(asyncio.SelectorEventLoop):
-    """The event loop of the blocking clients. A process keeps it for its whole life, whether a thread runs it or not.
-
-    Nothing ever closes it. gRPC delivers the events of all loops through one queue. An event for a closed loop raises an error
-    in the loop that takes it, but an event for a loop without a thread waits for the next thread. Garbage collection must not
-    close the loop either, at the end of the process or in a forked child. The child has its parent's selector, and closing it
-    would remove the parent's file descriptors from that selector.
-    """
-
-    def __del__(self) -> None:
-        """Do nothing, so that garbage collection does not close the loop."""
-
-
-class Runtime:
-    """An event loop that runs in a thread."""
-
-    def __init__(self, loop: KeptLoop) -> None:
-        self.loop = loop
-        self._started = threading.Event()
-        self._thread = threading.Thread(target=self._main, name="lograft", daemon=True)
-        self._thread.start()
-        self._started.wait()
-
-    def _main(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        self.loop.call_soon(self._started.set)
-        self.loop.run_forever()
-
-    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Start a coroutine on the loop."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop)
-
-    def run(self, work: Coroutine[Any, Any, T], *, timeout_s: float | None = None) -> T:
-        """Run a coroutine on the loop and wait for its result.
-
-        Args:
-            work: the coroutine. It should limit its own time.
-            timeout_s: seconds after which the coroutine is cancelled; None sets no limit.
-
-        Raises:
-            TimeoutError: the coroutine did not end in time.
-        """
-        assert threading.current_thread() is not self._thread, "a blocking call from a callback would wait for itself"
-        try:
-            return self._run(work, timeout_s)
-        except BaseException:
-            wait_if_ending()
-            raise
-
-    def _run(self, work: Coroutine[Any, Any, T], timeout_s: float | None) -> T:
-        future = self.submit(work)
-        try:
-            return future.result(timeout_s)
-        except FutureTimeoutError:
-            # Either this wait timed out or the coroutine raised TimeoutError itself. The second is passed on.
-            if future.done():
-                raise
-            future.cancel()
-            raise TimeoutError(f"no result within {timeout_s} s") from None
-        except BaseException:
-            future.cancel()
-            raise
-
-    def is_current_thread(self) -> bool:
-        """True on the loop's own thread."""
-        return threading.current_thread() is self._thread
-
-    def stop(self) -> bool:
-        """Cancel all tasks and end the thread. Return False if it did not end within `STOP_TIMEOUT_S`."""
-
-        async def _cancel_all() -> None:
-            tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            self.loop.stop()
-
-        asyncio.run_coroutine_threadsafe(_cancel_all(), self.loop)
-        self._thread.join(STOP_TIMEOUT_S)
-        return not self._thread.is_alive()
 
 
 class Leaving(Protocol):
@@ -156,6 +74,8 @@ def open_on_runtime(make: Callable[[], T]) -> tuple[T, Runtime]:
 def acquire_runtime() -> Runtime:
     """Return this process's runtime, and start it if none runs. The caller gives it to `release_runtime` once."""
     global _runtime, _user_count, _idle_loop
+    with loading():
+        from lograft._client.background_loop import KeptLoop, Runtime
     wait_if_ending()
     with _lock:
         if _runtime is None:
@@ -196,7 +116,7 @@ def wait_if_ending() -> None:
 def on_exit(client: Leaving) -> None:
     """Call `client.leave` at the end of the process."""
     _leaving.add(client)
-    # Registered once, and after everything registered so far: it must run before libraries shut down what it needs.
+    # Registered again, and after everything registered so far: it must run before libraries shut down what it needs.
     atexit.unregister(_at_exit)
     atexit.register(_at_exit)
 
@@ -212,6 +132,10 @@ def _at_exit() -> None:
         runtime, _runtime = _runtime, None
     if runtime is not None:
         _end(runtime)
+
+
+# Without a client there is nothing to leave. But a daemon thread that makes its first one while the process ends has to wait.
+atexit.register(_at_exit)
 
 
 class _Child:

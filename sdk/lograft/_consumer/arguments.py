@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the arguments of `assign`, `seek` and the lookups of offsets. Pure."""
+"""Checks the arguments of `assign`, `seek`, `subscribe` and the lookups of offsets. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
 
 from lograft.errors import UsageError
-from lograft.types import OffsetAndMetadata, Position, TopicPartition
+from lograft.types import OffsetAndMetadata, Position, RebalanceListener, TopicPartition
 
 MAX_METADATA_BYTES = 4_096
 """Bytes of UTF-8 of the longest metadata of an offset."""
@@ -103,3 +103,31 @@ def parse_start(start: str) -> Position:
         return Position(start)
     except ValueError:
         raise UsageError(f'start is "earliest" or "latest", not {start!r}') from None
+
+
+def make_listener(
+    listener: RebalanceListener | None,
+    on_assigned: Callable[[Sequence[TopicPartition]], Any] | None,
+    on_revoked: Callable[[Sequence[TopicPartition]], Any] | None,
+    on_lost: Callable[[Sequence[TopicPartition]], Any] | None,
+) -> RebalanceListener | None:
+    """Return the listener, or one of single functions.
+
+    Raises:
+        UsageError: both are given, or the listener is of another type.
+    """
+    functions = {"on_assigned": on_assigned, "on_revoked": on_revoked, "on_lost": on_lost}
+    given = {name: function for name, function in functions.items() if function is not None}
+    if listener is not None and given:
+        raise UsageError("give either a listener or functions")
+    if listener is not None:
+        missing = [name for name in functions if not callable(getattr(listener, name, None))]
+        if missing:
+            raise UsageError(f"a listener is a RebalanceListener; {listener!r} has no {missing[0]}")
+        return listener
+    if not given:
+        return None
+    made = RebalanceListener()
+    for name, function in given.items():
+        setattr(made, name, function)
+    return made

@@ -7,10 +7,10 @@ and no loop: the blocking consumer uses it under its lock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from lograft._client.clock import monotonic_ms
 from lograft._consumer.arguments import check_offset
@@ -18,12 +18,18 @@ from lograft._consumer.fetch_buffer import Arrival, Chunk, Cursor, FetchBuffer
 from lograft.errors import CorruptDataError, LograftError, NotAssignedError, UnreachableError
 from lograft.fetched import FetchedBatch, leading_records
 from lograft.settings import ConsumerSettings
-from lograft.types import ConsumerRecord, TopicPartition
+from lograft.types import ConsumerRecord, OffsetAndMetadata, TopicPartition
 from lograft.wire.batch import RecordBatch
 from lograft.wire.errors import BatchError
 
 RETURN_STEPS: Final = 16
 """The collector gives consumed bytes back when they reach the credit divided by this."""
+
+OffsetsToCommit = Mapping[TopicPartition, int | OffsetAndMetadata] | ConsumerRecord | FetchedBatch
+"""What `commit` takes: next offsets by partition, or a record or batch up to which everything is processed."""
+
+Deserializer = Callable[[bytes], Any]
+"""Makes a value of the bytes of a key or value."""
 
 
 @dataclass(slots=True)
@@ -364,3 +370,15 @@ class PollWait:
         if outage is not None:
             raise copy(outage)
         return 0
+
+
+def check_assigned(collector: FetchCollector, tps: Collection[TopicPartition]) -> list[TopicPartition]:
+    """Return partitions that are assigned; without arguments, all.
+
+    Raises:
+        NotAssignedError: one is not assigned.
+    """
+    for tp in tps:
+        if tp not in collector.cursors:
+            raise NotAssignedError(f"{TopicPartition(*tp)} is not assigned to this consumer")
+    return [TopicPartition(*tp) for tp in tps] or list(collector.cursors)

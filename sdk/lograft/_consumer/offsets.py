@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from lograft._client.clock import monotonic_ms
-from lograft._client.cluster import Cluster
 from lograft._client.codec import decode_error
+from lograft._client.stubs import log_service
 from lograft.errors import RetriableError, UsageError
 from lograft.types import OffsetAnswer, OffsetQuery, Position
 from lograft.v1 import log_pb2
-from lograft.v1.log_pb2_grpc import LogServiceStub
+
+if TYPE_CHECKING:
+    from lograft._client.cluster import Cluster
 
 MAX_QUERIES: Final = 10_000
 """Queries in one request."""
@@ -62,7 +64,7 @@ async def list_offsets(cluster: Cluster, queries: Sequence[OffsetQuery], *, time
 
 async def _ask(cluster: Cluster, queries: Sequence[OffsetQuery], timeout_ms: int) -> list[OffsetAnswer]:
     request = log_pb2.ListOffsetsRequest(cluster_id=cluster.cluster_id, queries=[_query(query) for query in queries])
-    response = await cluster.ask(lambda channel: LogServiceStub(channel).ListOffsets, request, timeout_ms=timeout_ms)
+    response = await cluster.ask(lambda channel: log_service(channel).ListOffsets, request, timeout_ms=timeout_ms)
     return [_answer(result) for result in response.results]
 
 

@@ -19,13 +19,13 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final
 
 from lograft._client.clock import monotonic_ms, wall_clock_ms
 from lograft._client.immortal import keep_for_ever
 from lograft._client.usable import unusable_error
 from lograft._consumer.arguments import check_commit, check_offset, check_topics
-from lograft._consumer.collector import FetchCollector
+from lograft._consumer.collector import Deserializer, FetchCollector, OffsetsToCommit
 from lograft._consumer.fetch_buffer import Arrival, Cursor
 from lograft._consumer.fetcher import Fetcher
 from lograft._groups.carrier import GroupCarrier, borrow_carrier, return_carrier
@@ -39,7 +39,6 @@ from lograft.errors import (
     LograftError,
     MembershipLostError,
     NoCommittedOffsetError,
-    NotAssignedError,
     UnreachableError,
     UsageError,
     error_for,
@@ -70,12 +69,6 @@ ASKED_AGAIN_MS: Final = 1_000
 
 Handed = list[ConsumerRecord] | FetchedBatch | ConsumerRecord | None
 """What a poll hands to the application."""
-
-OffsetsToCommit = Mapping[TopicPartition, int | OffsetAndMetadata] | ConsumerRecord | FetchedBatch
-"""What `commit` takes: next offsets by partition, or a record or batch up to which everything is processed."""
-
-Deserializer = Callable[[bytes], Any]
-"""Makes a value of the bytes of a key or value."""
 
 Caller = Callable[..., Awaitable[None]]
 """Calls a function of the application, where its poll runs, and waits for its end."""
@@ -854,46 +847,6 @@ class SharedConsumer:
         fetcher = self._fetcher
         if fetcher is not None:
             self.on_loop(fetcher.engine.give_back, source, size_bytes)
-
-
-def make_listener(
-    listener: RebalanceListener | None,
-    on_assigned: Callable[[Sequence[TopicPartition]], Any] | None,
-    on_revoked: Callable[[Sequence[TopicPartition]], Any] | None,
-    on_lost: Callable[[Sequence[TopicPartition]], Any] | None,
-) -> RebalanceListener | None:
-    """Return the listener, or one of single functions.
-
-    Raises:
-        UsageError: both are given, or the listener is of another type.
-    """
-    functions = {"on_assigned": on_assigned, "on_revoked": on_revoked, "on_lost": on_lost}
-    given = {name: function for name, function in functions.items() if function is not None}
-    if listener is not None and given:
-        raise UsageError("give either a listener or functions")
-    if listener is not None:
-        missing = [name for name in functions if not callable(getattr(listener, name, None))]
-        if missing:
-            raise UsageError(f"a listener is a RebalanceListener; {listener!r} has no {missing[0]}")
-        return listener
-    if not given:
-        return None
-    made = RebalanceListener()
-    for name, function in given.items():
-        setattr(made, name, function)
-    return made
-
-
-def check_assigned(collector: FetchCollector, tps: Collection[TopicPartition]) -> list[TopicPartition]:
-    """Return partitions that are assigned; without arguments, all.
-
-    Raises:
-        NotAssignedError: one is not assigned.
-    """
-    for tp in tps:
-        if tp not in collector.cursors:
-            raise NotAssignedError(f"{TopicPartition(*tp)} is not assigned to this consumer")
-    return [TopicPartition(*tp) for tp in tps] or list(collector.cursors)
 
 
 def _check_pattern(pattern: object) -> str:

@@ -7,8 +7,9 @@ It owns the connection to the cluster. `lograft._admin` has the calls, by subjec
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from lograft._admin import (
     brokers,
@@ -25,12 +26,14 @@ from lograft._admin import (
     topics,
 )
 from lograft._admin.calls import AdminCalls, document
-from lograft._client.cluster import Cluster
-from lograft._client.forks import on_fork
+from lograft._client.forks import loading, on_fork
 from lograft._client.immortal import keep_for_ever
 from lograft._client.usable import unusable_error
-from lograft._groups.coordinators import Coordinators
 from lograft.settings import CONNECTION_LIVENESS_MS, REQUEST_TIMEOUT_MS, parse_bootstrap
+
+if TYPE_CHECKING:
+    from lograft._client.cluster import Cluster
+    from lograft._groups.coordinators import Coordinators
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -58,13 +61,19 @@ class Admin:
         request_timeout_ms: int = REQUEST_TIMEOUT_MS,
         connection_liveness_ms: int = CONNECTION_LIVENESS_MS,
     ) -> None:
-        self._client = parse_bootstrap(
+        with loading():
+            # gRPC comes with it, so that a program that only imports the class does not wait for it.
+            from lograft._client.cluster import Cluster
+            from lograft._groups.coordinators import Coordinators
+        client = parse_bootstrap(
             bootstrap,
             cluster_id,
             connection_liveness_ms=connection_liveness_ms,
             request_timeout_ms=request_timeout_ms,
         )
         self._timeout_ms = request_timeout_ms
+        self._new_cluster = partial(Cluster, client)
+        self._new_coordinators = Coordinators
         self._cluster: Cluster | None = None
         self._coordinators: Coordinators | None = None
         self._is_closed = False
@@ -133,7 +142,7 @@ class Admin:
         if self._is_closed or self._is_forked:
             raise unusable_error("admin client", is_forked=self._is_forked)
         if self._cluster is None:
-            self._cluster = Cluster(self._client)
+            self._cluster = self._new_cluster()
         if self._coordinators is None:
-            self._coordinators = Coordinators(self._cluster)
+            self._coordinators = self._new_coordinators(self._cluster)
         return AdminCalls(self._cluster, self._coordinators, self._timeout_ms)

@@ -15,10 +15,9 @@ from types import TracebackType
 from typing import Any, TypeVar, overload
 
 from lograft._client.clock import monotonic_ms
-from lograft._client.forks import on_fork
-from lograft._consumer.arguments import check_partitions, one_or_many, parse_start
-from lograft._consumer.collector import PollWait
-from lograft._consumer.shared import Deserializer, OffsetsToCommit, SharedConsumer, check_assigned, make_listener
+from lograft._client.forks import loading, on_fork
+from lograft._consumer.arguments import check_partitions, make_listener, one_or_many, parse_start
+from lograft._consumer.collector import Deserializer, OffsetsToCommit, PollWait, check_assigned
 from lograft.errors import LograftError
 from lograft.fetched import FetchedBatch
 from lograft.settings import (
@@ -77,6 +76,9 @@ class Consumer:
         request_timeout_ms: int = REQUEST_TIMEOUT_MS,
         connection_liveness_ms: int = CONNECTION_LIVENESS_MS,
     ) -> None:
+        with loading():
+            # gRPC comes with it, so that a program that only imports the class does not wait for it.
+            from lograft._consumer.shared import SharedConsumer
         settings = ConsumerSettings(
             fetch_credit_bytes=fetch_credit_bytes,
             max_chunk_bytes=max_chunk_bytes,

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lograft._client.clock import monotonic_ms
-from lograft._client.forks import on_fork
+from lograft._client.forks import loading, on_fork
 from lograft._client.immortal import keep_for_ever
 from lograft._client.runtime import on_exit
 from lograft._client.usable import unusable_error
@@ -23,12 +24,14 @@ from lograft._producer.bulk import EncodedPiece, LoosePiece, check_encoded
 from lograft._producer.deliveries import Deliveries, OnBatch, say_lost
 from lograft._producer.partitioner import PartitionFunction
 from lograft._producer.record_columns import RECORD_OVERHEAD_BYTES, record_size
-from lograft._producer.sender import Sender
 from lograft._producer.serializers import Serializer, serializers_of
 from lograft.delivery import Delivery
 from lograft.errors import BufferTimeoutError, RequestTimeoutError, UsageError
 from lograft.settings import CONNECTION_LIVENESS_MS, PRODUCER_DEFAULTS, ProducerSettings, parse_acks, parse_bootstrap
 from lograft.types import Headers, RecordReceipt
+
+if TYPE_CHECKING:
+    from lograft._producer.sender import Sender
 
 
 class Producer:
@@ -54,6 +57,9 @@ class Producer:
         client_id: str | None = None,
         connection_liveness_ms: int = CONNECTION_LIVENESS_MS,
     ) -> None:
+        with loading():
+            # gRPC comes with it, so that a program that only imports the class does not wait for it.
+            from lograft._producer.sender import Sender
         self._settings = ProducerSettings(
             acks=parse_acks(acks),
             idempotent=idempotent,
@@ -81,6 +87,7 @@ class Producer:
         self._is_forked = False
         on_fork(self)
         self._sender: Sender | None = None
+        self._new_sender = partial(Sender, self._client, self._deliveries, None, self._on_progress)
         on_exit(self)
 
     def __del__(self) -> None:
@@ -311,7 +318,7 @@ class Producer:
         if type(topic) is not str or not topic:
             raise UsageError(f"topic is a name, not {topic!r}")
         if self._sender is None:
-            self._sender = Sender(self._client, self._deliveries, None, self._on_progress)
+            self._sender = self._new_sender()
         partition_count = await self._sender.open_topic(topic)
         self._check_usable()
         self._deliveries.open_topic(topic, partition_count)

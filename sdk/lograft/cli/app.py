@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tree of commands, the plugins, and the handling of errors.
 
-The commands themselves are in other modules. The entry-point group `lograft.commands` adds more: each is a function with
+The commands themselves are in other modules, which are imported at their use (`tree`). The entry-point group
+`lograft.commands` adds more: each is a function with
 typer's annotations, or a group of them (`typer.Typer`). `lograft-server` brings `dev` and `log`.
 """
 
@@ -11,32 +12,53 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import EntryPoint, entry_points
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from lograft import __version__
-from lograft.cli.brokers import brokers_app
-from lograft.cli.configs import configs_app
-from lograft.cli.consume import consume
-from lograft.cli.directories import directories_app
-from lograft.cli.doctor import doctor
-from lograft.cli.features import features_app
-from lograft.cli.groups import groups_app
-from lograft.cli.metadata import metadata_app
-from lograft.cli.output import print_error, print_note
-from lograft.cli.partitions import partitions_app
-from lograft.cli.produce import produce
-from lograft.cli.producers import producers_app
-from lograft.cli.quorum import quorum_app
-from lograft.cli.topics import topics_app
+from lograft.cli.output import give_up_output, print_error, print_note
+from lograft.cli.tree import Commands, CommandTree, Loaded, Place, in_module
 from lograft.errors import LograftError, StaleMetadataWarning, UsageError
 
 PLUGIN_GROUP: Final = "lograft.commands"
 """Entry-point group of additional commands."""
 
-_SERVER_COMMANDS: Final = ("dev", "log")
+OWN_COMMANDS: Final = {
+    "topics": in_module("lograft.cli.topics:topics_app", "Create, list, describe, grow and delete topics."),
+    "produce": in_module(
+        "lograft.cli.produce:produce", "Send records: one --value, the lines of a --file, or of standard input."
+    ),
+    "consume": in_module("lograft.cli.consume:consume", "Print the records of a topic."),
+    "groups": in_module(
+        "lograft.cli.groups:groups_app", "List, describe and delete consumer groups; move their offsets."
+    ),
+    "brokers": in_module("lograft.cli.brokers:brokers_app", "List, describe and remove brokers."),
+    "configs": in_module("lograft.cli.configs:configs_app", "Describe, set and unset configs."),
+    "partitions": in_module(
+        "lograft.cli.partitions:partitions_app", "Elect leaders of partitions, give them other replicas."
+    ),
+    "producers": in_module("lograft.cli.producers:producers_app", "Show the producers of partitions."),
+    "directories": in_module(
+        "lograft.cli.directories:directories_app", "Look at a broker's log directories, and move replicas."
+    ),
+    "features": in_module("lograft.cli.features:features_app", "Describe and raise the feature level of the cluster."),
+    "quorum": in_module("lograft.cli.quorum:quorum_app", "Look at the metadata quorum and change it."),
+    "metadata": in_module("lograft.cli.metadata:metadata_app", "Export the metadata of the cluster, compare exports."),
+    "bench": in_module("lograft.cli.bench:bench", "Measure a cluster, and check every record while it is measured."),
+    "doctor": in_module("lograft.cli.doctor:doctor", "Say what is wrong with the cluster and what to do."),
+}
+"""The commands of this distribution, in the order of the help."""
+
+SERVER_COMMANDS: Final = {
+    "dev": "Run a whole cluster on this machine, for development.",
+    "log": "Look at logs on disk, without a server; nothing is ever changed.",
+}
+"""The commands that `lograft-server` brings, with the first lines of their help."""
+
+_SERVER_DISTRIBUTION: Final = "lograft-server"
 
 
 def _print_version(wanted: bool) -> None:
@@ -68,41 +90,34 @@ def _root(
 
 def make_app() -> typer.Typer:
     """Return the app with all commands."""
-    app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=True)
+    app = typer.Typer(cls=_Root, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=True)
     app.callback()(_root)
-    app.add_typer(topics_app, name="topics")
-    app.add_typer(groups_app, name="groups")
-    app.add_typer(brokers_app, name="brokers")
-    app.add_typer(configs_app, name="configs")
-    app.add_typer(features_app, name="features")
-    app.add_typer(metadata_app, name="metadata")
-    app.add_typer(partitions_app, name="partitions")
-    app.add_typer(producers_app, name="producers")
-    app.add_typer(quorum_app, name="quorum")
-    app.add_typer(directories_app, name="directories")
-    app.command()(produce)
-    app.command()(consume)
-    app.command()(doctor)
-    known: set[str] = set()
-    for point in sorted(entry_points(group=PLUGIN_GROUP), key=lambda point: point.name):
-        if point.name not in known:
-            known.add(point.name)
-            command = _load(point)
-            if isinstance(command, typer.Typer):
-                app.add_typer(command, name=point.name)
-            else:
-                app.command(name=point.name)(command)
-    for name in _SERVER_COMMANDS:
-        if name not in known:
-            # The command accepts any further words, because in any case the answer is that it is not installed.
-            any_words = {"allow_extra_args": True, "ignore_unknown_options": True}
-            app.command(name=name, hidden=True, context_settings=any_words)(_missing(name))
     return app
 
 
-def _load(point: EntryPoint) -> Callable[..., object] | typer.Typer:
+class _Root(CommandTree):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = Commands(OWN_COMMANDS, _others)
+
+
+def _others() -> dict[str, Place]:
+    """Return the commands of other distributions, and hidden ones for those of the servers if they are not installed."""
+    found: dict[str, Place] = {}
+    for point in sorted(entry_points(group=PLUGIN_GROUP), key=lambda point: point.name):
+        distribution = point.dist
+        is_server = distribution is not None and distribution.name == _SERVER_DISTRIBUTION
+        first_line = SERVER_COMMANDS.get(point.name) if is_server else None
+        found.setdefault(point.name, Place(partial(_load, point), first_line))
+    for name in SERVER_COMMANDS:
+        # The command accepts any further words, because in any case the answer is that it is not installed.
+        found.setdefault(name, Place(partial(_missing, name), "", hidden=True, takes_anything=True))
+    return found
+
+
+def _load(point: EntryPoint) -> Loaded:
     try:
-        command: Callable[..., object] | typer.Typer = point.load()
+        command: Loaded = point.load()
     except Exception as error:
         # A broken plugin must not break the other commands.
         return _broken(point.name, error)
@@ -130,6 +145,16 @@ def _missing(name: str) -> Callable[[], None]:
 
 def run(arguments: Sequence[str] | None) -> int:
     """Run a command line and return its exit code."""
+    try:
+        return _run(arguments)
+    finally:
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            give_up_output()
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     app = make_app()
     try:
         app(list(sys.argv[1:] if arguments is None else arguments), prog_name="lograft")

@@ -10,13 +10,16 @@ import typer
 
 from lograft.admin import Admin
 from lograft.cli.admin_command import admin_command
+from lograft.cli.completion import complete_broker
 from lograft.cli.options import Json
-from lograft.cli.output import print_error, print_facts, print_json, print_table
+from lograft.cli.output import counted, print_error, print_facts, print_json, print_table
 from lograft.types import BrokerStatus
 
 brokers_app = typer.Typer(no_args_is_help=True, help="List, describe and remove brokers.")
 
-BrokerId = Annotated[int, typer.Argument(metavar="ID", help="Node id.", min=0, max=2**31 - 1)]
+BrokerId = Annotated[
+    int, typer.Argument(metavar="ID", help="Node id.", min=0, max=2**31 - 1, autocompletion=complete_broker)
+]
 
 
 @admin_command(brokers_app, Admin.describe_brokers, name="list")
@@ -27,21 +30,22 @@ def list_brokers(admin: Admin, as_json: Json = False) -> None:
         print_json([_as_json(each) for each in found])
         return
     print_table(
-        f"{len(found)} brokers",
-        ("id", "state", "address", "rack", "leads", "replicas", "epoch", "last heard (ms)"),
+        counted(len(found), "broker"),
+        ("broker", "address", "state", "rack", "leads", "replicas", "heard ms ago", "epoch"),
         [
             (
                 each.broker_id,
-                each.state.value,
                 f"{each.host}:{each.port}",
+                each.state.value,
                 each.rack,
                 each.leader_count,
                 each.replica_count,
-                each.broker_epoch,
                 each.last_heard_age_ms,
+                each.broker_epoch,
             )
             for each in found
         ],
+        may_go=("epoch",),
     )
 
 
@@ -74,6 +78,7 @@ def describe(admin: Admin, broker_id: BrokerId, as_json: Json = False) -> None:
     )
     offline = broker.offline_log_directory_ids
     rows = [(each.hex(), "failed" if each in offline else "online") for each in broker.log_directory_ids]
+    typer.echo()
     print_table("log directories", ("id", "state"), rows)
 
 

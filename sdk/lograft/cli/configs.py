@@ -10,8 +10,9 @@ import typer
 
 from lograft.admin import Admin
 from lograft.cli.admin_command import admin_command
+from lograft.cli.completion import complete_broker, complete_config, complete_config_value, complete_topic
 from lograft.cli.options import Json, parse_pairs
-from lograft.cli.output import print_json, print_table
+from lograft.cli.output import counted, print_json, print_table
 from lograft.types import ConfigResource, ConfigSource
 
 configs_app = typer.Typer(
@@ -19,9 +20,15 @@ configs_app = typer.Typer(
     help="Describe, set and unset configs. A topic's value holds before its broker's, that (and a group's) before the cluster's.",
 )
 
-Topic = Annotated[str | None, typer.Option("--topic", "-t", help="For this topic.")]
+Topic = Annotated[str | None, typer.Option("--topic", "-t", help="For this topic.", autocompletion=complete_topic)]
 BrokerId = Annotated[
-    int | None, typer.Option("--broker", min=0, help="For this broker: what its replicas of all topics inherit.")
+    int | None,
+    typer.Option(
+        "--broker",
+        min=0,
+        help="For this broker: what its replicas of all topics inherit.",
+        autocompletion=complete_broker,
+    ),
 ]
 Group = Annotated[str | None, typer.Option("--group", "-g", help="For this consumer group, which need not exist yet.")]
 OfCluster = Annotated[bool, typer.Option("--cluster", help="For the cluster: what all topics and groups inherit.")]
@@ -60,13 +67,19 @@ def describe(
         f"configs of {_title(resource)}",
         ("name", "value", "source", "default", "allowed"),
         [(name, each.value, each.source.value, each.default, each.allowed) for name, each in shown.items()],
+        may_go=("allowed", "default"),
     )
 
 
 @admin_command(configs_app, Admin.alter_configs, name="set")
 def set_configs(
     admin: Admin,
-    configs: Annotated[list[str], typer.Argument(metavar="NAME=VALUE...", help="Configs and their new values.")],
+    configs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME=VALUE...", help="Configs and their new values.", autocompletion=complete_config_value
+        ),
+    ],
     topic: Topic = None,
     broker: BrokerId = None,
     group: Group = None,
@@ -84,7 +97,9 @@ def set_configs(
 @admin_command(configs_app, Admin.alter_configs)
 def unset(
     admin: Admin,
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Configs to remove.")],
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME...", help="Configs to remove.", autocompletion=complete_config)
+    ],
     topic: Topic = None,
     broker: BrokerId = None,
     group: Group = None,
@@ -129,4 +144,4 @@ def _print_changes(
         )
         return
     what = "could be changed" if validate_only else "changed"
-    typer.echo(f"{len(changes)} configs of {_title(resource)} {what}: {', '.join(changes)}")
+    typer.echo(f"{counted(len(changes), 'config')} of {_title(resource)} {what}: {', '.join(changes)}")

@@ -11,8 +11,9 @@ import typer
 
 from lograft.admin import Admin
 from lograft.cli.admin_command import admin_command
+from lograft.cli.completion import complete_broker, complete_topic
 from lograft.cli.options import Json
-from lograft.cli.output import print_json, print_table
+from lograft.cli.output import counted, format_size, print_json, print_table
 from lograft.errors import LograftError, RequestTimeoutError, UsageError
 from lograft.types import LogDirectories, LogDirectory, MoveState, ReplicaMove, TopicPartition, UnknownPartitions
 
@@ -26,7 +27,12 @@ _ENDED: Final = (MoveState.DONE, MoveState.FAILED)
 
 directories_app = typer.Typer(no_args_is_help=True, help="Look at a broker's log directories, and move replicas.")
 
-Broker = Annotated[int | None, typer.Option("--broker", "-b", help="Id of the broker; needed where there are several.")]
+Broker = Annotated[
+    int | None,
+    typer.Option(
+        "--broker", "-b", help="Id of the broker; needed where there are several.", autocompletion=complete_broker
+    ),
+]
 
 
 @admin_command(directories_app, Admin.describe_log_directories, name="list")
@@ -43,25 +49,32 @@ def list_directories(
         return
     print_table(
         f"log directories of broker {found.broker_id}",
-        ("id", "path", "state", "free bytes", "replicas", "unknown partitions", "unknown bytes", "problem"),
+        ("path", "state", "free", "replicas", "unknown partitions", "unknown bytes", "problem", "id"),
         [
             (
-                each.directory_id.hex(),
                 each.path,
                 each.state.value,
-                each.free_bytes,
+                None if each.free_bytes is None else format_size(each.free_bytes),
                 each.replica_count,
                 each.unknown_partition_count,
                 each.unknown_partition_bytes,
-                each.problem,
+                each.problem or None,
+                each.directory_id.hex(),
             )
             for each in found.directories
         ],
+        may_go=_unneeded(found),
     )
     if replicas:
-        rows = [(each.path, where.topic, where.partition) for each in found.directories for where in each.replicas]
-        print_table("replicas", ("directory", "topic", "partition"), rows)
+        rows = [
+            (where.topic, where.partition, each.replica_bytes.get(where), each.path)
+            for each in found.directories
+            for where in each.replicas
+        ]
+        typer.echo()
+        print_table(counted(len(rows), "replica"), ("topic", "partition", "bytes", "directory"), rows)
     if found.moves:
+        typer.echo()
         print_table(
             "moves",
             ("topic", "partition", "to", "state", "bytes copied", "of bytes", "problem"),
@@ -83,7 +96,7 @@ def list_directories(
 @admin_command(directories_app, Admin.move_replica, name="move")
 def move_replica(
     admin: Admin,
-    topic: Annotated[str, typer.Argument(help="Topic name.")],
+    topic: Annotated[str, typer.Argument(help="Topic name.", autocompletion=complete_topic)],
     partition: Annotated[int, typer.Argument(help="Partition, from 0.")],
     directory: Annotated[str, typer.Argument(help="Id (in hex) or path of the directory to move to.")],
     broker: Broker = None,
@@ -118,7 +131,9 @@ def delete_unknown(
     size_bytes = sum(each.unknown_partition_bytes for each in found.directories)
     if count and not yes:
         typer.confirm(
-            f"Delete {count} partition directories of broker {found.broker_id} with {size_bytes} bytes?", abort=True
+            f"Delete {counted(count, 'partition directory', 'partition directories')} of broker {found.broker_id} with "
+            f"{counted(size_bytes, 'byte')}?",
+            abort=True,
         )
     deleted = (
         admin.delete_unknown_partitions(found.broker_id)
@@ -130,7 +145,19 @@ def delete_unknown(
             {"broker_id": found.broker_id, "partition_count": deleted.partition_count, "size_bytes": deleted.size_bytes}
         )
     else:
-        typer.echo(f"{deleted.partition_count} partition directories with {deleted.size_bytes} bytes deleted")
+        what = counted(deleted.partition_count, "partition directory", "partition directories")
+        typer.echo(f"{what} with {counted(deleted.size_bytes, 'byte')} deleted")
+
+
+def _unneeded(found: LogDirectories) -> tuple[str, ...]:
+    """Return the columns that a narrow terminal does not show: the id, and what is empty in every row."""
+    has_unknown = any(each.unknown_partition_count for each in found.directories)
+    has_problem = any(each.problem for each in found.directories)
+    return (
+        "id",
+        *(() if has_unknown else ("unknown bytes", "unknown partitions")),
+        *(() if has_problem else ("problem",)),
+    )
 
 
 def _find(found: LogDirectories, directory: str) -> LogDirectory:
@@ -172,7 +199,10 @@ def _as_json(found: LogDirectories) -> dict[str, object]:
                 "state": each.state.value,
                 "free_bytes": each.free_bytes,
                 "replica_count": each.replica_count,
-                "replicas": [{"topic": where.topic, "partition": where.partition} for where in each.replicas],
+                "replicas": [
+                    {"topic": where.topic, "partition": where.partition, "size_bytes": each.replica_bytes.get(where)}
+                    for where in each.replicas
+                ],
                 "unknown_partition_count": each.unknown_partition_count,
                 "unknown_partition_bytes": each.unknown_partition_bytes,
                 "problem": each.problem,

@@ -33,6 +33,7 @@ def describe(admin: Admin, as_json: Json = False) -> None:
         return
     print_facts({"level": found.level, "highest level of the controller": found.controller_max_level})
     rows = [(broker_id, lowest, highest) for broker_id, (lowest, highest) in found.brokers.items()]
+    typer.echo()
     print_table("brokers", ("broker", "lowest level", "highest level"), rows)
 
 

@@ -17,8 +17,9 @@ import typer
 
 from lograft.admin import Admin
 from lograft.cli.admin_command import admin_command
+from lograft.cli.completion import complete_group, complete_partition
 from lograft.cli.options import Json, format_time, parse_partitions, parse_time_ms
-from lograft.cli.output import print_error, print_facts, print_json, print_note, print_table
+from lograft.cli.output import counted, print_error, print_facts, print_json, print_note, print_table
 from lograft.errors import LograftError
 from lograft.types import (
     GroupDescription,
@@ -33,11 +34,17 @@ from lograft.types import (
 
 groups_app = typer.Typer(no_args_is_help=True, help="List, describe and delete consumer groups; move their offsets.")
 
-GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="Group id.")]
-GroupNames = Annotated[list[str], typer.Argument(metavar="GROUP...", help="Group ids.")]
+GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="Group id.", autocompletion=complete_group)]
+GroupNames = Annotated[list[str], typer.Argument(metavar="GROUP...", help="Group ids.", autocompletion=complete_group)]
 Topics = Annotated[
     list[str] | None,
-    typer.Option("--topic", "-t", metavar="TOPIC[:PARTITION]", help="Only this topic or partition; may be repeated."),
+    typer.Option(
+        "--topic",
+        "-t",
+        metavar="TOPIC[:PARTITION]",
+        help="Only this topic or partition; may be repeated.",
+        autocompletion=complete_partition,
+    ),
 ]
 
 SHORT_ID: Final = 8
@@ -84,7 +91,7 @@ def list_groups(
         print_json({"groups": groups, "missing_coordinator_ids": list(found.missing_coordinator_ids)})
     else:
         print_table(
-            _count(len(found.groups), "group"),
+            counted(len(found.groups), "group"),
             ("group", "state", "members", "coordinator"),
             [(each.group, each.state.value, each.member_count, each.coordinator_id) for each in found.groups],
         )
@@ -140,7 +147,7 @@ def offsets(
     _end_with([found.error])
     if output is not None:
         count = _write_offsets(output, found.offsets)
-        typer.echo(f"{_count(count, 'offset')} of group {group} in {output}")
+        typer.echo(f"{counted(count, 'offset')} of group {group} in {output}")
     elif as_json:
         print_json([_offset_as_json(each) for each in found.offsets])
     else:
@@ -240,7 +247,12 @@ def delete_offsets(
     admin: Admin,
     group: GroupName,
     partitions: Annotated[
-        list[str], typer.Argument(metavar="TOPIC[:PARTITION]...", help="Partitions; a topic alone: all that it has.")
+        list[str],
+        typer.Argument(
+            metavar="TOPIC[:PARTITION]...",
+            help="Partitions; a topic alone: all that it has.",
+            autocompletion=complete_partition,
+        ),
     ],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: Json = False,
@@ -256,7 +268,7 @@ def delete_offsets(
             [{"topic": each.topic, "partition": each.partition, "error": _error(each.error)} for each in results]
         )
     elif done:
-        typer.echo(f"group {group} has no offsets in {_count(done, 'partition')} any more")
+        typer.echo(f"group {group} has no offsets in {counted(done, 'partition')} any more")
     _end_with((each.error for each in results), names=[f"{each.topic}:{each.partition}" for each in results])
 
 
@@ -355,7 +367,7 @@ def _write_offsets(file: Path, found: Sequence[GroupOffset]) -> int:
 def _backup(file: Path, plan: Sequence[OffsetChange]) -> None:
     lines = [f"{each.topic},{each.partition},{each.before}\n" for each in plan if each.before is not None]
     file.write_text("".join(lines), encoding="utf-8")
-    print_note(f"{_count(len(lines), 'present offset')} in {file}")
+    print_note(f"{counted(len(lines), 'present offset')} in {file}")
 
 
 def _of_topics(
@@ -424,7 +436,7 @@ def _print_members(members: Sequence[GroupMember]) -> None:
         }
         for each in members
     ]
-    _print_used(_count(len(members), "member"), rows, always=("client", "host", "partitions", "id"))
+    _print_used(counted(len(members), "member"), rows, always=("client", "host", "partitions", "id"))
 
 
 def _print_offsets(found: Sequence[GroupOffset], owners: dict[TopicPartition, str]) -> None:
@@ -442,8 +454,8 @@ def _print_offsets(found: Sequence[GroupOffset], owners: dict[TopicPartition, st
     ]
     lag = sum(each.lag or 0 for each in found)
     unknown = sum(each.lag is None for each in found)
-    title = f"{_count(sum(each.committed is not None for each in found), 'offset')}, {_count(lag, 'record')} behind"
-    title += f", {_count(unknown, 'partition')} unknown" if unknown else ""
+    title = f"{counted(sum(each.committed is not None for each in found), 'offset')}, {counted(lag, 'record')} behind"
+    title += f", {counted(unknown, 'partition')} unknown" if unknown else ""
     _print_used(title, rows, always=("topic", "partition", "committed", "end", "lag"))
 
 
@@ -467,7 +479,7 @@ def _print_plan(group: str, plan: Sequence[OffsetChange], *, is_done: bool) -> N
         }
         for each in plan
     ]
-    title = f"group {group}: {moved} of {_count(len(plan), 'partition')} {verb}"
+    title = f"group {group}: {moved} of {counted(len(plan), 'partition')} {verb}"
     _print_used(title, rows, always=("topic", "partition", "current", "new", "difference"))
 
 
@@ -486,7 +498,7 @@ def _advise(admin: Admin, group: str, plan: Sequence[OffsetChange]) -> None:
     typer.echo("Nothing has changed yet. Repeat the command with --execute to apply this.")
     (described,) = admin.describe_groups([group])
     if described.members:
-        print_note(f"the group has {_count(len(described.members), 'member')}: stop them before --execute")
+        print_note(f"the group has {counted(len(described.members), 'member')}: stop them before --execute")
 
 
 def _partitions_text(partitions: Sequence[TopicPartition]) -> str:
@@ -506,10 +518,6 @@ def _ranges(numbers: Sequence[int]) -> str:
             start = number
         previous = number
     return ",".join(texts)
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _end_with(errors: Iterable[LograftError | None], *, names: Sequence[str] | None = None) -> None:

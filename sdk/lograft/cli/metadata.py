@@ -15,7 +15,7 @@ from lograft._admin.metadata_export import MetadataChange, diff_exports, read_ex
 from lograft.admin import Admin
 from lograft.cli.admin_command import admin_command
 from lograft.cli.options import Json
-from lograft.cli.output import print_json, print_table
+from lograft.cli.output import counted, print_json, print_table
 from lograft.errors import CorruptDataError
 
 metadata_app = typer.Typer(no_args_is_help=True, help="Export the metadata of the cluster, compare exports.")
@@ -35,7 +35,9 @@ def export(
         sys.stdout.write(text)
     else:
         output.write_text(text, encoding="utf-8")
-        typer.echo(f"{len(lines)} lines at metadata offset {json.loads(lines[0])['metadata_offset']} in {output}")
+        typer.echo(
+            f"{counted(len(lines), 'line')} at metadata offset {json.loads(lines[0])['metadata_offset']} in {output}"
+        )
 
 
 @admin_command(metadata_app, Admin.export_metadata)
@@ -61,7 +63,7 @@ def diff(
             {"from_offset": offsets[0], "to_offset": offsets[1], "changes": [asdict(change) for change in changes]}
         )
         return
-    title = f"{len(changes)} changes from metadata offset {offsets[0]} to {offsets[1]}"
+    title = f"{counted(len(changes), 'change')} from metadata offset {offsets[0]} to {offsets[1]}"
     print_table(title, ("kind", "name", "change", "from", "to"), [_row(change) for change in changes])
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Final
@@ -67,18 +68,27 @@ def parse_partitions(texts: Sequence[str]) -> list[TopicPartition | str]:
 
 
 def parse_time_ms(text: str, what: str) -> int:
-    """Return the time in milliseconds since 1970 from such a number or from an ISO 8601 time (UTC without a zone).
+    """Return a time in milliseconds since 1970-01-01 UTC.
+
+    Args:
+        text: such a number, an ISO 8601 time (UTC without a zone), "now", or how long ago: 90s, 15m, 2h, 7d.
+        what: the option, for the error.
 
     Raises:
-        typer.BadParameter: the text is neither.
+        typer.BadParameter: the text is nothing of that.
     """
     if text.isdecimal():
         return int(text)
+    ago = _AGO.fullmatch(text)
+    if ago is not None or text == "now":
+        return int(time.time() * 1000) - (int(ago.group(1)) * _UNITS_MS[ago.group(2)] if ago is not None else 0)
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise typer.BadParameter(
-            f"{text!r} is neither milliseconds since 1970 nor a time such as 2026-01-31T12:00:00", param_hint=what
+            f"{text!r} is neither milliseconds since 1970, nor a time such as 2026-01-31T12:00:00, nor so long ago as "
+            "90s, 15m, 2h or 7d",
+            param_hint=what,
         ) from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
@@ -115,3 +125,5 @@ def unescape(text: str, option: str) -> bytes:
 
 _ESCAPE: Final = re.compile(r"\\(x[0-9a-fA-F]{2}|.?)", re.DOTALL)
 _ESCAPES: Final = {"t": 9, "n": 10, "r": 13, "0": 0, "\\": 92}
+_AGO: Final = re.compile(r"([0-9]{1,9})([smhd])", re.ASCII)
+_UNITS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}

@@ -10,6 +10,7 @@ import typer
 
 from lograft.admin import Admin
 from lograft.cli.admin_command import admin_command
+from lograft.cli.completion import complete_partition
 from lograft.cli.options import Json, parse_partitions
 from lograft.cli.output import print_json, print_table
 from lograft.cli.reassign import reassign
@@ -25,7 +26,12 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would happen,
 def elect(
     admin: Admin,
     partitions: Annotated[
-        list[str], typer.Argument(metavar="TOPIC[:PARTITION]...", help="Partitions; a topic alone: all that it has.")
+        list[str],
+        typer.Argument(
+            metavar="TOPIC[:PARTITION]...",
+            help="Partitions; a topic alone: all that it has.",
+            autocompletion=complete_partition,
+        ),
     ],
     preferred: Annotated[
         bool, typer.Option("--preferred", help="The first replica leads again, if it is in sync (default).")

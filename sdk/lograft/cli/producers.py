@@ -11,8 +11,9 @@ import typer
 
 from lograft.admin import Admin
 from lograft.cli.admin_command import admin_command
+from lograft.cli.completion import complete_partition
 from lograft.cli.options import Json, parse_partitions
-from lograft.cli.output import print_error, print_json, print_table
+from lograft.cli.output import counted, print_error, print_json, print_table
 
 producers_app = typer.Typer(no_args_is_help=True, help="Show the producers of partitions.")
 
@@ -26,7 +27,12 @@ def _group() -> None:
 def list_producers(
     admin: Admin,
     partitions: Annotated[
-        list[str], typer.Argument(metavar="TOPIC[:PARTITION]...", help="Partitions; a topic alone: all that it has.")
+        list[str],
+        typer.Argument(
+            metavar="TOPIC[:PARTITION]...",
+            help="Partitions; a topic alone: all that it has.",
+            autocompletion=complete_partition,
+        ),
     ],
     as_json: Json = False,
 ) -> None:
@@ -62,7 +68,7 @@ def list_producers(
         count = sum(each.producer_count for each in found)
         shown = "" if len(rows) == count else f", {len(rows)} shown"
         print_table(
-            f"{count} producer{'' if count == 1 else 's'}{shown}",
+            f"{counted(count, 'producer')}{shown}",
             ("topic", "partition", "producer", "epoch", "sequence", "offset", "last append"),
             rows,
         )

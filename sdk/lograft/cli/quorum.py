@@ -11,7 +11,7 @@ import typer
 from lograft.admin import Admin
 from lograft.cli.admin_command import admin_command
 from lograft.cli.options import Json
-from lograft.cli.output import print_facts, print_json, print_table
+from lograft.cli.output import counted, print_facts, print_json, print_table
 from lograft.types import QuorumDescription, QuorumReplicaDescription
 
 quorum_app = typer.Typer(no_args_is_help=True, help="Look at the metadata quorum and change it.")
@@ -40,16 +40,19 @@ def describe(admin: Admin, as_json: Json = False) -> None:
         }
     )
     replicas = [("voter", replica) for replica in quorum.voters] + [("observer", each) for each in quorum.observers]
+    typer.echo()
     print_table(
         "metadata quorum",
-        ("role", "node", "address", "log end", "lag", "last fetch (ms)", "caught up (ms)", "directory"),
+        ("node", "role", "address", "log end", "lag", "fetched ms ago", "caught up ms ago", "directory"),
         [_row(role, replica, quorum) for role, replica in replicas],
+        may_go=("directory",),
     )
+    typer.echo()
     print_table(
-        "brokers",
-        ("node", "address", "rack", "state"),
+        counted(len(cluster.brokers), "broker"),
+        ("broker", "address", "state", "rack"),
         [
-            (broker.broker_id, f"{broker.host}:{broker.port}", broker.rack, "fenced" if broker.fenced else "active")
+            (broker.broker_id, f"{broker.host}:{broker.port}", "fenced" if broker.fenced else "active", broker.rack)
             for broker in cluster.brokers
         ],
     )
@@ -106,8 +109,8 @@ def _print_voter(what: str, node: int, directory_id: bytes, as_json: bool) -> No
 
 def _row(role: str, replica: QuorumReplicaDescription, quorum: QuorumDescription) -> tuple[object, ...]:
     return (
-        "leader" if replica.node_id == quorum.leader_id and role == "voter" else role,
         replica.node_id,
+        "leader" if replica.node_id == quorum.leader_id and role == "voter" else role,
         replica.address,
         replica.log_end_offset,
         _lag(replica, quorum),

@@ -15,8 +15,9 @@ from typing import Annotated, Final, cast
 import typer
 
 from lograft.admin import Admin
+from lograft.cli.completion import complete_partition
 from lograft.cli.options import Json, parse_partitions
-from lograft.cli.output import print_json, print_table
+from lograft.cli.output import counted, print_json, print_table
 from lograft.types import PartitionReassignment, TopicPartition
 
 MAX_PLAN_BYTES: Final = 256 * 1024 * 1024
@@ -32,7 +33,11 @@ def reassign(
     admin: Admin,
     partitions: Annotated[
         list[str] | None,
-        typer.Argument(metavar="TOPIC[:PARTITION]...", help="Partitions; a topic alone: all that it has."),
+        typer.Argument(
+            metavar="TOPIC[:PARTITION]...",
+            help="Partitions; a topic alone: all that it has.",
+            autocompletion=complete_partition,
+        ),
     ] = None,
     to: Annotated[
         str | None, typer.Option("--to", help="Node ids of the replicas, 1,2,3; the first is to lead.")
@@ -68,7 +73,7 @@ def reassign(
     if as_json:
         print_json([as_json_object(each) for each in results])
     else:
-        _print(results, "would move" if dry_run else "under way" if show else "reassignments")
+        _print(results, "would move" if dry_run else "under way" if show else "reassigned")
     if any(each.error is not None for each in results):
         raise typer.Exit(1)
 
@@ -145,7 +150,9 @@ def _print(results: Sequence[PartitionReassignment], title: str) -> None:
         for each in results
     ]
     columns = ("topic", "partition", "from", "to", "adding", "removing", "in sync", "state")
-    print_table(f"{len(rows)} {title}" if rows else f"no partitions {title}", columns, rows)
+    print_table(
+        f"{counted(len(rows), 'partition') if rows else 'no partitions'} {title}", columns, rows, may_go=("in sync",)
+    )
 
 
 def _what(each: PartitionReassignment) -> str:

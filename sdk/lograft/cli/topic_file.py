@@ -16,6 +16,7 @@ from typing import Any, Final, cast
 
 import typer
 
+from lograft.cli.output import counted
 from lograft.errors import LograftError
 from lograft.types import CreatedTopic, NewTopic
 
@@ -106,7 +107,7 @@ def report(results: list[CreatedTopic], present: int) -> None:
     """
     refused = [(each.topic, each.error) for each in results if each.error is not None]
     created = sum(each.error is None for each in results)
-    typer.echo(f"{created} topics created" + (f", {present} existed" if present else ""))
+    typer.echo(f"{counted(created, 'topic')} created" + (f", {present} existed" if present else ""))
     for topic, error in refused[:SHOWN_REFUSALS]:
         assert isinstance(error, LograftError), f"a refusal of {topic} without a reason"
         typer.echo(f"{topic}: {error.code.name}: {error.message}", err=True)

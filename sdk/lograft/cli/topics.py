@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -11,9 +12,11 @@ import typer
 
 from lograft.admin import Admin
 from lograft.cli.admin_command import admin_command
+from lograft.cli.completion import complete_config_value, complete_topic
 from lograft.cli.doctor import active_brokers, print_problems
+from lograft.cli.extents import Extent, extents_of
 from lograft.cli.options import Json, parse_pairs
-from lograft.cli.output import print_facts, print_json, print_table
+from lograft.cli.output import counted, format_size, print_facts, print_json, print_table
 from lograft.cli.topic_file import read_topics, report
 from lograft.diagnosis import MIN_ISR_CONFIG, partition_problems
 from lograft.errors import TopicAlreadyExistsError
@@ -21,7 +24,7 @@ from lograft.types import NewTopic, PartitionDescription, TopicDescription
 
 topics_app = typer.Typer(no_args_is_help=True, help="Create, list, describe, grow and delete topics.")
 
-TopicName = Annotated[str, typer.Argument(help="Topic name.")]
+TopicName = Annotated[str, typer.Argument(help="Topic name.", autocompletion=complete_topic)]
 
 
 @admin_command(topics_app, Admin.create_topic, Admin.create_topics)
@@ -32,7 +35,10 @@ def create(
     replication_factor: Annotated[
         int, typer.Option("--replication-factor", "-r", min=1, max=100, help="Replicas of each.")
     ] = 1,
-    config: Annotated[list[str] | None, typer.Option("--config", "-c", help="name=value; may be repeated.")] = None,
+    config: Annotated[
+        list[str] | None,
+        typer.Option("--config", "-c", help="name=value; may be repeated.", autocompletion=complete_config_value),
+    ] = None,
     if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Succeed when it exists.")] = False,
     file: Annotated[
         Path | None,
@@ -65,7 +71,7 @@ def create(
     if as_json:
         print_json(_topic_as_json(created))
     else:
-        typer.echo(f"topic {created.topic} has {created.partition_count} partitions")
+        typer.echo(f"topic {created.topic} has {counted(created.partition_count, 'partition')}")
         if created.replication_factor > 1:
             min_isr = created.configs.get(MIN_ISR_CONFIG, "1")
             typer.echo(
@@ -106,35 +112,51 @@ def list_topics(admin: Admin, as_json: Json = False) -> None:
         print_json([{**asdict(topic), "topic_id": topic.topic_id.hex()} for topic in topics])
         return
     rows = [(topic.topic, topic.partition_count, topic.replication_factor, topic.topic_id.hex()) for topic in topics]
-    print_table(f"{len(rows)} topics", ("topic", "partitions", "replication", "id"), rows)
+    columns = ("topic", "partitions", "replicas", "id")
+    print_table(counted(len(rows), "topic"), columns, rows, may_go=("id",))
 
 
 @admin_command(topics_app, Admin.describe_topic)
 def describe(admin: Admin, topic: TopicName, as_json: Json = False) -> None:
-    """Show the partitions and configs of a topic."""
+    """Show the partitions of a topic with their offsets and sizes, and its configs."""
     found = admin.describe_topic(topic)
-    problems = partition_problems(found, active_brokers(admin))
+    active = active_brokers(admin)
+    problems = partition_problems(found, active)
+    extents = extents_of(admin, found, active)
     if as_json:
-        print_json(_topic_as_json(found))
+        print_json(_topic_as_json(found, extents))
         return
-    print_facts({"topic": found.topic, "id": found.topic_id.hex(), "replication factor": found.replication_factor})
+    total = sum(each.size_bytes or 0 for each in extents.values())
+    print_facts(
+        {
+            "topic": found.topic,
+            "id": found.topic_id.hex(),
+            "partitions": found.partition_count,
+            "replicas each": found.replication_factor,
+            "offsets": sum(each.offset_count or 0 for each in extents.values()),
+            "size": f"{format_size(total)} on the leaders",
+        }
+    )
+    typer.echo()
     print_table(
         "partitions",
-        ("partition", "leader", "leader epoch", "replicas", "in-sync replicas", "eligible", "last known eligible"),
-        [
-            (
-                part.partition,
-                part.leader_id,
-                part.leader_epoch,
-                _join(part.replicas),
-                _join(part.isr),
-                _join(part.eligible_leader_replicas),
-                _join(part.last_known_eligible_leader_replicas),
-            )
-            for part in found.partitions
-        ],
+        (
+            "partition",
+            "leader",
+            "start",
+            "end",
+            "size",
+            "replicas",
+            "in sync",
+            "leader epoch",
+            "eligible",
+            "last known eligible",
+        ),
+        [_row(part, extents[part.partition]) for part in found.partitions],
+        may_go=_unused(found),
     )
     print_problems(problems)
+    typer.echo()
     print_table(
         "configs",
         ("name", "value", "source"),
@@ -158,9 +180,9 @@ def grow(
     if as_json:
         print_json(_topic_as_json(grown))
     elif validate_only:
-        typer.echo(f"topic {topic} has {grown.partition_count} partitions and could have {partitions}")
+        typer.echo(f"topic {topic} has {counted(grown.partition_count, 'partition')} and could have {partitions}")
     else:
-        typer.echo(f"topic {grown.topic} has {grown.partition_count} partitions")
+        typer.echo(f"topic {grown.topic} has {counted(grown.partition_count, 'partition')}")
 
 
 @admin_command(topics_app, Admin.delete_topic)
@@ -180,23 +202,48 @@ def delete(
         typer.echo(f"topic {topic} is deleted")
 
 
-def _join(ids: tuple[int, ...]) -> str:
-    return ", ".join(map(str, ids))
+def _row(part: PartitionDescription, extent: Extent) -> tuple[object, ...]:
+    return (
+        part.partition,
+        part.leader_id,
+        extent.log_start_offset,
+        extent.end_offset,
+        None if extent.size_bytes is None else format_size(extent.size_bytes),
+        _join(part.replicas),
+        _join(part.isr),
+        part.leader_epoch,
+        _join(part.eligible_leader_replicas),
+        _join(part.last_known_eligible_leader_replicas),
+    )
 
 
-def _partition_as_json(part: PartitionDescription) -> dict[str, object]:
+def _unused(topic: TopicDescription) -> tuple[str, ...]:
+    """Return the columns that a narrow terminal does not show: those without anything in them, then the epoch."""
+    empty = {
+        "last known eligible": not any(each.last_known_eligible_leader_replicas for each in topic.partitions),
+        "eligible": not any(each.eligible_leader_replicas for each in topic.partitions),
+    }
+    return (*(name for name, is_empty in empty.items() if is_empty), "leader epoch")
+
+
+def _join(ids: tuple[int, ...]) -> str | None:
+    return ",".join(map(str, ids)) or None
+
+
+def _partition_as_json(part: PartitionDescription, extent: Extent | None) -> dict[str, object]:
     awaited = [
         {"broker_id": each.broker_id, "log_directory_ids": [one.hex() for one in each.log_directory_ids]}
         for each in part.awaited_replicas
     ]
-    return {**asdict(part), "awaited_replicas": awaited}
+    return {**asdict(part), "awaited_replicas": awaited, **({} if extent is None else asdict(extent))}
 
 
-def _topic_as_json(topic: TopicDescription) -> dict[str, object]:
+def _topic_as_json(topic: TopicDescription, extents: Mapping[int, Extent] | None = None) -> dict[str, object]:
+    known = extents or {}
     return {
         "topic": topic.topic,
         "topic_id": topic.topic_id.hex(),
-        "partitions": [_partition_as_json(part) for part in topic.partitions],
+        "partitions": [_partition_as_json(part, known.get(part.partition)) for part in topic.partitions],
         "configs": dict(topic.configs),
         "overridden": sorted(topic.overridden),
     }

@@ -1384,19 +1384,23 @@ class DescribeLogDirectoriesRequest(_message.Message):
 
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
     WITH_REPLICAS_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     """Cluster id that the client expects; empty: any."""
     with_replicas: _builtins.bool
     """True: also list the replicas in each directory."""
+    topic: _builtins.str
+    """List only replicas of this topic; empty: of all."""
     def __init__(
         self,
         *,
         cluster_id: _builtins.str = ...,
         with_replicas: _builtins.bool = ...,
+        topic: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "with_replicas", b"with_replicas"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "topic", b"topic", "with_replicas", b"with_replicas"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1410,21 +1414,27 @@ class ReplicaName(_message.Message):
 
     TOPIC_FIELD_NUMBER: _builtins.int
     PARTITION_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """Topic."""
     partition: _builtins.int
     """Partition, from 0."""
+    size_bytes: _builtins.int
+    """Bytes of its log; absent: an older broker, which does not say it."""
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
         partition: _builtins.int = ...,
+        size_bytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_size_bytes", b"_size_bytes", "size_bytes", b"size_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_size_bytes", b"_size_bytes", "partition", b"partition", "size_bytes", b"size_bytes", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__size_bytes: _TypeAlias = _typing.Literal["size_bytes"]  # noqa: Y015
+    _WhichOneofArgType__size_bytes: _TypeAlias = _typing.Literal["_size_bytes", b"_size_bytes"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__size_bytes) -> _WhichOneofReturnType__size_bytes | None: ...
 
 Global___ReplicaName: _TypeAlias = ReplicaName  # noqa: Y015
 
@@ -1547,8 +1557,14 @@ class DescribeLogDirectoriesResponse(_message.Message):
     BROKER_ID_FIELD_NUMBER: _builtins.int
     DIRECTORIES_FIELD_NUMBER: _builtins.int
     MOVES_FIELD_NUMBER: _builtins.int
+    WALL_CLOCK_MS_FIELD_NUMBER: _builtins.int
+    SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
     broker_id: _builtins.int
     """Node id of the broker."""
+    wall_clock_ms: _builtins.int
+    """The broker's wall clock when it answers, in milliseconds since 1970-01-01 UTC; absent: an older broker."""
+    software_version: _builtins.str
+    """Version of the broker's software; empty: an older broker."""
     @_builtins.property
     def directories(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogDirectory]:
         """Log directories. The first also holds the metadata."""
@@ -1563,12 +1579,16 @@ class DescribeLogDirectoriesResponse(_message.Message):
         broker_id: _builtins.int = ...,
         directories: _abc.Iterable[Global___LogDirectory] | None = ...,
         moves: _abc.Iterable[Global___ReplicaMove] | None = ...,
+        wall_clock_ms: _builtins.int | None = ...,
+        software_version: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_wall_clock_ms", b"_wall_clock_ms", "wall_clock_ms", b"wall_clock_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id", "directories", b"directories", "moves", b"moves"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wall_clock_ms", b"_wall_clock_ms", "broker_id", b"broker_id", "directories", b"directories", "moves", b"moves", "software_version", b"software_version", "wall_clock_ms", b"wall_clock_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__wall_clock_ms: _TypeAlias = _typing.Literal["wall_clock_ms"]  # noqa: Y015
+    _WhichOneofArgType__wall_clock_ms: _TypeAlias = _typing.Literal["_wall_clock_ms", b"_wall_clock_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__wall_clock_ms) -> _WhichOneofReturnType__wall_clock_ms | None: ...
 
 Global___DescribeLogDirectoriesResponse: _TypeAlias = DescribeLogDirectoriesResponse  # noqa: Y015
 

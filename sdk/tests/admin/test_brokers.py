@@ -80,7 +80,7 @@ def test_command_lists_describes_and_removes(
     (broker,) = admin.describe_brokers()
     number = str(broker.broker_id)
     code, out = run("list")
-    assert (code, "1 brokers" in out, "active" in out) == (0, True, True)
+    assert (code, "1 broker\n" in out, "active" in out) == (0, True, True)
     code, out = run("list", "--json")
     (listed,) = json.loads(out)
     assert (listed["broker_id"], listed["state"]) == (broker.broker_id, "active")

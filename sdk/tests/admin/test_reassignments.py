@@ -85,7 +85,7 @@ def test_command_reassigns_lists_and_cancels(
     topic = make_topic(2)
     (own,) = admin.describe_topic(topic).partitions[0].replicas
     code, out = run(topic, "--to", str(own), "--dry-run")
-    assert (code, "2 would move" in out, out.count("settled")) == (0, True, 2)
+    assert (code, "2 partitions would move" in out, out.count("settled")) == (0, True, 2)
     code, out = run(f"{topic}:1", "--to", f"{own}, 77", "--json")
     (one,) = json.loads(out)
     assert (code, one["error"]["code"], one["replicas_before"]) == (1, "INVALID_REQUEST", [own])

@@ -85,7 +85,7 @@ def test_topics_of_a_file_are_created(run: Run, tmp_path: Path) -> None:
     assert (described["configs"]["retention.ms"], described["configs"]["flush.policy"]) == ("1000", "none")
     assert len(json.loads(run("topics", "describe", "file-a", "--json")[1])["partitions"]) == 2
     code, out, _ = run("topics", "create", "--file", "-", "--if-not-exists", stdin=b"file-a\nfile-d\n")
-    assert (code, out) == (0, "1 topics created, 1 existed\n")
+    assert (code, out) == (0, "1 topic created, 1 existed\n")
     code, out, _ = run("topics", "create", "--file", "-", "--json", stdin=b"file-a\nfile-e\n")
     assert (code, [each["error"] and each["error"]["code"] for each in json.loads(out)]) == (
         1,
@@ -119,7 +119,7 @@ def test_values_and_lines_are_produced_and_consumed(
     """A single value, standard input with keys, and a file come out of consume again, as text and as JSON."""
     topic = make_topic()
     code, out, _ = run("produce", topic, "--value", "one", "--key", "k", "--header", "h=v", "--timestamp", "1970-01-01")
-    assert (code, out) == (0, f"1 record to {topic}: partition 0 offsets 0 to 0\n")
+    assert (code, out) == (0, f"1 record to {topic}: partition 0 offset 0\n")
     code, out, _ = run(
         "produce", topic, "--key-separator", ":", "--allow-missing-key", "--json", stdin=b"a:two\r\nthree\n"
     )
@@ -151,10 +151,10 @@ def test_values_and_lines_are_produced_and_consumed(
 
 
 def test_doctor_finds_nothing_wrong_with_a_healthy_cluster(run: Run, make_topic: MakeTopic) -> None:
-    """The exit status is 0, and one line says how many partitions were checked."""
+    """The exit status is 0, and the last line says how many topics were looked at."""
     make_topic()
     code, out, _ = run("doctor")
-    assert (code, out.startswith("nothing is wrong: ")) == (0, True)
+    assert (code, "nothing is wrong: " in out.splitlines()[-1]) == (0, True)
     assert json.loads(run("doctor", "--json")[1]) == []
 
 
@@ -184,7 +184,7 @@ def test_separator_may_be_escaped_and_a_line_without_it_stops_or_is_left_out(run
     assert (code, out.split()[0]) == (1, "1")
     text = " ".join(err.split())
     assert "line 2: no separator" in text
-    assert "1 records were stored" in text
+    assert "1 record was stored" in text
     code, out, err = run("produce", topic, "--key-separator", r"\x09", "--on-error", "continue", "--json", stdin=lines)
     assert code == 1
     assert json.loads(out)["records"] == 2
@@ -201,7 +201,7 @@ def test_record_that_the_broker_refuses_is_told_with_what_is_stored(run: Run, ma
     code, out, err = run("produce", topic, "--on-error", "continue", stdin=b"a\n" + b"x" * 5_000 + b"\nb\n")
     assert code == 1
     assert "not delivered" in err
-    assert f"{out.split()[0]} records were stored" in " ".join(err.split())
+    assert f"{out.split()[0]} record" in " ".join(err.split())
 
 
 def test_null_values_are_sent_and_shown(run: Run, make_topic: MakeTopic) -> None:
@@ -228,7 +228,7 @@ def test_unknown_partitions_are_shown_and_deleted_after_a_question(run: Run, boo
     assert run("directories", "delete-unknown", stdin=b"n\n")[0] == 1
     assert stranger.exists()
     code, out, _ = run("directories", "delete-unknown", "--yes")
-    assert (code, out) == (0, "1 partition directories with 1000 bytes deleted\n")
+    assert (code, out) == (0, "1 partition directory with 1000 bytes deleted\n")
     assert not stranger.exists()
     code, out, _ = run("directories", "delete-unknown")
     assert (code, out) == (0, "0 partition directories with 0 bytes deleted\n")

@@ -114,3 +114,30 @@ def test_clients_that_are_left_open_print_nothing(bootstrap: str, make_topic: Ma
     """No "Task was destroyed" and no "Event loop is closed" appears, for any open client."""
     topic = make_topic()
     assert [run(program, bootstrap, topic) for _ in range(2)] == ["", ""]
+
+
+@pytest.mark.process
+def test_daemon_thread_that_makes_its_first_client_at_the_end_waits(bootstrap: str, make_topic: MakeTopic) -> None:
+    """It must neither raise nor start threads while the interpreter ends. Loading gRPC makes that moment long."""
+    topic = make_topic()
+    late = """
+import atexit
+begun, made = threading.Event(), threading.Event()
+def send():
+    begun.wait()
+    producer = kind(bootstrap)
+    producer.send(topic, b"v")
+    made.set()
+def end():
+    begun.set()
+    assert not made.wait(2.0), "a client was made while the process ended"
+# It runs after what was registered later, as all of Lograft's is.
+atexit.register(end)
+import lograft
+kind = lograft.Producer
+threading.Thread(target=send, daemon=True).start()
+"""
+    command = [sys.executable, "-c", f"import sys, threading; bootstrap, topic = sys.argv[1:]{late}", bootstrap, topic]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert read_all(bootstrap, topic) == []
