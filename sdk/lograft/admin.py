@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from lograft._admin.calls import document
 from lograft._client.forks import on_fork
@@ -71,33 +71,33 @@ class Admin:
         on_fork(self)
         on_exit(self)
 
-    create_topic = _blocking(AsyncAdmin.create_topic)
-    create_topics = _blocking(AsyncAdmin.create_topics)
-    create_partitions = _blocking(AsyncAdmin.create_partitions)
-    delete_topic = _blocking(AsyncAdmin.delete_topic)
-    list_topics = _blocking(AsyncAdmin.list_topics)
-    describe_topic = _blocking(AsyncAdmin.describe_topic)
-    alter_configs = _blocking(AsyncAdmin.alter_configs)
-    describe_configs = _blocking(AsyncAdmin.describe_configs)
-    describe_feature_level = _blocking(AsyncAdmin.describe_feature_level)
-    update_feature_level = _blocking(AsyncAdmin.update_feature_level)
-    elect_leaders = _blocking(AsyncAdmin.elect_leaders)
-    alter_partition_reassignments = _blocking(AsyncAdmin.alter_partition_reassignments)
-    list_partition_reassignments = _blocking(AsyncAdmin.list_partition_reassignments)
-    describe_cluster = _blocking(AsyncAdmin.describe_cluster)
-    describe_brokers = _blocking(AsyncAdmin.describe_brokers)
-    remove_broker = _blocking(AsyncAdmin.remove_broker)
-    describe_quorum = _blocking(AsyncAdmin.describe_quorum)
-    add_voter = _blocking(AsyncAdmin.add_voter)
-    remove_voter = _blocking(AsyncAdmin.remove_voter)
-    replace_voter = _blocking(AsyncAdmin.replace_voter)
-    transfer_leadership = _blocking(AsyncAdmin.transfer_leadership)
-    export_metadata = _blocking(AsyncAdmin.export_metadata)
-    describe_log_directories = _blocking(AsyncAdmin.describe_log_directories)
-    move_replica = _blocking(AsyncAdmin.move_replica)
-    delete_unknown_partitions = _blocking(AsyncAdmin.delete_unknown_partitions)
-    list_offsets = _blocking(AsyncAdmin.list_offsets)
-    delete_records = _blocking(AsyncAdmin.delete_records)
+    create_topic: Final = _blocking(AsyncAdmin.create_topic)
+    create_topics: Final = _blocking(AsyncAdmin.create_topics)
+    create_partitions: Final = _blocking(AsyncAdmin.create_partitions)
+    delete_topic: Final = _blocking(AsyncAdmin.delete_topic)
+    list_topics: Final = _blocking(AsyncAdmin.list_topics)
+    describe_topic: Final = _blocking(AsyncAdmin.describe_topic)
+    alter_configs: Final = _blocking(AsyncAdmin.alter_configs)
+    describe_configs: Final = _blocking(AsyncAdmin.describe_configs)
+    describe_feature_level: Final = _blocking(AsyncAdmin.describe_feature_level)
+    update_feature_level: Final = _blocking(AsyncAdmin.update_feature_level)
+    elect_leaders: Final = _blocking(AsyncAdmin.elect_leaders)
+    alter_partition_reassignments: Final = _blocking(AsyncAdmin.alter_partition_reassignments)
+    list_partition_reassignments: Final = _blocking(AsyncAdmin.list_partition_reassignments)
+    describe_cluster: Final = _blocking(AsyncAdmin.describe_cluster)
+    describe_brokers: Final = _blocking(AsyncAdmin.describe_brokers)
+    remove_broker: Final = _blocking(AsyncAdmin.remove_broker)
+    describe_quorum: Final = _blocking(AsyncAdmin.describe_quorum)
+    add_voter: Final = _blocking(AsyncAdmin.add_voter)
+    remove_voter: Final = _blocking(AsyncAdmin.remove_voter)
+    replace_voter: Final = _blocking(AsyncAdmin.replace_voter)
+    transfer_leadership: Final = _blocking(AsyncAdmin.transfer_leadership)
+    export_metadata: Final = _blocking(AsyncAdmin.export_metadata)
+    describe_log_directories: Final = _blocking(AsyncAdmin.describe_log_directories)
+    move_replica: Final = _blocking(AsyncAdmin.move_replica)
+    delete_unknown_partitions: Final = _blocking(AsyncAdmin.delete_unknown_partitions)
+    list_offsets: Final = _blocking(AsyncAdmin.list_offsets)
+    delete_records: Final = _blocking(AsyncAdmin.delete_records)
 
     def close(self) -> None:
         """Close the connections. Further calls do nothing."""

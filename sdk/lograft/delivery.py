@@ -25,7 +25,7 @@ from lograft.errors import LograftError, RequestTimeoutError, UsageError
 from lograft.settings import check_range
 from lograft.types import RecordReceipt
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 MAX_WAIT_MS: Final = 86_400_000 * 365
 """Longest `timeout_ms` of `Delivery.result`, in milliseconds."""

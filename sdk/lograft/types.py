@@ -157,13 +157,13 @@ class ConsumerRecord:
         value: bytes | None,
         headers: Headers = (),
     ) -> None:
-        self.topic = topic
-        self.partition = partition
-        self.offset = offset
-        self.timestamp_ms = timestamp_ms
+        self.topic: str = topic
+        self.partition: int = partition
+        self.offset: int = offset
+        self.timestamp_ms: int = timestamp_ms
         self.key: Any = key
         self.value: Any = value
-        self.headers = headers
+        self.headers: Headers = headers
 
     def __repr__(self) -> str:
         return (

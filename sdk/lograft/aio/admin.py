@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from lograft._admin import (
     brokers,
@@ -66,33 +66,33 @@ class Admin:
         self._is_forked = False
         on_fork(self)
 
-    create_topic = _verb(topics.create_topic)
-    create_topics = _verb(topics.create_topics)
-    create_partitions = _verb(topics.create_partitions)
-    delete_topic = _verb(topics.delete_topic)
-    list_topics = _verb(topics.list_topics)
-    describe_topic = _verb(topics.describe_topic)
-    alter_configs = _verb(configs.alter_configs)
-    describe_configs = _verb(configs.describe_configs)
-    describe_feature_level = _verb(features.describe_feature_level)
-    update_feature_level = _verb(features.update_feature_level)
-    elect_leaders = _verb(partitions.elect_leaders)
-    alter_partition_reassignments = _verb(partitions.alter_partition_reassignments)
-    list_partition_reassignments = _verb(partitions.list_partition_reassignments)
-    describe_cluster = _verb(brokers.describe_cluster)
-    describe_brokers = _verb(brokers.describe_brokers)
-    remove_broker = _verb(brokers.remove_broker)
-    describe_quorum = _verb(quorum.describe_quorum)
-    add_voter = _verb(quorum.add_voter)
-    remove_voter = _verb(quorum.remove_voter)
-    replace_voter = _verb(quorum.replace_voter)
-    transfer_leadership = _verb(quorum.transfer_leadership)
-    export_metadata = _verb(metadata_export.export_metadata)
-    describe_log_directories = _verb(log_directories.describe_log_directories)
-    move_replica = _verb(log_directories.move_replica)
-    delete_unknown_partitions = _verb(log_directories.delete_unknown_partitions)
-    list_offsets = _verb(records.list_offsets)
-    delete_records = _verb(records.delete_records)
+    create_topic: Final = _verb(topics.create_topic)
+    create_topics: Final = _verb(topics.create_topics)
+    create_partitions: Final = _verb(topics.create_partitions)
+    delete_topic: Final = _verb(topics.delete_topic)
+    list_topics: Final = _verb(topics.list_topics)
+    describe_topic: Final = _verb(topics.describe_topic)
+    alter_configs: Final = _verb(configs.alter_configs)
+    describe_configs: Final = _verb(configs.describe_configs)
+    describe_feature_level: Final = _verb(features.describe_feature_level)
+    update_feature_level: Final = _verb(features.update_feature_level)
+    elect_leaders: Final = _verb(partitions.elect_leaders)
+    alter_partition_reassignments: Final = _verb(partitions.alter_partition_reassignments)
+    list_partition_reassignments: Final = _verb(partitions.list_partition_reassignments)
+    describe_cluster: Final = _verb(brokers.describe_cluster)
+    describe_brokers: Final = _verb(brokers.describe_brokers)
+    remove_broker: Final = _verb(brokers.remove_broker)
+    describe_quorum: Final = _verb(quorum.describe_quorum)
+    add_voter: Final = _verb(quorum.add_voter)
+    remove_voter: Final = _verb(quorum.remove_voter)
+    replace_voter: Final = _verb(quorum.replace_voter)
+    transfer_leadership: Final = _verb(quorum.transfer_leadership)
+    export_metadata: Final = _verb(metadata_export.export_metadata)
+    describe_log_directories: Final = _verb(log_directories.describe_log_directories)
+    move_replica: Final = _verb(log_directories.move_replica)
+    delete_unknown_partitions: Final = _verb(log_directories.delete_unknown_partitions)
+    list_offsets: Final = _verb(records.list_offsets)
+    delete_records: Final = _verb(records.delete_records)
 
     async def close(self) -> None:
         """Close the connections. Further calls do nothing."""

@@ -31,7 +31,7 @@ from lograft.types import TopicPartition
 if TYPE_CHECKING:
     from lograft.spark.arrow_rows import ArrowBatch
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 POLL_MS: Final = 500
 """Milliseconds of one poll. The position may also reach the end of the range without a batch."""
