@@ -45,6 +45,8 @@ class Admin:
         connection_liveness_ms: milliseconds without a byte from the broker after which a connection has failed, 4,000 to
             60,000.
         request_timeout_ms: milliseconds that a call may take, all attempts together, 1 to 3,600,000.
+        client_id: name of the program for operators, 1 to 249 letters, digits, dots, underscores and hyphens. Brokers get it at
+            the front of gRPC's user agent.
 
     Raises:
         InvalidSettingError: a setting is out of range.
@@ -57,19 +59,21 @@ class Admin:
         cluster_id: str | None = None,
         request_timeout_ms: int = REQUEST_TIMEOUT_MS,
         connection_liveness_ms: int = CONNECTION_LIVENESS_MS,
+        client_id: str | None = None,
     ) -> None:
         self._admin = AsyncAdmin(
             bootstrap,
             cluster_id=cluster_id,
             request_timeout_ms=request_timeout_ms,
             connection_liveness_ms=connection_liveness_ms,
+            client_id=client_id,
         )
         self._lock = threading.Lock()
         self._is_closed = False
         self._is_forked = False
         self._runtime: Runtime | None = None
-        on_fork(self)
-        on_exit(self)
+        on_fork(self, Admin._after_fork)
+        on_exit(self, Admin._leave)
 
     create_topic: Final = _blocking(AsyncAdmin.create_topic)
     create_topics: Final = _blocking(AsyncAdmin.create_topics)
@@ -112,7 +116,7 @@ class Admin:
             finally:
                 release_runtime(runtime)
 
-    def leave(self, started_s: float) -> None:
+    def _leave(self, started_s: float) -> None:
         """Close the connections at the end of the process."""
         del started_s
         runtime = self._runtime
@@ -137,7 +141,7 @@ class Admin:
             runtime = self._runtime
         return runtime.run(work(self._admin))
 
-    def after_fork(self) -> None:
+    def _after_fork(self) -> None:
         """Make every later call raise `ForkedClientError`. Runs in the forked child."""
         self._lock = threading.Lock()
         self._is_forked = True

@@ -91,8 +91,8 @@ class Consumer:
         cluster_id: the id that the cluster must have; None accepts any cluster.
         connection_liveness_ms: milliseconds without a byte from the broker after which a connection has failed, 4,000 to
             60,000.
-        fetch_credit_bytes: bytes that each broker may send ahead of the application, 1,024 to 1 GiB. A batch that is larger
-            still comes.
+        prefetch_bytes: bytes that all partitions together may have ahead of the application, 1,024 to 1 GiB: received and not
+            handed out, or on the way. The brokers share them; a batch that is larger than the share of its broker still comes.
         max_chunk_bytes: bytes of one message from a broker, 1,024 to 4 MiB.
         on_out_of_range: what happens when a position does not exist (any more): "error" raises, "earliest" and "latest"
             continue from that offset.
@@ -102,6 +102,8 @@ class Consumer:
         unreachable_timeout_ms: milliseconds without anything from any assigned partition after which a poll raises
             `UnreachableError`, 100 to 86,400,000.
         request_timeout_ms: milliseconds for a lookup of topics or offsets, 1 to 3,600,000.
+        client_id: name of the program for operators, 1 to 249 letters, digits, dots, underscores and hyphens. Brokers get it at
+            the front of gRPC's user agent, and descriptions of a group show it for each member. None: "lograft-python" there.
 
     Raises:
         InvalidSettingError: a setting is out of range.
@@ -123,7 +125,7 @@ class Consumer:
         on_partition_end: Callable[[TopicPartition, int], Any] | None = None,
         on_caught_up: Callable[[], Any] | None = None,
         cluster_id: str | None = None,
-        fetch_credit_bytes: int = CONSUMER_DEFAULTS.fetch_credit_bytes,
+        prefetch_bytes: int = CONSUMER_DEFAULTS.prefetch_bytes,
         max_chunk_bytes: int = CONSUMER_DEFAULTS.max_chunk_bytes,
         on_out_of_range: str = CONSUMER_DEFAULTS.on_out_of_range,
         check_crcs: bool = CONSUMER_DEFAULTS.check_crcs,
@@ -131,9 +133,10 @@ class Consumer:
         unreachable_timeout_ms: int = CONSUMER_DEFAULTS.unreachable_timeout_ms,
         request_timeout_ms: int = REQUEST_TIMEOUT_MS,
         connection_liveness_ms: int = CONNECTION_LIVENESS_MS,
+        client_id: str | None = None,
     ) -> None:
         settings = ConsumerSettings(
-            fetch_credit_bytes=fetch_credit_bytes,
+            prefetch_bytes=prefetch_bytes,
             max_chunk_bytes=max_chunk_bytes,
             on_out_of_range=on_out_of_range,
             check_crcs=check_crcs,
@@ -145,6 +148,7 @@ class Consumer:
             cluster_id,
             connection_liveness_ms=connection_liveness_ms,
             request_timeout_ms=request_timeout_ms,
+            client_id=client_id,
         )
         self._shared = SharedConsumer(
             client,
@@ -174,8 +178,8 @@ class Consumer:
         self._calls: SimpleQueue[_Call | None] | None = None
         self._is_closing = False
         self._runtime: Runtime | None = None
-        on_fork(self)
-        on_exit(self)
+        on_fork(self, Consumer._after_fork)
+        on_exit(self, Consumer._leave)
 
     # -- where to read
 
@@ -546,7 +550,7 @@ class Consumer:
         """
         self._close(is_failed=False)
 
-    def leave(self, started_s: float) -> None:
+    def _leave(self, started_s: float) -> None:
         """Leave the group and close the connections at the end of the process. A daemon thread that still polls keeps waiting."""
         del started_s
         runtime = self._runtime
@@ -705,7 +709,7 @@ class Consumer:
         with self._lock:
             self._arrived.notify()
 
-    def after_fork(self) -> None:
+    def _after_fork(self) -> None:
         """Make every later call raise `ForkedClientError`. Runs in the forked child."""
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)

@@ -39,7 +39,7 @@ from lograft.errors import (
     RequestTimeoutError,
     RetriableError,
 )
-from lograft.settings import CONNECT_TIMEOUT_MS, ClientSettings
+from lograft.settings import CONNECT_TIMEOUT_MS, DEFAULT_CLIENT_ID, ClientSettings
 from lograft.v1 import group_pb2
 from lograft.v1.group_pb2_grpc import GroupServiceStub
 from lograft.wire.codes import ErrorCode
@@ -72,9 +72,9 @@ class _Place:
 class GroupCarrier:
     """Carries members to their coordinators, and makes unary calls to coordinators. Belongs to one event loop."""
 
-    def __init__(self, settings: ClientSettings, client_id: str = "lograft-python") -> None:
+    def __init__(self, settings: ClientSettings) -> None:
         self.cluster = Cluster(settings)
-        self._client_id = client_id
+        self._client_id = settings.client_id or DEFAULT_CLIENT_ID
         self._rng = random.Random()
         self._coordinators: dict[str, str] = {}
         self._streams: dict[str, GroupsStream] = {}
@@ -356,7 +356,7 @@ class _Carriers:
 
 
 _carriers: Final = _Carriers()
-on_fork(_carriers)
+on_fork(_carriers, _Carriers.after_fork)
 
 
 def borrow_carrier(settings: ClientSettings) -> GroupCarrier:

@@ -53,18 +53,20 @@ class Admin:
         cluster_id: str | None = None,
         request_timeout_ms: int = REQUEST_TIMEOUT_MS,
         connection_liveness_ms: int = CONNECTION_LIVENESS_MS,
+        client_id: str | None = None,
     ) -> None:
         self._client = parse_bootstrap(
             bootstrap,
             cluster_id,
             connection_liveness_ms=connection_liveness_ms,
             request_timeout_ms=request_timeout_ms,
+            client_id=client_id,
         )
         self._timeout_ms = request_timeout_ms
         self._cluster: Cluster | None = None
         self._is_closed = False
         self._is_forked = False
-        on_fork(self)
+        on_fork(self, Admin._after_fork)
 
     create_topic: Final = _verb(topics.create_topic)
     create_topics: Final = _verb(topics.create_topics)
@@ -101,7 +103,7 @@ class Admin:
         if cluster is not None:
             await cluster.close()
 
-    def after_fork(self) -> None:
+    def _after_fork(self) -> None:
         """Make every later call raise `ForkedClientError`. Runs in the forked child."""
         self._is_forked = True
         keep_for_ever(self._cluster)

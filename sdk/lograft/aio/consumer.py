@@ -68,7 +68,7 @@ class Consumer:
         on_partition_end: Callable[[TopicPartition, int], Any] | None = None,
         on_caught_up: Callable[[], Any] | None = None,
         cluster_id: str | None = None,
-        fetch_credit_bytes: int = CONSUMER_DEFAULTS.fetch_credit_bytes,
+        prefetch_bytes: int = CONSUMER_DEFAULTS.prefetch_bytes,
         max_chunk_bytes: int = CONSUMER_DEFAULTS.max_chunk_bytes,
         on_out_of_range: str = CONSUMER_DEFAULTS.on_out_of_range,
         check_crcs: bool = CONSUMER_DEFAULTS.check_crcs,
@@ -76,9 +76,10 @@ class Consumer:
         unreachable_timeout_ms: int = CONSUMER_DEFAULTS.unreachable_timeout_ms,
         request_timeout_ms: int = REQUEST_TIMEOUT_MS,
         connection_liveness_ms: int = CONNECTION_LIVENESS_MS,
+        client_id: str | None = None,
     ) -> None:
         settings = ConsumerSettings(
-            fetch_credit_bytes=fetch_credit_bytes,
+            prefetch_bytes=prefetch_bytes,
             max_chunk_bytes=max_chunk_bytes,
             on_out_of_range=on_out_of_range,
             check_crcs=check_crcs,
@@ -90,6 +91,7 @@ class Consumer:
             cluster_id,
             connection_liveness_ms=connection_liveness_ms,
             request_timeout_ms=request_timeout_ms,
+            client_id=client_id,
         )
         self._shared = SharedConsumer(
             client,
@@ -111,7 +113,7 @@ class Consumer:
         self._shared.wake = self._wake
         self._waiter: asyncio.Future[None] | None = None
         self._is_closing = False
-        on_fork(self)
+        on_fork(self, Consumer._after_fork)
 
     # -- where to read
 
@@ -315,7 +317,7 @@ class Consumer:
         """Commit, leave the group and close the connections; see `lograft.Consumer.close`. Further calls do nothing."""
         await self._close(is_failed=False)
 
-    def after_fork(self) -> None:
+    def _after_fork(self) -> None:
         """Make every later call raise `ForkedClientError`. Runs in the forked child."""
         self._shared.after_fork()
         self._waiter = None

@@ -126,7 +126,7 @@ def read_range(options: ReadOptions, chosen: OffsetRange) -> Iterator[ArrowBatch
     with Consumer(
         options.connection.bootstrap,
         cluster_id=options.connection.cluster_id,
-        fetch_credit_bytes=options.credit_bytes,
+        prefetch_bytes=options.credit_bytes,
         max_chunk_bytes=options.chunk_bytes,
         check_crcs=options.check_crcs,
         client_rack=options.client_rack,
