@@ -107,6 +107,8 @@ class Consumer:
 
     Raises:
         InvalidSettingError: a setting is out of range.
+
+    Source: Kafka's KafkaConsumer for the verbs, KIP-848 for groups (docs/groups.md, "What a client does").
     """
 
     def __init__(
@@ -237,7 +239,14 @@ class Consumer:
             self._run(self._shared.subscribe(topics, pattern, chosen))
 
     def unsubscribe(self) -> None:
-        """Give everything up, with the listener's `on_revoked`, and leave the group for good, also as a static member."""
+        """Give everything up, with the listener's `on_revoked`, and leave the group for good, also as a static member.
+
+        With `auto_commit` the positions are committed before, for at most 5,000 milliseconds. Without a subscription the consumer
+        reads nothing any more.
+
+        Raises:
+            Exception: what `on_revoked` raises; the consumer has left all the same.
+        """
         with self._caller:
             self._serve(self._shared.unsubscribe())
 
@@ -295,7 +304,11 @@ class Consumer:
             return self._shared.is_caught_up
 
     def health(self) -> ConsumerHealth:
-        """Return for every assigned partition where it is read, since when nothing comes, and why. No broker is asked."""
+        """Return for every assigned partition where it is read, since when nothing comes, and why. No broker is asked.
+
+        Raises:
+            ClientClosedError: the consumer is closed.
+        """
         self._shared.check_usable()
         with self._lock:
             cursors = [copy(cursor) for cursor in self._shared.collector.cursors.values()]
@@ -341,11 +354,21 @@ class Consumer:
             self._run(self._shared.seek_to_times(one_or_many(tp, timestamp_ms, "timestamp")))
 
     def seek_to_beginning(self, *tps: TopicPartition) -> None:
-        """Continue from the first readable offset of these partitions; without arguments, of all assigned partitions."""
+        """Continue from the first readable offset of these partitions; without arguments, of all assigned partitions.
+
+        Raises:
+            NotAssignedError: a partition is not assigned.
+            LograftError: the client could not look up the offset within `request_timeout_ms`.
+        """
         self.seek(self.beginning_offsets(tps or self.assignment))
 
     def seek_to_end(self, *tps: TopicPartition) -> None:
-        """Continue from the high watermark of these partitions; without arguments, of all assigned partitions."""
+        """Continue from the high watermark of these partitions; without arguments, of all assigned partitions.
+
+        Raises:
+            NotAssignedError: a partition is not assigned.
+            LograftError: the client could not look up the offset within `request_timeout_ms`.
+        """
         self.seek(self.end_offsets(tps or self.assignment))
 
     def pause(self, *tps: TopicPartition) -> None:
@@ -375,15 +398,30 @@ class Consumer:
             return self._shared.paused()
 
     def beginning_offsets(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Look up the first readable offset of each partition. The partitions need not be assigned."""
+        """Look up the first readable offset of each partition. The partitions need not be assigned.
+
+        Raises:
+            UnknownTopicError: a topic or partition does not exist.
+            LograftError: no answer came within `request_timeout_ms`.
+        """
         return self._find(check_partitions(tps), Position.EARLIEST)
 
     def end_offsets(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Look up the high watermark (exclusive end of the readable offsets) of each partition. It need not be assigned."""
+        """Look up the high watermark (exclusive end of the readable offsets) of each partition. It need not be assigned.
+
+        Raises:
+            UnknownTopicError: a topic or partition does not exist.
+            LograftError: no answer came within `request_timeout_ms`.
+        """
         return self._find(check_partitions(tps), Position.LATEST)
 
     def offsets_for_times(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
-        """Look up the first offset with a timestamp (milliseconds since 1970-01-01 UTC) or a later one; None if none exists."""
+        """Look up the first offset with a timestamp (milliseconds since 1970-01-01 UTC) or a later one; None if none exists.
+
+        Raises:
+            UnknownTopicError: a topic or partition does not exist.
+            LograftError: no answer came within `request_timeout_ms`.
+        """
 
         async def find() -> dict[TopicPartition, int | None]:
             return await self._shared.fetcher().find_times(times_ms)
@@ -422,7 +460,10 @@ class Consumer:
 
         Args:
             offsets: see `commit`. Positions are those of now.
-            on_done: called with the offsets and the error, if any, in a later poll. Without it errors are logged.
+            on_done: called with the offsets and the error, if any, in a later poll. Errors are logged in any case.
+
+        Raises:
+            UsageError: no group is set, or an offset is not valid.
         """
         with self._caller:
             self._shared.check_usable()
@@ -505,7 +546,10 @@ class Consumer:
 
         Args:
             count: number of records, at least 1.
-            timeout_ms: milliseconds for all of them.
+            timeout_ms: milliseconds for all of them; 0 does not wait.
+
+        Returns:
+            The records. They are fewer also where the group takes partitions away meanwhile, or a failure follows them.
 
         Raises:
             LograftError: as `poll`, if no record precedes the failure.
@@ -535,18 +579,29 @@ class Consumer:
 
         Args:
             timeout_ms: milliseconds without a record after which the iteration ends; None: it ends when the consumer is closed.
+
+        Raises:
+            LograftError: as `poll`. The iteration ends with it; start another one.
         """
         return self._iterate(timeout_ms)
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
-        """Yield one record after another until the consumer is closed. The position moves with each of them."""
+        """Yield one record after another until the consumer is closed. The position moves with each of them.
+
+        Raises:
+            LograftError: as `poll`. The iteration ends with it; start another one.
+        """
         return self._iterate(None)
 
     def close(self) -> None:
         """Commit (with `auto_commit`), give everything up with `on_revoked`, leave the group, and close the connections.
 
-        A static member says that it will be back, and its partitions wait for it until its session ends. Further calls do
-        nothing. A `with` block that ends with an error does not commit what the last poll returned.
+        The commit and the leave take at most 5,000 milliseconds each. If one fails, that is logged and raises nothing. A static
+        member says that it will be back, and its partitions wait for it until its session ends. Further calls do nothing. A
+        `with` block that ends with an error does not commit what the last poll returned.
+
+        Raises:
+            Exception: what `on_revoked` raises; the consumer is closed all the same.
         """
         self._close(is_failed=False)
 
