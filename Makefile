@@ -60,8 +60,10 @@ format-check: $(INSTALLED)
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 
+# The second line is for programs that use `lograft`: every public name has a complete type. It looks up packages with the `python` of the PATH.
 types: $(INSTALLED)
 	$(BIN)/pyright
+	PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=sdk $(BIN)/pyright --verifytypes lograft --ignoreexternal
 
 imports: $(INSTALLED)
 	$(BIN)/lint-imports --no-cache

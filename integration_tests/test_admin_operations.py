@@ -51,8 +51,7 @@ WITHOUT_COMMAND = {
 
 
 def _verbs(client: type) -> dict[str, Any]:
-    own = ("close", "leave", "after_fork")
-    return {name: each for name, each in vars(client).items() if not name.startswith("_") and name not in own}
+    return {name: each for name, each in vars(client).items() if not name.startswith("_") and name != "close"}
 
 
 def _snake_case(name: str) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from typing import NoReturn, Protocol, TypeVar
+from typing import Final, NoReturn, Protocol, TypeVar
 
 import grpc
 import grpc.aio
@@ -25,6 +25,9 @@ from brokerd.limits import DEADLINE_MARGIN_MS
 from brokerd.membership import check_named_cluster
 
 logger = logging.getLogger(__name__)
+
+MAX_LOGGED_AGENT_CHARACTERS: Final = 300
+"""Characters of a client's user agent that the log shows."""
 
 ServicerContext = grpc.aio.ServicerContext[bytes, bytes]
 """Context of every call here: gRPC sees requests and responses as bytes."""
@@ -136,10 +139,16 @@ async def abort_internal(context: ServicerContext, error: Exception) -> NoReturn
     """End a call after a fault of this server. The log gets the traceback; the client learns only that the broker failed."""
     if isinstance(error, grpc.aio.AbortError | grpc.aio.UsageError):
         raise error
-    logger.error("call failed by a fault of this broker", exc_info=error)
+    logger.error("call of %s failed by a fault of this broker", caller(context), exc_info=error)
     failure = Failure(code=ErrorCode.INTERNAL, message="a fault of the broker; its log says more")
     await context.abort_with_status(rich_status(failure))
     raise AssertionError("abort returned")
+
+
+def caller(context: ServicerContext) -> str:
+    """Return who calls, for the log: the address, and the user agent, which begins with the `client_id` of its program."""
+    agents = (value for name, value in context.invocation_metadata() or () if name == "user-agent")
+    return f"{context.peer()} ({str(next(agents, 'no user agent'))[:MAX_LOGGED_AGENT_CHARACTERS]!r})"
 
 
 def undecodable() -> RefusedError:

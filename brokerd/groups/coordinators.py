@@ -46,7 +46,6 @@ from brokerd.groups.effects import (
 from brokerd.groups.figures import FIGURES_MS, GroupFigures, GroupTotals, count_groups
 from brokerd.groups.records import GroupLogRecord
 from brokerd.groups.settings import GroupConfig
-from brokerd.groups.subscriptions import NameMatcher, PatternError
 from brokerd.groups.topic_feed import TopicFeed
 from brokerd.replica.manager import ReplicaManager
 from brokerd.replica.replica import Replica
@@ -159,7 +158,7 @@ class GroupCoordinators:
         self._runtime.note_role(replica)
 
     def _new_core(self) -> GroupCore:
-        return GroupCore(_compile, defaults=self._defaults, unix_offset_ms=wall_ms() - monotonic_ms())
+        return GroupCore(patterns.compile_pattern, defaults=self._defaults, unix_offset_ms=wall_ms() - monotonic_ms())
 
     def _on_active(self, partition: int, is_active: bool) -> None:
         if is_active and self.core(partition) is not None:
@@ -380,10 +379,3 @@ def failure_of(unserved: Unserved) -> Failure:
         case _:
             return failure
     return Failure(code=code, message=failure.message, retry_after_ms=failure.retry_after_ms)
-
-
-def _compile(pattern: str) -> NameMatcher:
-    try:
-        return patterns.compile_pattern(pattern)
-    except patterns.PatternError as error:
-        raise PatternError(str(error)) from error

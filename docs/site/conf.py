@@ -53,9 +53,6 @@ html_show_sourcelink = False
 html_show_copyright = False
 html_theme_options = {"navigation_with_keys": True}
 
-HOOKS = frozenset({"leave", "after_fork"})
-"""Methods that only the SDK itself calls: at the end of the process, and in a forked child."""
-
 _EXAMPLE = re.compile(r"(?:^|\n)\n(?=    \S)")
 """Where an indented block begins after an empty line."""
 
@@ -74,14 +71,9 @@ def _drop_constructors(
     return ("", None) if what == "exception" else None
 
 
-def _leave_out_hooks(app: Sphinx, what: str, name: str, found: object, skip: bool, options: object) -> bool | None:
-    return True if name in HOOKS else None
-
-
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the lexer of shown output, and the handlers of docstrings (before those of napoleon)."""
     app.add_lexer("output", TextLexer)
     app.connect("autodoc-process-docstring", _mark_examples, priority=400)
     app.connect("autodoc-process-signature", _drop_constructors)
-    app.connect("autodoc-skip-member", _leave_out_hooks)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

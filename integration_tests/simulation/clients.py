@@ -91,8 +91,8 @@ async def until_topic(world: TopicWorld) -> None:
 class MortalProducer(Producer):
     """A producer whose process may be killed. What a killed process leaves behind is no fault."""
 
-    def leave(self, started_s: float) -> None:
-        """Do nothing (see `Producer.leave`)."""
+    def _leave(self, started_s: float) -> None:
+        """Report nothing."""
 
 
 class SendingClient:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
 from lograft._admin.calls import document
 from lograft._client.forks import on_fork
@@ -48,6 +48,8 @@ class Admin:
         connection_liveness_ms: milliseconds without a byte from the broker after which a connection has failed, 4,000 to
             60,000.
         request_timeout_ms: milliseconds that a call may take, all attempts together, 1 to 3,600,000.
+        client_id: name of the program for operators, 1 to 249 letters, digits, dots, underscores and hyphens. Brokers get it at
+            the front of gRPC's user agent.
 
     Raises:
         InvalidSettingError: a setting is out of range.
@@ -60,55 +62,57 @@ class Admin:
         cluster_id: str | None = None,
         request_timeout_ms: int = REQUEST_TIMEOUT_MS,
         connection_liveness_ms: int = CONNECTION_LIVENESS_MS,
+        client_id: str | None = None,
     ) -> None:
         self._admin = AsyncAdmin(
             bootstrap,
             cluster_id=cluster_id,
             request_timeout_ms=request_timeout_ms,
             connection_liveness_ms=connection_liveness_ms,
+            client_id=client_id,
         )
         self._lock = threading.Lock()
         self._is_closed = False
         self._is_forked = False
         self._runtime: Runtime | None = None
-        on_fork(self)
-        on_exit(self)
+        on_fork(self, Admin._after_fork)
+        on_exit(self, Admin._leave)
 
-    create_topic = _blocking(AsyncAdmin.create_topic)
-    create_topics = _blocking(AsyncAdmin.create_topics)
-    create_partitions = _blocking(AsyncAdmin.create_partitions)
-    delete_topic = _blocking(AsyncAdmin.delete_topic)
-    list_topics = _blocking(AsyncAdmin.list_topics)
-    describe_topic = _blocking(AsyncAdmin.describe_topic)
-    alter_configs = _blocking(AsyncAdmin.alter_configs)
-    describe_configs = _blocking(AsyncAdmin.describe_configs)
-    describe_feature_level = _blocking(AsyncAdmin.describe_feature_level)
-    update_feature_level = _blocking(AsyncAdmin.update_feature_level)
-    elect_leaders = _blocking(AsyncAdmin.elect_leaders)
-    alter_partition_reassignments = _blocking(AsyncAdmin.alter_partition_reassignments)
-    list_partition_reassignments = _blocking(AsyncAdmin.list_partition_reassignments)
-    describe_cluster = _blocking(AsyncAdmin.describe_cluster)
-    describe_brokers = _blocking(AsyncAdmin.describe_brokers)
-    remove_broker = _blocking(AsyncAdmin.remove_broker)
-    describe_quorum = _blocking(AsyncAdmin.describe_quorum)
-    add_voter = _blocking(AsyncAdmin.add_voter)
-    remove_voter = _blocking(AsyncAdmin.remove_voter)
-    replace_voter = _blocking(AsyncAdmin.replace_voter)
-    transfer_leadership = _blocking(AsyncAdmin.transfer_leadership)
-    export_metadata = _blocking(AsyncAdmin.export_metadata)
-    describe_log_directories = _blocking(AsyncAdmin.describe_log_directories)
-    move_replica = _blocking(AsyncAdmin.move_replica)
-    delete_unknown_partitions = _blocking(AsyncAdmin.delete_unknown_partitions)
-    list_offsets = _blocking(AsyncAdmin.list_offsets)
-    delete_records = _blocking(AsyncAdmin.delete_records)
-    describe_producers = _blocking(AsyncAdmin.describe_producers)
-    list_groups = _blocking(AsyncAdmin.list_groups)
-    describe_groups = _blocking(AsyncAdmin.describe_groups)
-    delete_groups = _blocking(AsyncAdmin.delete_groups)
-    group_offsets = _blocking(AsyncAdmin.group_offsets)
-    alter_group_offsets = _blocking(AsyncAdmin.alter_group_offsets)
-    reset_group_offsets = _blocking(AsyncAdmin.reset_group_offsets)
-    delete_group_offsets = _blocking(AsyncAdmin.delete_group_offsets)
+    create_topic: Final = _blocking(AsyncAdmin.create_topic)
+    create_topics: Final = _blocking(AsyncAdmin.create_topics)
+    create_partitions: Final = _blocking(AsyncAdmin.create_partitions)
+    delete_topic: Final = _blocking(AsyncAdmin.delete_topic)
+    list_topics: Final = _blocking(AsyncAdmin.list_topics)
+    describe_topic: Final = _blocking(AsyncAdmin.describe_topic)
+    alter_configs: Final = _blocking(AsyncAdmin.alter_configs)
+    describe_configs: Final = _blocking(AsyncAdmin.describe_configs)
+    describe_feature_level: Final = _blocking(AsyncAdmin.describe_feature_level)
+    update_feature_level: Final = _blocking(AsyncAdmin.update_feature_level)
+    elect_leaders: Final = _blocking(AsyncAdmin.elect_leaders)
+    alter_partition_reassignments: Final = _blocking(AsyncAdmin.alter_partition_reassignments)
+    list_partition_reassignments: Final = _blocking(AsyncAdmin.list_partition_reassignments)
+    describe_cluster: Final = _blocking(AsyncAdmin.describe_cluster)
+    describe_brokers: Final = _blocking(AsyncAdmin.describe_brokers)
+    remove_broker: Final = _blocking(AsyncAdmin.remove_broker)
+    describe_quorum: Final = _blocking(AsyncAdmin.describe_quorum)
+    add_voter: Final = _blocking(AsyncAdmin.add_voter)
+    remove_voter: Final = _blocking(AsyncAdmin.remove_voter)
+    replace_voter: Final = _blocking(AsyncAdmin.replace_voter)
+    transfer_leadership: Final = _blocking(AsyncAdmin.transfer_leadership)
+    export_metadata: Final = _blocking(AsyncAdmin.export_metadata)
+    describe_log_directories: Final = _blocking(AsyncAdmin.describe_log_directories)
+    move_replica: Final = _blocking(AsyncAdmin.move_replica)
+    delete_unknown_partitions: Final = _blocking(AsyncAdmin.delete_unknown_partitions)
+    list_offsets: Final = _blocking(AsyncAdmin.list_offsets)
+    delete_records: Final = _blocking(AsyncAdmin.delete_records)
+    describe_producers: Final = _blocking(AsyncAdmin.describe_producers)
+    list_groups: Final = _blocking(AsyncAdmin.list_groups)
+    describe_groups: Final = _blocking(AsyncAdmin.describe_groups)
+    delete_groups: Final = _blocking(AsyncAdmin.delete_groups)
+    group_offsets: Final = _blocking(AsyncAdmin.group_offsets)
+    alter_group_offsets: Final = _blocking(AsyncAdmin.alter_group_offsets)
+    reset_group_offsets: Final = _blocking(AsyncAdmin.reset_group_offsets)
+    delete_group_offsets: Final = _blocking(AsyncAdmin.delete_group_offsets)
 
     def close(self) -> None:
         """Close the connections. Further calls do nothing."""
@@ -123,7 +127,7 @@ class Admin:
             finally:
                 release_runtime(runtime)
 
-    def leave(self, started_s: float) -> None:
+    def _leave(self, started_s: float) -> None:
         """Close the connections at the end of the process."""
         del started_s
         runtime = self._runtime
@@ -148,7 +152,7 @@ class Admin:
             runtime = self._runtime
         return runtime.run(work(self._admin))
 
-    def after_fork(self) -> None:
+    def _after_fork(self) -> None:
         """Make every later call raise `ForkedClientError`. Runs in the forked child."""
         self._lock = threading.Lock()
         self._is_forked = True

@@ -93,8 +93,8 @@ class Consumer:
         cluster_id: the id that the cluster must have; None accepts any cluster.
         connection_liveness_ms: milliseconds without a byte from the broker after which a connection has failed, 4,000 to
             60,000.
-        fetch_credit_bytes: bytes that each broker may send ahead of the application, 1,024 to 1 GiB. A batch that is larger
-            still comes.
+        prefetch_bytes: bytes that all partitions together may have ahead of the application, 1,024 to 1 GiB: received and not
+            handed out, or on the way. The brokers share them; a batch that is larger than the share of its broker still comes.
         max_chunk_bytes: bytes of one message from a broker, 1,024 to 4 MiB.
         on_out_of_range: what happens when a position does not exist (any more): "error" raises, "earliest" and "latest"
             continue from that offset.
@@ -104,9 +104,13 @@ class Consumer:
         unreachable_timeout_ms: milliseconds without anything from any assigned partition after which a poll raises
             `UnreachableError`, 100 to 86,400,000.
         request_timeout_ms: milliseconds for a lookup of topics or offsets, 1 to 3,600,000.
+        client_id: name of the program for operators, 1 to 249 letters, digits, dots, underscores and hyphens. Brokers get it at
+            the front of gRPC's user agent, and descriptions of a group show it for each member. None: "lograft-python" there.
 
     Raises:
         InvalidSettingError: a setting is out of range.
+
+    Source: Kafka's KafkaConsumer for the verbs, KIP-848 for groups (docs/groups.md, "What a client does").
     """
 
     def __init__(
@@ -125,7 +129,7 @@ class Consumer:
         on_partition_end: Callable[[TopicPartition, int], Any] | None = None,
         on_caught_up: Callable[[], Any] | None = None,
         cluster_id: str | None = None,
-        fetch_credit_bytes: int = CONSUMER_DEFAULTS.fetch_credit_bytes,
+        prefetch_bytes: int = CONSUMER_DEFAULTS.prefetch_bytes,
         max_chunk_bytes: int = CONSUMER_DEFAULTS.max_chunk_bytes,
         on_out_of_range: str = CONSUMER_DEFAULTS.on_out_of_range,
         check_crcs: bool = CONSUMER_DEFAULTS.check_crcs,
@@ -133,12 +137,13 @@ class Consumer:
         unreachable_timeout_ms: int = CONSUMER_DEFAULTS.unreachable_timeout_ms,
         request_timeout_ms: int = REQUEST_TIMEOUT_MS,
         connection_liveness_ms: int = CONNECTION_LIVENESS_MS,
+        client_id: str | None = None,
     ) -> None:
         with loading():
             # gRPC comes with it, so that a program that only imports the class does not wait for it.
             from lograft._consumer.shared import SharedConsumer
         settings = ConsumerSettings(
-            fetch_credit_bytes=fetch_credit_bytes,
+            prefetch_bytes=prefetch_bytes,
             max_chunk_bytes=max_chunk_bytes,
             on_out_of_range=on_out_of_range,
             check_crcs=check_crcs,
@@ -150,6 +155,7 @@ class Consumer:
             cluster_id,
             connection_liveness_ms=connection_liveness_ms,
             request_timeout_ms=request_timeout_ms,
+            client_id=client_id,
         )
         self._shared = SharedConsumer(
             client,
@@ -179,8 +185,8 @@ class Consumer:
         self._calls: SimpleQueue[_Call | None] | None = None
         self._is_closing = False
         self._runtime: Runtime | None = None
-        on_fork(self)
-        on_exit(self)
+        on_fork(self, Consumer._after_fork)
+        on_exit(self, Consumer._leave)
 
     # -- where to read
 
@@ -241,7 +247,14 @@ class Consumer:
             self._run(self._shared.subscribe(topics, pattern, chosen))
 
     def unsubscribe(self) -> None:
-        """Give everything up, with the listener's `on_revoked`, and leave the group for good, also as a static member."""
+        """Give everything up, with the listener's `on_revoked`, and leave the group for good, also as a static member.
+
+        With `auto_commit` the positions are committed before, for at most 5,000 milliseconds. Without a subscription the consumer
+        reads nothing any more.
+
+        Raises:
+            Exception: what `on_revoked` raises; the consumer has left all the same.
+        """
         with self._caller:
             self._serve(self._shared.unsubscribe())
 
@@ -304,7 +317,11 @@ class Consumer:
             return self._shared.is_caught_up
 
     def health(self) -> ConsumerHealth:
-        """Return for every assigned partition where it is read, since when nothing comes, and why. No broker is asked."""
+        """Return for every assigned partition where it is read, since when nothing comes, and why. No broker is asked.
+
+        Raises:
+            ClientClosedError: the consumer is closed.
+        """
         self._shared.check_usable()
         with self._lock:
             cursors = [copy(cursor) for cursor in self._shared.collector.cursors.values()]
@@ -350,11 +367,21 @@ class Consumer:
             self._run(self._shared.seek_to_times(one_or_many(tp, timestamp_ms, "timestamp")))
 
     def seek_to_beginning(self, *tps: TopicPartition) -> None:
-        """Continue from the first readable offset of these partitions; without arguments, of all assigned partitions."""
+        """Continue from the first readable offset of these partitions; without arguments, of all assigned partitions.
+
+        Raises:
+            NotAssignedError: a partition is not assigned.
+            LograftError: the client could not look up the offset within `request_timeout_ms`.
+        """
         self.seek(self.beginning_offsets(tps or self.assignment))
 
     def seek_to_end(self, *tps: TopicPartition) -> None:
-        """Continue from the high watermark of these partitions; without arguments, of all assigned partitions."""
+        """Continue from the high watermark of these partitions; without arguments, of all assigned partitions.
+
+        Raises:
+            NotAssignedError: a partition is not assigned.
+            LograftError: the client could not look up the offset within `request_timeout_ms`.
+        """
         self.seek(self.end_offsets(tps or self.assignment))
 
     def pause(self, *tps: TopicPartition) -> None:
@@ -384,11 +411,21 @@ class Consumer:
             return self._shared.paused()
 
     def beginning_offsets(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Look up the first readable offset of each partition. The partitions need not be assigned."""
+        """Look up the first readable offset of each partition. The partitions need not be assigned.
+
+        Raises:
+            UnknownTopicError: a topic or partition does not exist.
+            LograftError: no answer came within `request_timeout_ms`.
+        """
         return self._find(check_partitions(tps), Position.EARLIEST)
 
     def end_offsets(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Look up the high watermark (exclusive end of the readable offsets) of each partition. It need not be assigned."""
+        """Look up the high watermark (exclusive end of the readable offsets) of each partition. It need not be assigned.
+
+        Raises:
+            UnknownTopicError: a topic or partition does not exist.
+            LograftError: no answer came within `request_timeout_ms`.
+        """
         return self._find(check_partitions(tps), Position.LATEST)
 
     def topic_ids(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, bytes]:
@@ -404,7 +441,12 @@ class Consumer:
             return self._run(self._shared.topic_ids(wanted))
 
     def offsets_for_times(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
-        """Look up the first offset with a timestamp (milliseconds since 1970-01-01 UTC) or a later one; None if none exists."""
+        """Look up the first offset with a timestamp (milliseconds since 1970-01-01 UTC) or a later one; None if none exists.
+
+        Raises:
+            UnknownTopicError: a topic or partition does not exist.
+            LograftError: no answer came within `request_timeout_ms`.
+        """
 
         async def find() -> dict[TopicPartition, int | None]:
             return await self._shared.fetcher().find_times(times_ms)
@@ -443,7 +485,10 @@ class Consumer:
 
         Args:
             offsets: see `commit`. Positions are those of now.
-            on_done: called with the offsets and the error, if any, in a later poll. Without it errors are logged.
+            on_done: called with the offsets and the error, if any, in a later poll. Errors are logged in any case.
+
+        Raises:
+            UsageError: no group is set, or an offset is not valid.
         """
         with self._caller:
             self._shared.check_usable()
@@ -526,7 +571,10 @@ class Consumer:
 
         Args:
             count: number of records, at least 1.
-            timeout_ms: milliseconds for all of them.
+            timeout_ms: milliseconds for all of them; 0 does not wait.
+
+        Returns:
+            The records. They are fewer also where the group takes partitions away meanwhile, or a failure follows them.
 
         Raises:
             LograftError: as `poll`, if no record precedes the failure.
@@ -556,22 +604,33 @@ class Consumer:
 
         Args:
             timeout_ms: milliseconds without a record after which the iteration ends; None: it ends when the consumer is closed.
+
+        Raises:
+            LograftError: as `poll`. The iteration ends with it; start another one.
         """
         return self._iterate(timeout_ms)
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
-        """Yield one record after another until the consumer is closed. The position moves with each of them."""
+        """Yield one record after another until the consumer is closed. The position moves with each of them.
+
+        Raises:
+            LograftError: as `poll`. The iteration ends with it; start another one.
+        """
         return self._iterate(None)
 
     def close(self) -> None:
         """Commit (with `auto_commit`), give everything up with `on_revoked`, leave the group, and close the connections.
 
-        A static member says that it will be back, and its partitions wait for it until its session ends. Further calls do
-        nothing. A `with` block that ends with an error does not commit what the last poll returned.
+        The commit and the leave take at most 5,000 milliseconds each. If one fails, that is logged and raises nothing. A static
+        member says that it will be back, and its partitions wait for it until its session ends. Further calls do nothing. A
+        `with` block that ends with an error does not commit what the last poll returned.
+
+        Raises:
+            Exception: what `on_revoked` raises; the consumer is closed all the same.
         """
         self._close(is_failed=False)
 
-    def leave(self, started_s: float) -> None:
+    def _leave(self, started_s: float) -> None:
         """Leave the group and close the connections at the end of the process. A daemon thread that still polls keeps waiting."""
         del started_s
         runtime = self._runtime
@@ -730,7 +789,7 @@ class Consumer:
         with self._lock:
             self._arrived.notify()
 
-    def after_fork(self) -> None:
+    def _after_fork(self) -> None:
         """Make every later call raise `ForkedClientError`. Runs in the forked child."""
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)

@@ -27,7 +27,7 @@ from lograft.types import RecordReceipt
 if TYPE_CHECKING:
     import asyncio
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 MAX_WAIT_MS: Final = 86_400_000 * 365
 """Longest `timeout_ms` of `Delivery.result`, in milliseconds."""

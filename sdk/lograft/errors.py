@@ -74,9 +74,9 @@ class LograftError(Exception):
 
     def __init__(self, message: str, *, code: ErrorCode | None = None, retry_after_ms: int | None = None) -> None:
         super().__init__(message)
-        self.message = message
-        self.code = self.default_code if code is None else code
-        self.retry_after_ms = retry_after_ms
+        self.message: str = message
+        self.code: ErrorCode = self.default_code if code is None else code
+        self.retry_after_ms: int | None = retry_after_ms
 
     def __reduce__(self) -> tuple[object, ...]:
         # PySpark pickles exceptions to carry them between processes; keyword-only fields must survive that.
@@ -223,8 +223,8 @@ class UnreachableError(RetriableError, TimeoutError):
         super().__init__(
             f"nothing could be fetched for {duration_ms} ms: {troubles[0]}{more}; the consumer goes on trying"
         )
-        self.troubles = tuple(troubles)
-        self.partition_count = partition_count
+        self.troubles: tuple[PartitionTrouble, ...] = tuple(troubles)
+        self.partition_count: int = partition_count
 
 
 class FatalError(LograftError):
@@ -376,8 +376,8 @@ class OffsetOutOfRangeError(RefusedError):
         high_watermark: int | None = None,
     ) -> None:
         super().__init__(message, code=code, retry_after_ms=retry_after_ms)
-        self.log_start_offset = log_start_offset
-        self.high_watermark = high_watermark
+        self.log_start_offset: int | None = log_start_offset
+        self.high_watermark: int | None = high_watermark
 
 
 class NoCommittedOffsetError(FatalError):
@@ -403,11 +403,11 @@ class DeserializationError(FatalError):
         self, message: str, *, topic: str, partition: int, offset: int, key: bytes | None, value: bytes | None
     ) -> None:
         super().__init__(message)
-        self.topic = topic
-        self.partition = partition
-        self.offset = offset
-        self.key = key
-        self.value = value
+        self.topic: str = topic
+        self.partition: int = partition
+        self.offset: int = offset
+        self.key: bytes | None = key
+        self.value: bytes | None = value
 
 
 class CorruptDataError(FatalError):
@@ -457,8 +457,8 @@ class DeliveryError(LograftError):
             f"first: {first.topic}-{first.partition}: {first.error.message}",
             code=first.error.code,
         )
-        self.failures = tuple(failures)
-        self.failed_record_count = failed_record_count
+        self.failures: tuple[BatchFailure, ...] = tuple(failures)
+        self.failed_record_count: int = failed_record_count
 
 
 _BY_CODE: Final[dict[ErrorCode, type[LograftError]]] = {

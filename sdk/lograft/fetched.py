@@ -31,11 +31,11 @@ class FetchedBatch:
     def __init__(
         self, topic: str, partition: int, batch: RecordBatch, *, skip: int = 0, high_watermark: int = 0
     ) -> None:
-        self.topic = topic
-        self.partition = partition
-        self.batch = batch
-        self.skip = skip
-        self.high_watermark = high_watermark
+        self.topic: str = topic
+        self.partition: int = partition
+        self.batch: RecordBatch = batch
+        self.skip: int = skip
+        self.high_watermark: int = high_watermark
 
     def __repr__(self) -> str:
         return (

@@ -152,8 +152,8 @@ class Producer:
         self._sender: Sender | None = None
         self._new_sender = partial(Sender, self._client, self._deliveries, self._lock, self._on_progress)
         self._start_lock = threading.Lock()
-        on_fork(self)
-        on_exit(self)
+        on_fork(self, Producer._after_fork)
+        on_exit(self, Producer._leave)
 
     def send(
         self,
@@ -442,7 +442,7 @@ class Producer:
                 # Batches are left only if the sender could not end in order.
                 self._end_deliveries(unusable_error("producer", is_forked=False))
 
-    def leave(self, started_s: float) -> None:
+    def _leave(self, started_s: float) -> None:
         """Deliver the remaining records within the time for that and report those that failed. The end of the process calls this."""
         with self._lock:
             if self._is_closed or self._is_forked:
@@ -540,7 +540,7 @@ class Producer:
         if self._waiters and self._deliveries.accumulator.should_wake(self._waiters, self._flush_marks):
             self._progress.notify_all()
 
-    def after_fork(self) -> None:
+    def _after_fork(self) -> None:
         """Make every later call raise `ForkedClientError`. Runs in the forked child."""
         self._lock = threading.Lock()
         self._progress = threading.Condition(self._lock)

@@ -82,6 +82,9 @@ PROCESSING_LIMIT_RANGE_MS: Final = (1_000, 86_400_000)
 ASSIGNORS: Final = ("uniform", "range")
 """Names of assignors that a member may prefer."""
 
+DEFAULT_CLIENT_ID: Final = "lograft-python"
+"""What descriptions of groups show for a member whose program has no `client_id`."""
+
 MAX_CLIENT_ID_CHARACTERS: Final = 249
 """Characters of the longest client id."""
 
@@ -161,7 +164,7 @@ class ProducerSettings:
 class ConsumerSettings:
     """Settings of a consumer. The docstring of `lograft.Consumer` explains them."""
 
-    fetch_credit_bytes: int = 8 * 1024 * 1024
+    prefetch_bytes: int = 16 * 1024 * 1024
     max_chunk_bytes: int = 1024 * 1024
     on_out_of_range: str = "error"
     check_crcs: bool = True
@@ -169,7 +172,7 @@ class ConsumerSettings:
     unreachable_timeout_ms: int = UNREACHABLE_TIMEOUT_MS
 
     def __post_init__(self) -> None:
-        check_range("fetch_credit_bytes", self.fetch_credit_bytes, 1_024, 1024**3)
+        check_range("prefetch_bytes", self.prefetch_bytes, 1_024, 1024**3)
         check_range("max_chunk_bytes", self.max_chunk_bytes, 1_024, 4 * 1024 * 1024)
         check_range("unreachable_timeout_ms", self.unreachable_timeout_ms, *UNREACHABLE_RANGE_MS)
         if self.on_out_of_range not in ("error", "earliest", "latest"):

@@ -158,13 +158,13 @@ class ConsumerRecord:
         value: bytes | None,
         headers: Headers = (),
     ) -> None:
-        self.topic = topic
-        self.partition = partition
-        self.offset = offset
-        self.timestamp_ms = timestamp_ms
+        self.topic: str = topic
+        self.partition: int = partition
+        self.offset: int = offset
+        self.timestamp_ms: int = timestamp_ms
         self.key: Any = key
         self.value: Any = value
-        self.headers = headers
+        self.headers: Headers = headers
 
     def __repr__(self) -> str:
         return (
@@ -237,8 +237,9 @@ class GroupMembership(NamedTuple):
 class RebalanceListener:
     """Hears what a consumer of a group gets and loses. Override what you need.
 
-    The calls come in the thread (asyncio: the task) that polls, during the poll. Methods for `lograft.aio.Consumer` may be
-    coroutine functions. A call may commit, seek, pause and look up; it must not poll.
+    A poll calls the methods in its own thread (asyncio: task); so do `close` and `unsubscribe`. Methods for `lograft.aio.Consumer`
+    may be coroutine functions. A call may commit, seek, pause and look up; it must not poll (`UsageError`). What a method raises
+    comes out of the poll, and the rebalance goes on all the same. Source: Kafka's ConsumerRebalanceListener.
     """
 
     def on_assigned(self, partitions: Sequence[TopicPartition]) -> Awaitable[None] | None:

@@ -63,6 +63,36 @@ ADVICE = {
         "Bring the brokers of the other replicas back. Send again only under the same producer identity and sequence."
     ),
     ErrorCode.OFFSET_NOT_AVAILABLE: "Ask again after a moment.",
+    ErrorCode.COORDINATOR_LOADING: (
+        "Nothing: the client asks again. If it stays, `lograft topics describe __groups` says which partitions do not serve, and why."
+    ),
+    ErrorCode.NOT_COORDINATOR: (
+        "Nothing: the client finds the coordinator. In your own client: ask the broker that the hint names, else `FindCoordinator`."
+    ),
+    ErrorCode.UNKNOWN_MEMBER: "Nothing: the consumer joins again. In your own client: join with epoch 0.",
+    ErrorCode.FENCED_MEMBER_EPOCH: (
+        "Nothing: the consumer joins again. In your own client: stop reading the partitions, and join with epoch 0."
+    ),
+    ErrorCode.STALE_MEMBER_EPOCH: (
+        "Do not repeat the commit: the partition has another owner, which reads on from the last committed offset. "
+        "If it happens often, process fewer records between two polls."
+    ),
+    ErrorCode.GROUP_NOT_FOUND: "Correct the group id. A group begins with its first member or its first commit.",
+    ErrorCode.GROUP_NOT_EMPTY: "Stop the members of the group first.",
+    ErrorCode.INSTANCE_IN_USE: (
+        "Nothing if the old process is gone: the consumer joins when that process's session has ended. "
+        "Otherwise give each process its own `instance_id`."
+    ),
+    ErrorCode.INSTANCE_FENCED: "Stop this process: a newer one has its `instance_id`. Give each process its own.",
+    ErrorCode.INVALID_PATTERN: (
+        "Correct the pattern: an RE2 expression that matches whole names of topics, without back references and look-around."
+    ),
+    ErrorCode.UNKNOWN_ASSIGNOR: 'Use "uniform" or "range", or leave it out.',
+    ErrorCode.PROCESSING_LIMIT_EXCEEDED: (
+        "Poll more often, take fewer records with each poll, or raise `processing_limit_ms`. The consumer joins again at its next poll."
+    ),
+    ErrorCode.REQUEST_SUPERSEDED: "Nothing: a later request of the same member has been handled.",
+    ErrorCode.GROUP_SUBSCRIBED: "Stop the members that subscribe to the topic first.",
 }
 
 _VALUE = re.compile(r"((?:^  //.*\n)+)^  ERROR_CODE_(\w+) = \d+;", re.MULTILINE)

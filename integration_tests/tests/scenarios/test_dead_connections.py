@@ -179,7 +179,7 @@ def test_busy_consumer_reads_everything_once(stage: Stage, way: Way) -> None:
     padding = b" " * BIG_BYTES
     with Producer(stage.bootstrap) as producer:
         producer.send_many(topic, [b"%d" % number + padding for number in range(count)])
-    with Consumer(stage.bootstrap, fetch_credit_bytes=1 << 20) as consumer:
+    with Consumer(stage.bootstrap, prefetch_bytes=1 << 20) as consumer:
         consumer.assign([TopicPartition(topic, 0)])
         seen: list[int] = []
         while len(seen) < 1_000:

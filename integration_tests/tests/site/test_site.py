@@ -29,8 +29,6 @@ from metaquorum.metadata.topic_configs import TOPIC_CONFIGS
 ROOT = Path(__file__).resolve().parents[3]
 SITE = ROOT / "docs" / "site"
 BUILD_TIMEOUT_S = 300
-HOOKS = frozenset({"leave", "after_fork"})
-"""Public methods that only the SDK calls."""
 
 pytestmark = [
     pytest.mark.slow,
@@ -76,7 +74,7 @@ def public_names() -> Iterator[str]:
                 continue
             yield f"{module.__name__}.{name}"
             if module is not spark and name in ("Admin", "Consumer", "Producer", "FetchedBatch"):
-                methods = {each for each in vars(value) if not each.startswith("_")} - HOOKS
+                methods = {each for each in vars(value) if not each.startswith("_")}
                 slots = set(getattr(value, "__slots__", ()))
                 yield from (f"{module.__name__}.{name}.{method}" for method in sorted(methods - slots))
     for module in (errors, types):
@@ -108,13 +106,11 @@ def test_every_public_name_is_in_the_reference(pages: Path) -> None:
 
 
 def test_no_private_name_is_in_the_reference(pages: Path) -> None:
-    """The reference has no private name and no hook of the SDK."""
+    """The reference has no private name."""
     found = set().union(*(ids(page) for page in (pages / "reference").glob("*.html")))
     names = [each for each in found if each.startswith("lograft.")]
-    allowed = {"__iter__", "__aiter__", "__version__"}
-    assert not [
-        name for name in names for part in name.split(".") if part in HOOKS or (part[0] == "_" and part not in allowed)
-    ]
+    allowed = {"__iter__", "__aiter__", "__await__", "__version__"}
+    assert not [name for name in names for part in name.split(".") if part[0] == "_" and part not in allowed]
 
 
 def test_every_command_and_option_is_in_the_reference(pages: Path) -> None:

@@ -13,10 +13,10 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, TypeVar
 
 _C_CORE: Final = "grpc._cython.cygrpc"
 _FORKED_WITHOUT_EXEC: Final = 0x40
@@ -28,16 +28,10 @@ _FLAGS_FIELD: Final = 6
 LOAD_TIMEOUT_S: Final = 10.0
 """Seconds that a fork waits while another thread loads modules of a client."""
 
+T = TypeVar("T")
 
-class Forkable(Protocol):
-    """An object that must know when it is in a forked child."""
-
-    def after_fork(self) -> None:
-        """Refuse to work from now on. Must not take a lock that the parent may have held."""
-        ...
-
-
-_forkables: weakref.WeakSet[Forkable] = weakref.WeakSet()
+_after_fork: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakKeyDictionary()
+"""What to call, by object. The functions are those of classes, so that they keep no object alive."""
 _was_forked_with_grpc = False
 _loading = threading.RLock()
 
@@ -47,9 +41,14 @@ def may_use_grpc() -> bool:
     return not _was_forked_with_grpc
 
 
-def on_fork(client: Forkable) -> None:
-    """Call `client.after_fork` in each forked child."""
-    _forkables.add(client)
+def on_fork(client: T, after_fork: Callable[[T], None]) -> None:
+    """Call `after_fork(client)` in each forked child, as long as the client exists.
+
+    Args:
+        client: an object that must know when it is in a forked child.
+        after_fork: function of its class that makes it refuse to work. It must not take a lock that the parent may have held.
+    """
+    _after_fork[client] = after_fork
 
 
 @contextmanager
@@ -77,8 +76,8 @@ def _after_fork_in_child() -> None:
     global _was_forked_with_grpc, _loading
     _loading = threading.RLock()
     _was_forked_with_grpc = _was_forked_with_grpc or _C_CORE in sys.modules
-    for client in list(_forkables):
-        client.after_fork()
+    for client, after_fork in list(_after_fork.items()):
+        after_fork(client)
 
 
 def _is_forked() -> bool:

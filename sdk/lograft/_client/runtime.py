@@ -21,7 +21,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from lograft._client.forks import loading, on_fork
 from lograft._client.immortal import keep_for_ever
@@ -35,21 +35,14 @@ STOP_TIMEOUT_S: Final = 2.0
 """Longest wait for the thread to end, in seconds."""
 
 
-class Leaving(Protocol):
-    """A client that has work to do at the end of the process."""
-
-    def leave(self, started_s: float) -> None:
-        """Do that work within a bounded time from `started_s` (monotonic clock). Must not wake a thread of the application."""
-        ...
-
-
 _lock = threading.Lock()
 _runtime: Runtime | None = None
 _idle_loop: KeptLoop | None = None
 """The loop, while no runtime uses it."""
 _ending_thread: int | None = None
 """Identifier of the thread that ends the process."""
-_leaving: weakref.WeakSet[Leaving] = weakref.WeakSet()
+_leave: weakref.WeakKeyDictionary[Any, Callable[[Any, float], None]] = weakref.WeakKeyDictionary()
+"""What to call at the end of the process, by client. The functions are those of classes, so that they keep no client alive."""
 _user_count = 0
 
 
@@ -113,9 +106,15 @@ def wait_if_ending() -> None:
         threading.Event().wait()
 
 
-def on_exit(client: Leaving) -> None:
-    """Call `client.leave` at the end of the process."""
-    _leaving.add(client)
+def on_exit(client: T, leave: Callable[[T, float], None]) -> None:
+    """Call `leave(client, started_s)` at the end of the process, if the client still exists.
+
+    Args:
+        client: a client that has work to do then.
+        leave: function of its class that does the work within a bounded time from `started_s` (seconds of the monotonic clock).
+            It must not wake a thread of the application.
+    """
+    _leave[client] = leave
     # Registered again, and after everything registered so far: it must run before libraries shut down what it needs.
     atexit.unregister(_at_exit)
     atexit.register(_at_exit)
@@ -126,8 +125,8 @@ def _at_exit() -> None:
     global _runtime, _ending_thread
     _ending_thread = threading.get_ident()
     started_s = time.monotonic()
-    for client in list(_leaving):
-        client.leave(started_s)
+    for client, leave in list(_leave.items()):
+        leave(client, started_s)
     with _lock:
         runtime, _runtime = _runtime, None
     if runtime is not None:
@@ -146,8 +145,8 @@ class _Child:
         keep_for_ever((_runtime, _idle_loop))
         _lock = threading.Lock()
         _runtime = _idle_loop = _ending_thread = None
-        _leaving.clear()
+        _leave.clear()
 
 
 _child: Final = _Child()
-on_fork(_child)
+on_fork(_child, _Child.after_fork)

@@ -116,7 +116,7 @@ class Transport:
         self._pending = _Pending(self._channels, {}, {}, {})
         self._guard: AsyncGenerator[None, None] | None = None
         self._is_closed = False
-        on_fork(self)
+        on_fork(self, Transport.after_fork)
 
     def after_fork(self) -> None:
         """Leave everything that belongs to the parent untouched. Runs in the forked child."""

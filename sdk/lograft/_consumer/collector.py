@@ -23,7 +23,7 @@ from lograft.wire.batch import RecordBatch
 from lograft.wire.errors import BatchError
 
 RETURN_STEPS: Final = 16
-"""The collector gives consumed bytes back when they reach the credit divided by this."""
+"""The collector gives consumed bytes back when they reach `prefetch_bytes` divided by this."""
 
 OffsetsToCommit = Mapping[TopicPartition, int | OffsetAndMetadata] | ConsumerRecord | FetchedBatch
 """What `commit` takes: next offsets by partition, or a record or batch up to which everything is processed."""
@@ -75,7 +75,8 @@ class FetchCollector:
         self._open: _Open | None = None
         self._partial: _Partial | None = None
         self._used: dict[object, int] = {}
-        self._return_bytes = max(1, settings.fetch_credit_bytes // RETURN_STEPS)
+        self._used_bytes = 0
+        self._return_bytes = max(1, settings.prefetch_bytes // RETURN_STEPS)
         self._failed: dict[TopicPartition, LograftError] = {}
 
     # -- assignment
@@ -321,18 +322,17 @@ class FetchCollector:
         size_bytes = len(chunk.body)
         if size_bytes == 0:
             return
-        used = self._used.get(chunk.source, 0) + size_bytes
-        if used >= self._return_bytes:
-            self._used.pop(chunk.source, None)
-            self._give_back(chunk.source, used)
-        else:
-            self._used[chunk.source] = used
+        self._used[chunk.source] = self._used.get(chunk.source, 0) + size_bytes
+        self._used_bytes += size_bytes
+        if self._used_bytes >= self._return_bytes:
+            self._return_used()
 
     def _return_used(self) -> None:
-        """Give back even small amounts while nothing waits, so that no stream starves for them."""
+        """Give back what was used. Even small amounts while nothing waits, so that no stream starves for them."""
         for source, used in self._used.items():
             self._give_back(source, used)
         self._used.clear()
+        self._used_bytes = 0
 
 
 class PollWait:

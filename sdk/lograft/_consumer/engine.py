@@ -21,7 +21,7 @@ from typing import Final
 from lograft._client.clock import monotonic_ms
 from lograft._client.cluster import Cluster
 from lograft._client.codec import decode_error
-from lograft._consumer.fetch_buffer import Arrival, Chunk, Cursor, Failure, Reset
+from lograft._consumer.fetch_buffer import Arrival, Chunk, Cursor, Failure, PrefetchBudget, Reset
 from lograft._consumer.nearest import ReadPlace, read_place
 from lograft._consumer.offsets import find_offsets
 from lograft._consumer.stream import FetchStream, PartitionFetcher
@@ -80,6 +80,7 @@ class FetchEngine:
         self._settings = settings
         self._deliver = deliver
         self._report = report
+        self._budget = PrefetchBudget(settings.prefetch_bytes)
         self._troubles = Troubles()
         self._outage_check: asyncio.TimerHandle | None = None
         self._is_outage = False
@@ -123,7 +124,7 @@ class FetchEngine:
 
     def give_back(self, source: object, size_bytes: int) -> None:
         """Return bytes that the consumer has used to the stream from which they came."""
-        if isinstance(source, FetchStream) and not source.is_closed:
+        if isinstance(source, FetchStream):
             source.give_back(size_bytes)
 
     async def close(self) -> None:
@@ -179,7 +180,9 @@ class FetchEngine:
             self._move(stream)
             stream = None
         if stream is None or stream.is_closed:
-            stream = FetchStream(self, self._cluster, self._settings, broker_id=place.broker_id, address=place.address)
+            stream = FetchStream(
+                self, self._cluster, self._settings, self._budget, broker_id=place.broker_id, address=place.address
+            )
             self._streams[place.broker_id] = stream
         fetcher.place = place
         stream.bind(fetcher)
@@ -324,6 +327,7 @@ class FetchEngine:
         """See `StreamOwner`."""
         if self._streams.get(stream.broker_id) is stream:
             del self._streams[stream.broker_id]
+        self.on_room()
         if fetchers:
             logger.info("fetch stream from %s ended: %s", stream.address, error)
             self._cluster.request_refresh()
@@ -336,6 +340,11 @@ class FetchEngine:
             else:
                 fetcher.avoided = fetcher.place
                 self._retry_later(fetcher, error)
+
+    def on_room(self) -> None:
+        """See `StreamOwner`."""
+        for stream in self._streams.values():
+            stream.grant()
 
     def _is_gone(self, fetcher: PartitionFetcher) -> bool:
         """True once brokers have not known the partition for `UNKNOWN_TOPIC_WAIT_MS`. It may be new, or a broker may lag behind."""

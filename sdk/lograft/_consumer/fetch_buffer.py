@@ -8,8 +8,10 @@ Theory of operation. Every assigned partition has a `Cursor`. Its `position` is 
 raises its `generation`. Arrivals for an older generation are dropped when their turn comes. The engine fetches ahead of the
 position.
 
-Credit. A broker may send the bytes that it was granted. `CreditLedger` grants consumed bytes again, in steps. So bytes that are
-received and not consumed, plus bytes that may still come, never exceed the limit, except by a single larger batch.
+Credit. A broker may send the bytes that it was granted. `PrefetchBudget` shares the bytes that a consumer may have ahead of the
+application among its streams, one to each broker, and `CreditLedger` grants consumed bytes again, in steps. So bytes that are
+received and not consumed, plus bytes that may still come, together never exceed the limit, except by a larger batch of each
+stream.
 
 Laws: the positions of one generation never go back, except by a `Reset`. Each chunk is handed out once, in the order of
 arrival. The bytes of dropped chunks are granted again like those of consumed ones.
@@ -25,7 +27,7 @@ from lograft.errors import LograftError
 from lograft.types import TopicPartition
 
 GRANT_STEPS: Final = 4
-"""The limit divided by this is the step in which credit is granted again."""
+"""The share of a stream divided by this is the step in which credit is granted again."""
 
 
 class Cursor:
@@ -94,18 +96,58 @@ class Cursor:
         self.position = max(self.position, next_offset)
 
 
-class CreditLedger:
-    """Credit of one fetch stream."""
+class PrefetchBudget:
+    """The bytes that all fetch streams of one consumer together may have ahead of the application.
 
-    __slots__ = ("_held_bytes", "_limit_bytes", "_open_bytes", "_step_bytes")
+    Every stream may have an equal share, and one more share stays free for the next stream. A broker cannot be asked to give
+    credit back, so a stream whose share has become smaller gets no more until it has used what it has. Meanwhile a new stream
+    begins with half of what is free.
+    """
+
+    __slots__ = ("_free_bytes", "_limit_bytes", "_stream_count")
 
     def __init__(self, limit_bytes: int) -> None:
         assert limit_bytes > 0, f"limit {limit_bytes}"
         self._limit_bytes = limit_bytes
-        self._step_bytes = max(1, limit_bytes // GRANT_STEPS)
+        # Negative while batches that were larger than their credit wait for the application.
+        self._free_bytes = limit_bytes
+        self._stream_count = 0
+
+    def add_stream(self) -> CreditLedger:
+        """Return the credit of a new stream."""
+        self._stream_count += 1
+        return CreditLedger(self)
+
+    def remove_stream(self) -> None:
+        """Count a stream less. Its ledger calls this."""
+        self._stream_count -= 1
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that may still be granted; negative after batches that were larger than their credit."""
+        return self._free_bytes
+
+    @property
+    def share_bytes(self) -> int:
+        """Bytes that one stream may have, granted or received."""
+        return max(1, self._limit_bytes // (self._stream_count + 1))
+
+    def take(self, size_bytes: int) -> None:
+        """Count bytes as used, or with a negative number as free again. The ledgers call this."""
+        self._free_bytes -= size_bytes
+
+
+class CreditLedger:
+    """Credit of one fetch stream, a part of the budget of its consumer."""
+
+    __slots__ = ("_budget", "_held_bytes", "_is_live", "_open_bytes")
+
+    def __init__(self, budget: PrefetchBudget) -> None:
+        self._budget = budget
         # Bytes granted and not yet used by the broker; negative after a batch that was larger than the rest.
-        self._open_bytes = limit_bytes
+        self._open_bytes = 0
         self._held_bytes = 0
+        self._is_live = False
 
     @property
     def held_bytes(self) -> int:
@@ -117,23 +159,51 @@ class CreditLedger:
         """Bytes that the broker may still send."""
         return self._open_bytes
 
+    def begin(self) -> int:
+        """Return the credit with which the stream opens, at least 1 byte: a broker sends a first batch of any size."""
+        assert not self._is_live, "the stream has its first credit already"
+        self._is_live = True
+        self._set_open(max(1, min(self._budget.share_bytes, self._budget.free_bytes // 2)))
+        return self._open_bytes
+
+    def end(self) -> None:
+        """Count the stream as ended: the broker sends nothing more. What it has sent stays counted until it is consumed."""
+        if self._is_live:
+            self._set_open(0)
+        self._is_live = False
+        self._budget.remove_stream()
+
     def receive(self, size_bytes: int) -> None:
         """Count a chunk that has arrived."""
-        self._open_bytes -= size_bytes
-        self._held_bytes += size_bytes
+        self._hold(size_bytes)
+        self._set_open(self._open_bytes - size_bytes)
 
     def consume(self, size_bytes: int) -> None:
         """Count a chunk that was consumed or dropped."""
-        self._held_bytes -= size_bytes
+        self._hold(-size_bytes)
         assert self._held_bytes >= 0, f"consumed {-self._held_bytes} bytes more than received"
 
     def take_grant(self) -> int:
-        """Return the bytes to grant now; 0 while they are less than a step."""
-        grant = self._limit_bytes - self._held_bytes - self._open_bytes
-        if grant < self._step_bytes:
+        """Return the bytes to grant now; 0 while they are less than a step, unless the broker has no credit left."""
+        if not self._is_live:
             return 0
-        self._open_bytes += grant
+        share_bytes = self._budget.share_bytes
+        present = max(0, self._open_bytes)
+        target = min(share_bytes - self._held_bytes, present + self._budget.free_bytes)
+        gain = target - present
+        if gain <= 0 or (present and gain < share_bytes // GRANT_STEPS):
+            return 0
+        grant = target - self._open_bytes
+        self._set_open(target)
         return grant
+
+    def _hold(self, size_bytes: int) -> None:
+        self._held_bytes += size_bytes
+        self._budget.take(size_bytes)
+
+    def _set_open(self, size_bytes: int) -> None:
+        self._budget.take(max(0, size_bytes) - max(0, self._open_bytes))
+        self._open_bytes = size_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

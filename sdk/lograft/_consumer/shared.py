@@ -44,7 +44,7 @@ from lograft.errors import (
     error_for,
 )
 from lograft.fetched import FetchedBatch
-from lograft.settings import ClientSettings, ConsumerSettings, GroupSettings
+from lograft.settings import DEFAULT_CLIENT_ID, ClientSettings, ConsumerSettings, GroupSettings
 from lograft.types import (
     ConsumerHealth,
     ConsumerRecord,
@@ -300,7 +300,7 @@ class SharedConsumer:
             member_id=str(uuid.uuid4()),
             instance_id=group.instance_id,
             rack=self.settings.client_rack,
-            client_id="lograft-python",
+            client_id=self._client.client_id or DEFAULT_CLIENT_ID,
             assignor=group.assignor,
             processing_limit_ms=group.processing_limit_ms,
         )

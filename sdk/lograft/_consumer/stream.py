@@ -25,7 +25,7 @@ from lograft._client.backoff import Backoff
 from lograft._client.clock import monotonic_ms
 from lograft._client.cluster import Cluster
 from lograft._client.transport import FINISH_TIMEOUT_S, OpenCall, Purpose, finish, open_call, to_error, write_first
-from lograft._consumer.fetch_buffer import CreditLedger, Cursor
+from lograft._consumer.fetch_buffer import Cursor, PrefetchBudget
 from lograft._consumer.nearest import ReadPlace
 from lograft.errors import LograftError, NoBrokerError, ProtocolError, RequestTimeoutError
 from lograft.settings import (
@@ -120,12 +120,23 @@ class StreamOwner(Protocol):
         """The stream has ended."""
         ...
 
+    def on_room(self) -> None:
+        """Bytes have become free, so that streams may grant more."""
+        ...
+
 
 class FetchStream:
     """Reads any number of partitions from one broker, within a credit. Belongs to one event loop."""
 
     def __init__(
-        self, owner: StreamOwner, cluster: Cluster, settings: ConsumerSettings, *, broker_id: int, address: str
+        self,
+        owner: StreamOwner,
+        cluster: Cluster,
+        settings: ConsumerSettings,
+        budget: PrefetchBudget,
+        *,
+        broker_id: int,
+        address: str,
     ) -> None:
         self.broker_id = broker_id
         self.address = address
@@ -133,7 +144,7 @@ class FetchStream:
         self._owner = owner
         self._cluster = cluster
         self._settings = settings
-        self._ledger = CreditLedger(settings.fetch_credit_bytes)
+        self._ledger = budget.add_stream()
         self._next_route = 0
         self._to_bind: list[PartitionFetcher] = []
         self._routes: dict[int, PartitionFetcher] = {}
@@ -169,8 +180,12 @@ class FetchStream:
             self._wake()
 
     def give_back(self, size_bytes: int) -> None:
-        """Return the bytes of chunks that were consumed or dropped, and grant them to the broker in steps."""
+        """Return the bytes of chunks that were consumed or dropped. Also of a stream that has ended."""
         self._ledger.consume(size_bytes)
+        self._owner.on_room()
+
+    def grant(self) -> None:
+        """Grant the broker what the stream may have, in steps."""
         grant = self._ledger.take_grant()
         if grant:
             self._heard_ms = monotonic_ms()
@@ -202,7 +217,9 @@ class FetchStream:
 
     async def close(self) -> None:
         """End the stream without calling the owner."""
-        self.is_closed = True
+        if not self.is_closed:
+            self.is_closed = True
+            self._ledger.end()
         self._stop()
         await asyncio.gather(self._task, return_exceptions=True)
 
@@ -281,6 +298,7 @@ class FetchStream:
 
     def _end(self, error: LograftError) -> None:
         self.is_closed = True
+        self._ledger.end()
         fetchers = [*self._routes.values(), *self._to_bind]
         self._routes.clear()
         self._to_bind.clear()
@@ -293,7 +311,7 @@ class FetchStream:
             request = log_pb2.FetchOpen(
                 cluster_id=self._cluster.cluster_id,
                 routes=self._take_routes(),
-                credit_bytes=self._settings.fetch_credit_bytes,
+                credit_bytes=self._ledger.begin(),
                 max_chunk_bytes=self._settings.max_chunk_bytes,
             )
             await write_first(call, log_pb2.FetchRequest(open=request))

@@ -29,7 +29,7 @@ from lograft._groups.coordinators import FIND_TIMEOUT_MS, Coordinators
 from lograft._groups.membership import RETRY_FLOOR_MS
 from lograft._groups.stream import CarriedMember, GroupsStream
 from lograft.errors import FatalError, LograftError, RetriableError
-from lograft.settings import ClientSettings
+from lograft.settings import DEFAULT_CLIENT_ID, ClientSettings
 
 logger = logging.getLogger(__name__)
 
@@ -49,9 +49,9 @@ class _Place:
 class GroupCarrier:
     """Carries members to their coordinators, and makes unary calls to coordinators. Belongs to one event loop."""
 
-    def __init__(self, settings: ClientSettings, client_id: str = "lograft-python") -> None:
+    def __init__(self, settings: ClientSettings) -> None:
         self.cluster = Cluster(settings)
-        self._client_id = client_id
+        self._client_id = settings.client_id or DEFAULT_CLIENT_ID
         self._coordinators = Coordinators(self.cluster)
         self._streams: dict[str, GroupsStream] = {}
         self._places: dict[CarriedMember, _Place] = {}
@@ -235,7 +235,7 @@ class _Carriers:
 
 
 _carriers: Final = _Carriers()
-on_fork(_carriers)
+on_fork(_carriers, _Carriers.after_fork)
 
 
 def borrow_carrier(settings: ClientSettings) -> GroupCarrier:

@@ -39,8 +39,8 @@ class Waiting:
     __slots__ = ("call", "index")
 
     def __init__(self, index: int, call: Call) -> None:
-        self.index = index
-        self.call = call
+        self.index: int = index
+        self.call: Call = call
 
 
 class Outcome:
@@ -56,10 +56,10 @@ class Outcome:
     __slots__ = ("_end", "_pieces", "_waiting", "marks", "partition", "resolver", "topic")
 
     def __init__(self, topic: str, partition: int, marks: Sequence[tuple[int, int]], resolver: Resolver) -> None:
-        self.topic = topic
-        self.partition = partition
-        self.marks = marks
-        self.resolver = resolver
+        self.topic: str = topic
+        self.partition: int = partition
+        self.marks: Sequence[tuple[int, int]] = marks
+        self.resolver: Resolver = resolver
         # (first record, result) of each resolved piece, ascending. A batch that was not split is one piece. The tuple is
         # replaced, never changed, so that a reader sees whole pieces.
         self._pieces: tuple[tuple[int, BatchReceipt], ...] = ()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
 from lograft._admin import (
     brokers,
@@ -60,6 +60,7 @@ class Admin:
         cluster_id: str | None = None,
         request_timeout_ms: int = REQUEST_TIMEOUT_MS,
         connection_liveness_ms: int = CONNECTION_LIVENESS_MS,
+        client_id: str | None = None,
     ) -> None:
         with loading():
             # gRPC comes with it, so that a program that only imports the class does not wait for it.
@@ -70,6 +71,7 @@ class Admin:
             cluster_id,
             connection_liveness_ms=connection_liveness_ms,
             request_timeout_ms=request_timeout_ms,
+            client_id=client_id,
         )
         self._timeout_ms = request_timeout_ms
         self._new_cluster = partial(Cluster, client)
@@ -78,43 +80,43 @@ class Admin:
         self._coordinators: Coordinators | None = None
         self._is_closed = False
         self._is_forked = False
-        on_fork(self)
+        on_fork(self, Admin._after_fork)
 
-    create_topic = _verb(topics.create_topic)
-    create_topics = _verb(topics.create_topics)
-    create_partitions = _verb(topics.create_partitions)
-    delete_topic = _verb(topics.delete_topic)
-    list_topics = _verb(topics.list_topics)
-    describe_topic = _verb(topics.describe_topic)
-    alter_configs = _verb(configs.alter_configs)
-    describe_configs = _verb(configs.describe_configs)
-    describe_feature_level = _verb(features.describe_feature_level)
-    update_feature_level = _verb(features.update_feature_level)
-    elect_leaders = _verb(partitions.elect_leaders)
-    alter_partition_reassignments = _verb(partitions.alter_partition_reassignments)
-    list_partition_reassignments = _verb(partitions.list_partition_reassignments)
-    describe_cluster = _verb(brokers.describe_cluster)
-    describe_brokers = _verb(brokers.describe_brokers)
-    remove_broker = _verb(brokers.remove_broker)
-    describe_quorum = _verb(quorum.describe_quorum)
-    add_voter = _verb(quorum.add_voter)
-    remove_voter = _verb(quorum.remove_voter)
-    replace_voter = _verb(quorum.replace_voter)
-    transfer_leadership = _verb(quorum.transfer_leadership)
-    export_metadata = _verb(metadata_export.export_metadata)
-    describe_log_directories = _verb(log_directories.describe_log_directories)
-    move_replica = _verb(log_directories.move_replica)
-    delete_unknown_partitions = _verb(log_directories.delete_unknown_partitions)
-    list_offsets = _verb(records.list_offsets)
-    delete_records = _verb(records.delete_records)
-    describe_producers = _verb(producers.describe_producers)
-    list_groups = _verb(groups.list_groups)
-    describe_groups = _verb(groups.describe_groups)
-    delete_groups = _verb(groups.delete_groups)
-    group_offsets = _verb(committed_offsets.group_offsets)
-    alter_group_offsets = _verb(committed_offsets.alter_group_offsets)
-    reset_group_offsets = _verb(committed_offsets.reset_group_offsets)
-    delete_group_offsets = _verb(committed_offsets.delete_group_offsets)
+    create_topic: Final = _verb(topics.create_topic)
+    create_topics: Final = _verb(topics.create_topics)
+    create_partitions: Final = _verb(topics.create_partitions)
+    delete_topic: Final = _verb(topics.delete_topic)
+    list_topics: Final = _verb(topics.list_topics)
+    describe_topic: Final = _verb(topics.describe_topic)
+    alter_configs: Final = _verb(configs.alter_configs)
+    describe_configs: Final = _verb(configs.describe_configs)
+    describe_feature_level: Final = _verb(features.describe_feature_level)
+    update_feature_level: Final = _verb(features.update_feature_level)
+    elect_leaders: Final = _verb(partitions.elect_leaders)
+    alter_partition_reassignments: Final = _verb(partitions.alter_partition_reassignments)
+    list_partition_reassignments: Final = _verb(partitions.list_partition_reassignments)
+    describe_cluster: Final = _verb(brokers.describe_cluster)
+    describe_brokers: Final = _verb(brokers.describe_brokers)
+    remove_broker: Final = _verb(brokers.remove_broker)
+    describe_quorum: Final = _verb(quorum.describe_quorum)
+    add_voter: Final = _verb(quorum.add_voter)
+    remove_voter: Final = _verb(quorum.remove_voter)
+    replace_voter: Final = _verb(quorum.replace_voter)
+    transfer_leadership: Final = _verb(quorum.transfer_leadership)
+    export_metadata: Final = _verb(metadata_export.export_metadata)
+    describe_log_directories: Final = _verb(log_directories.describe_log_directories)
+    move_replica: Final = _verb(log_directories.move_replica)
+    delete_unknown_partitions: Final = _verb(log_directories.delete_unknown_partitions)
+    list_offsets: Final = _verb(records.list_offsets)
+    delete_records: Final = _verb(records.delete_records)
+    describe_producers: Final = _verb(producers.describe_producers)
+    list_groups: Final = _verb(groups.list_groups)
+    describe_groups: Final = _verb(groups.describe_groups)
+    delete_groups: Final = _verb(groups.delete_groups)
+    group_offsets: Final = _verb(committed_offsets.group_offsets)
+    alter_group_offsets: Final = _verb(committed_offsets.alter_group_offsets)
+    reset_group_offsets: Final = _verb(committed_offsets.reset_group_offsets)
+    delete_group_offsets: Final = _verb(committed_offsets.delete_group_offsets)
 
     async def close(self) -> None:
         """Close the connections. Further calls do nothing."""
@@ -123,7 +125,7 @@ class Admin:
         if cluster is not None:
             await cluster.close()
 
-    def after_fork(self) -> None:
+    def _after_fork(self) -> None:
         """Make every later call raise `ForkedClientError`. Runs in the forked child."""
         self._is_forked = True
         keep_for_ever(self._cluster)

@@ -67,7 +67,7 @@ class Consumer:
         on_partition_end: Callable[[TopicPartition, int], Any] | None = None,
         on_caught_up: Callable[[], Any] | None = None,
         cluster_id: str | None = None,
-        fetch_credit_bytes: int = CONSUMER_DEFAULTS.fetch_credit_bytes,
+        prefetch_bytes: int = CONSUMER_DEFAULTS.prefetch_bytes,
         max_chunk_bytes: int = CONSUMER_DEFAULTS.max_chunk_bytes,
         on_out_of_range: str = CONSUMER_DEFAULTS.on_out_of_range,
         check_crcs: bool = CONSUMER_DEFAULTS.check_crcs,
@@ -75,12 +75,13 @@ class Consumer:
         unreachable_timeout_ms: int = CONSUMER_DEFAULTS.unreachable_timeout_ms,
         request_timeout_ms: int = REQUEST_TIMEOUT_MS,
         connection_liveness_ms: int = CONNECTION_LIVENESS_MS,
+        client_id: str | None = None,
     ) -> None:
         with loading():
             # gRPC comes with it, so that a program that only imports the class does not wait for it.
             from lograft._consumer.shared import SharedConsumer
         settings = ConsumerSettings(
-            fetch_credit_bytes=fetch_credit_bytes,
+            prefetch_bytes=prefetch_bytes,
             max_chunk_bytes=max_chunk_bytes,
             on_out_of_range=on_out_of_range,
             check_crcs=check_crcs,
@@ -92,6 +93,7 @@ class Consumer:
             cluster_id,
             connection_liveness_ms=connection_liveness_ms,
             request_timeout_ms=request_timeout_ms,
+            client_id=client_id,
         )
         self._shared = SharedConsumer(
             client,
@@ -113,7 +115,7 @@ class Consumer:
         self._shared.wake = self._wake
         self._waiter: asyncio.Future[None] | None = None
         self._is_closing = False
-        on_fork(self)
+        on_fork(self, Consumer._after_fork)
 
     # -- where to read
 
@@ -328,7 +330,7 @@ class Consumer:
         """Commit, leave the group and close the connections; see `lograft.Consumer.close`. Further calls do nothing."""
         await self._close(is_failed=False)
 
-    def after_fork(self) -> None:
+    def _after_fork(self) -> None:
         """Make every later call raise `ForkedClientError`. Runs in the forked child."""
         self._shared.after_fork()
         self._waiter = None

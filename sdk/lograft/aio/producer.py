@@ -85,18 +85,18 @@ class Producer:
         self._flush_marks: list[int] = []
         self._is_closed = False
         self._is_forked = False
-        on_fork(self)
+        on_fork(self, Producer._after_fork)
         self._sender: Sender | None = None
         self._new_sender = partial(Sender, self._client, self._deliveries, None, self._on_progress)
-        on_exit(self)
+        on_exit(self, type(self)._leave)
 
     def __del__(self) -> None:
         """Report lost records: without its event loop the producer can no longer send them."""
         # The attribute is missing when the constructor refused a setting.
         if not getattr(self, "_is_closed", True):
-            self.leave(0.0)
+            self._leave(0.0)
 
-    def leave(self, started_s: float) -> None:
+    def _leave(self, started_s: float) -> None:
         """Report undelivered records when the producer or the process ends."""
         del started_s
         count = 0 if self._is_closed or self._is_forked else self._deliveries.unresolved_records()
@@ -290,7 +290,7 @@ class Producer:
         if failure is not None:
             raise failure
 
-    def after_fork(self) -> None:
+    def _after_fork(self) -> None:
         """Make every later call raise `ForkedClientError`. Runs in the forked child."""
         self._is_forked = True
         # The calls that wait are the parent's.

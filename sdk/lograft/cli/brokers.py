@@ -15,7 +15,7 @@ from lograft.cli.options import Json
 from lograft.cli.output import counted, print_error, print_facts, print_json, print_table
 from lograft.types import BrokerStatus
 
-brokers_app = typer.Typer(no_args_is_help=True, help="List, describe and remove brokers.")
+brokers_app: typer.Typer = typer.Typer(no_args_is_help=True, help="List, describe and remove brokers.")
 
 BrokerId = Annotated[
     int, typer.Argument(metavar="ID", help="Node id.", min=0, max=2**31 - 1, autocompletion=complete_broker)

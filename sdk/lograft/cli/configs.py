@@ -15,7 +15,7 @@ from lograft.cli.options import Json, parse_pairs
 from lograft.cli.output import counted, print_json, print_table
 from lograft.types import ConfigResource, ConfigSource
 
-configs_app = typer.Typer(
+configs_app: typer.Typer = typer.Typer(
     no_args_is_help=True,
     help="Describe, set and unset configs. A topic's value holds before its broker's, that (and a group's) before the cluster's.",
 )

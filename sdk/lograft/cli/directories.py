@@ -25,7 +25,9 @@ DEFAULT_WAIT_MS: Final = 3_600_000
 
 _ENDED: Final = (MoveState.DONE, MoveState.FAILED)
 
-directories_app = typer.Typer(no_args_is_help=True, help="Look at a broker's log directories, and move replicas.")
+directories_app: typer.Typer = typer.Typer(
+    no_args_is_help=True, help="Look at a broker's log directories, and move replicas."
+)
 
 Broker = Annotated[
     int | None,

@@ -12,7 +12,9 @@ from lograft.cli.admin_command import admin_command
 from lograft.cli.options import Json
 from lograft.cli.output import print_facts, print_json, print_table
 
-features_app = typer.Typer(no_args_is_help=True, help="Describe and raise the feature level of the cluster.")
+features_app: typer.Typer = typer.Typer(
+    no_args_is_help=True, help="Describe and raise the feature level of the cluster."
+)
 
 
 @admin_command(features_app, Admin.describe_feature_level)

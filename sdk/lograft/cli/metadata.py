@@ -18,7 +18,9 @@ from lograft.cli.options import Json
 from lograft.cli.output import counted, print_json, print_table
 from lograft.errors import CorruptDataError
 
-metadata_app = typer.Typer(no_args_is_help=True, help="Export the metadata of the cluster, compare exports.")
+metadata_app: typer.Typer = typer.Typer(
+    no_args_is_help=True, help="Export the metadata of the cluster, compare exports."
+)
 
 
 @admin_command(metadata_app, Admin.export_metadata)

@@ -16,7 +16,9 @@ from lograft.cli.output import print_json, print_table
 from lograft.cli.reassign import reassign
 from lograft.types import ElectedLeader, ElectionType
 
-partitions_app = typer.Typer(no_args_is_help=True, help="Elect leaders of partitions, give them other replicas.")
+partitions_app: typer.Typer = typer.Typer(
+    no_args_is_help=True, help="Elect leaders of partitions, give them other replicas."
+)
 admin_command(partitions_app, Admin.alter_partition_reassignments, Admin.list_partition_reassignments)(reassign)
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would happen, change nothing.")]

@@ -14,7 +14,7 @@ from lograft.cli.options import Json
 from lograft.cli.output import counted, print_facts, print_json, print_table
 from lograft.types import QuorumDescription, QuorumReplicaDescription
 
-quorum_app = typer.Typer(no_args_is_help=True, help="Look at the metadata quorum and change it.")
+quorum_app: typer.Typer = typer.Typer(no_args_is_help=True, help="Look at the metadata quorum and change it.")
 
 Node = Annotated[int, typer.Argument(help="Node id.", min=0)]
 Directory = Annotated[str | None, typer.Option("--directory", help="Id of its metadata directory, in hex.")]

@@ -22,7 +22,7 @@ from lograft.diagnosis import MIN_ISR_CONFIG, partition_problems
 from lograft.errors import TopicAlreadyExistsError
 from lograft.types import NewTopic, PartitionDescription, TopicDescription
 
-topics_app = typer.Typer(no_args_is_help=True, help="Create, list, describe, grow and delete topics.")
+topics_app: typer.Typer = typer.Typer(no_args_is_help=True, help="Create, list, describe, grow and delete topics.")
 
 TopicName = Annotated[str, typer.Argument(help="Topic name.", autocompletion=complete_topic)]
 

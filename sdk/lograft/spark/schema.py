@@ -48,7 +48,9 @@ from pyspark.sql.types import (
 from lograft.spark.settings import ReadOptions, WriteOptions
 from lograft.spark.values import OptionError
 
-HEADERS: Final = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+HEADERS: Final[ArrayType] = ArrayType(
+    StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+)
 _COLUMNS: Final = (
     StructField("key", BinaryType()),
     StructField("value", BinaryType()),

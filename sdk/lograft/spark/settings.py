@@ -15,7 +15,7 @@ from lograft.types import Position, TopicPartition
 
 DEFAULT_POLL_TIMEOUT_MS: Final = 120_000
 """Milliseconds that a read task waits without progress before it fails: `kafkaConsumer.pollTimeoutMs` of the Kafka connector."""
-DEFAULT_CREDIT_BYTES: Final = 8 * 1024 * 1024
+DEFAULT_CREDIT_BYTES: Final = 16 * 1024 * 1024
 DEFAULT_CHUNK_BYTES: Final = 1024 * 1024
 DEFAULT_BATCH_BYTES: Final = 256 * 1024
 MIN_BATCH_BYTES: Final = 1024
@@ -119,7 +119,7 @@ class ReadOptions:
         max_records_per_partition: split ranges so that no read task has more offsets; None sets no limit.
         include_headers: the schema has the column `headers`.
         poll_timeout_ms: milliseconds that a read task waits without progress before it fails.
-        credit_bytes: bytes that a broker may have under way to one read task.
+        credit_bytes: bytes that a read task may have under way and not yet read.
         chunk_bytes: most bytes in one chunk. The broker still sends a single larger batch.
         check_crcs: verify the checksum of every batch.
         client_rack: rack of the read tasks; None reads only from leaders.

@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
@@ -26,14 +26,14 @@ from pyspark.sql.types import StructType
 from lograft.admin import Admin
 from lograft.errors import LograftError
 from lograft.producer import Producer
-from lograft.spark.schema import check_sink_columns
+from lograft.spark.schema import SinkColumns, check_sink_columns
 from lograft.spark.settings import WriteOptions
 from lograft.types import BatchReceipt, TopicPartition
 
 if TYPE_CHECKING:
     from lograft.spark.arrow_routes import ArrowBatch
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 
 @dataclass
@@ -56,7 +56,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         self.options = options
-        self.columns = check_sink_columns(schema, options)
+        self.columns: SinkColumns = check_sink_columns(schema, options)
         if options.ignored:
             logger.warning("options without effect in a batch write of Lograft: %s", ", ".join(options.ignored))
         if self.columns.unused:

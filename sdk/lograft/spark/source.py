@@ -31,7 +31,7 @@ from lograft.types import TopicPartition
 if TYPE_CHECKING:
     from lograft.spark.arrow_rows import ArrowBatch
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 POLL_MS: Final = 500
 """Milliseconds of one poll. The position may also reach the end of the range without a batch."""
@@ -126,7 +126,7 @@ def read_range(options: ReadOptions, chosen: OffsetRange) -> Iterator[ArrowBatch
     with Consumer(
         options.connection.bootstrap,
         cluster_id=options.connection.cluster_id,
-        fetch_credit_bytes=options.credit_bytes,
+        prefetch_bytes=options.credit_bytes,
         max_chunk_bytes=options.chunk_bytes,
         check_crcs=options.check_crcs,
         client_rack=options.client_rack,

@@ -36,7 +36,7 @@ def own():
         producer.send(TOPIC, b"child")
         producer.flush()
         consumer.assign([(TOPIC, 0)])
-        return len(consumer.poll()) > 0 and TOPIC in [each.topic for each in admin.list_topics()]
+        return len(consumer.poll(timeout_ms=30_000)) > 0 and TOPIC in [each.topic for each in admin.list_topics()]
 
 
 async def own_in_a_loop():
@@ -44,7 +44,7 @@ async def own_in_a_loop():
         await producer.send(TOPIC, b"child")
         await producer.flush()
         await consumer.assign([(TOPIC, 0)])
-        return len(await consumer.poll()) > 0 and TOPIC in [each.topic for each in await admin.list_topics()]
+        return len(await consumer.poll(timeout_ms=30_000)) > 0 and TOPIC in [each.topic for each in await admin.list_topics()]
 
 
 def child(*clients):

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
-from lograft import ConsumerRecord, Producer, aio
+from lograft import Admin, Consumer, ConsumerRecord, Producer, aio
 from lograft._client.transport import Purpose, Transport
 from lograft._producer.partitioner import murmur2
 from lograft.errors import InvalidSettingError, UsageError
@@ -253,3 +253,13 @@ async def test_brokers_get_the_client_id_in_the_user_agent(client_id: str | None
     start = "my-app " if client_id else ("grpc-" if may_use_grpc else "lograft-python")
     assert len(agents) == 1
     assert agents[0].startswith(start)
+
+
+@pytest.mark.parametrize("client", [Producer, aio.Producer, Consumer, aio.Consumer, Admin, aio.Admin])
+def test_every_client_takes_a_client_id(client: Any) -> None:
+    """It is a setting of the connection of all clients, and checked in each."""
+    made = client("127.0.0.1:1", client_id="my-app")
+    inner = made._shared if hasattr(made, "_shared") else getattr(made, "_admin", made)
+    assert inner._client.client_id == "my-app"
+    with pytest.raises(InvalidSettingError, match="client_id"):
+        client("127.0.0.1:1", client_id="a b")

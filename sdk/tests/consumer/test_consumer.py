@@ -162,7 +162,7 @@ def test_small_credit_and_chunks_still_bring_everything(bootstrap: str, make_top
         producer.send_many(topic, [b"x" * 100] * 5_000, partition=0)
         producer.send_many(topic, [b"y" * 100] * 5_000, partition=1)
     tps = [TopicPartition(topic, number) for number in range(2)]
-    with Consumer(bootstrap, fetch_credit_bytes=1_024, max_chunk_bytes=1_024) as consumer:
+    with Consumer(bootstrap, prefetch_bytes=1_024, max_chunk_bytes=1_024) as consumer:
         consumer.assign(tps)
         assert len(poll_values(consumer, 10_000)) == 10_000
 
@@ -233,4 +233,4 @@ def test_misuse_is_a_typed_error(bootstrap: str, filled: TopicPartition) -> None
     with pytest.raises(InvalidSettingError):
         Consumer(bootstrap, on_out_of_range="nearest")
     with pytest.raises(InvalidSettingError):
-        Consumer(bootstrap, fetch_credit_bytes=10)
+        Consumer(bootstrap, prefetch_bytes=10)

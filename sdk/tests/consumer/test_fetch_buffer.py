@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from lograft._consumer.fetch_buffer import Chunk, CreditLedger, Cursor, Failure, FetchBuffer, Reset
+from lograft._consumer.fetch_buffer import Chunk, CreditLedger, Cursor, Failure, FetchBuffer, PrefetchBudget, Reset
 from lograft.errors import DataLossError
 from lograft.types import TopicPartition
 
@@ -75,26 +75,76 @@ def test_reset_and_failure_take_effect_in_their_turn() -> None:
     assert len(dropped) == 1
 
 
+LARGEST = 400
+"""Bytes of the largest chunk of these tests."""
+
+
 @given(
-    limit=st.integers(1, 1_000),
-    steps=st.lists(st.tuples(st.booleans(), st.integers(1, 400)), max_size=60),
+    limit=st.integers(1, 2_000),
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(("open", "end", "send", "send", "send", "consume", "consume")),
+            st.integers(0, 5),
+            st.integers(1, LARGEST),
+        ),
+        max_size=120,
+    ),
 )
-def test_credit_is_bounded_and_never_stalls(limit: int, steps: list[tuple[bool, int]]) -> None:
-    """Held plus open bytes stay within the limit, except by one large batch. An idle stream always has credit."""
-    ledger = CreditLedger(limit)
-    server_credit = limit
-    held: list[int] = []
-    for is_chunk, size in steps:
-        if is_chunk and server_credit > 0:
-            # Like a broker: it cuts a chunk to the credit, but sends a single larger batch whole.
-            server_credit -= size
+def test_prefetch_of_all_streams_is_bounded_and_none_stalls(limit: int, steps: list[tuple[str, int, int]]) -> None:
+    """What all streams hold and may still get stays within the limit, except by a larger batch of each.
+
+    Once everything is consumed, each broker has credit, whatever the other streams do, and what ended streams sent is free again.
+    """
+    budget = PrefetchBudget(limit)
+    brokers: dict[CreditLedger, int] = {}
+    held: list[tuple[CreditLedger, int]] = []
+
+    def grant() -> None:
+        for each in brokers:
+            brokers[each] += each.take_grant()
+
+    for step, which, size in steps:
+        ledger = list(brokers)[which % len(brokers)] if brokers else None
+        if step == "open" and len(brokers) < 6:
+            new = budget.add_stream()
+            brokers[new] = new.begin()
+        elif step == "end" and ledger is not None:
+            ledger.end()
+            del brokers[ledger]
+            grant()
+        elif step == "send" and ledger is not None and brokers[ledger] > 0:
+            # Like a broker: it sends a single larger batch whole.
+            brokers[ledger] -= size
             ledger.receive(size)
-            held.append(size)
-        elif held:
-            ledger.consume(held.pop(0))
-        server_credit += ledger.take_grant()
-        assert ledger.open_bytes == server_credit
-        assert ledger.held_bytes == sum(held)
-        assert ledger.held_bytes + max(0, ledger.open_bytes) <= limit + 400
-        if not held:
-            assert server_credit > 0
+            held.append((ledger, size))
+        elif step == "consume" and held:
+            source, size = held.pop(0)
+            source.consume(size)
+            grant()
+        held_bytes = sum(size for _, size in held)
+        assert all(each.open_bytes == credit for each, credit in brokers.items())
+        assert budget.free_bytes == limit - held_bytes - sum(max(0, credit) for credit in brokers.values())
+        # A first credit of 1 byte, and a last batch, may be above the limit for each stream that is or was open.
+        assert budget.free_bytes >= -(LARGEST + 1) * (len(brokers) + len({source for source, _ in held}))
+    for source, size in held:
+        source.consume(size)
+    grant()
+    assert all(credit > 0 for credit in brokers.values())
+    for each in list(brokers):
+        each.end()
+    assert budget.free_bytes == limit
+
+
+def test_streams_that_open_together_get_equal_shares() -> None:
+    """One share stays free for a stream that comes later; it begins with half of what is free."""
+    budget = PrefetchBudget(4_000)
+    first, second, third = (budget.add_stream() for _ in range(3))
+    assert [each.begin() for each in (first, second, third)] == [1_000, 1_000, 1_000]
+    late = budget.add_stream()
+    assert late.begin() == 500
+    # The others have more than their new share of 800. What they use goes to the late stream first.
+    first.receive(1_000)
+    assert (first.take_grant(), late.take_grant()) == (0, 300)
+    first.consume(1_000)
+    assert (first.take_grant(), late.take_grant()) == (800, 0)
+    assert budget.free_bytes == 4_000 - 1_000 - 1_000 - 800 - 800

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 
+import grpc
 import pytest
 from lograft import Admin, Consumer, ConsumerRecord, OffsetAndMetadata, Producer, RebalanceListener, TopicPartition, aio
 from lograft._client.clock import monotonic_ms
@@ -24,6 +25,8 @@ from lograft.errors import (
     NotAssignedError,
     UsageError,
 )
+from lograft.v1 import group_pb2
+from lograft.v1.group_pb2_grpc import GroupServiceStub
 from tests.client.reading import DEADLINE_MS
 
 MakeTopic = Callable[..., str]
@@ -706,3 +709,17 @@ def test_instance_id_of_a_live_process_is_not_taken(
                 first.poll(timeout_ms=20)
             assert second.assignment == []
             assert first.assignment == [TopicPartition(topic, 0)]
+
+
+@pytest.mark.parametrize(("client_id", "shown"), [("billing-7", "billing-7"), (None, "lograft-python")])
+def test_description_of_a_group_names_the_program_of_each_member(
+    bootstrap: str, make_topic: MakeTopic, group: str, client_id: str | None, shown: str
+) -> None:
+    """Operators see which program a member is, by its `client_id`."""
+    with Consumer(bootstrap, group=group, client_id=client_id) as consumer:
+        consumer.subscribe([make_topic()])
+        until(lambda: bool(consumer.assignment), lambda: consumer.poll(timeout_ms=100))
+        with grpc.insecure_channel(bootstrap) as channel:
+            request = group_pb2.DescribeGroupRequest(group_id=group)
+            description = GroupServiceStub(channel).DescribeGroup(request, timeout=DEADLINE_S)
+    assert [member.client_id for member in description.members] == [shown]
