@@ -21,6 +21,7 @@ from lograft.errors import LograftError
 from lograft.types import ConfigResource, ElectionType, QuorumDescription
 from lograft.wire.codes import ErrorCode
 
+from brokerd.coordinator.internal_topics import GROUPS
 from integration_tests.harness.history.events import Event, Kind, Type
 from integration_tests.harness.load.senders import outcome_of
 from integration_tests.simulation.options import WorldOptions, rack_name
@@ -37,6 +38,8 @@ AFTER_ERROR_S: Final = 0.2
 POLL_TIMEOUT_MS: Final = 300
 READ_TIMEOUT_MS: Final = 30_000
 END_TIMEOUT_MS: Final = 5_000
+TOMBSTONES_MS: Final = "5000"
+"""`delete.retention.ms` of `__groups`: shorter than a run, longer than the making of a snapshot."""
 REPLACE_EVERY_MS: Final = 1_000
 """Mean milliseconds between two checks of the operator for a voter that lost its disk."""
 
@@ -273,6 +276,8 @@ class Operator:
                 (options.switch_every_ms, self._switch),
             ]
             due = [(every_ms, work) for every_ms, work in works if every_ms is not None]
+            if options.group_count and options.move_every_ms is not None:
+                due.append((options.move_every_ms, self._move_coordinators))
             if options.voter_loss_every_ms is not None:
                 due.append((REPLACE_EVERY_MS, self._replace_voter))
             while due and not world.is_healed:
@@ -351,6 +356,23 @@ class Operator:
         if self._seen is None or self._seen[0] != quorum.quorum_epoch:
             self._seen = quorum.quorum_epoch, ends.get(quorum.leader_id) or 0
         return quorum.high_watermark is not None and quorum.high_watermark >= self._seen[1]
+
+    async def _move_coordinators(self, admin: Admin) -> None:
+        """Let tombstones of `__groups` die soon, give its partitions other replicas, or elect their preferred leaders."""
+        rng, counts, topic = self._rng, self._world.counts, GROUPS.name
+        kind = rng.random()
+        if kind < 0.2:
+            await admin.alter_configs({ConfigResource.topic(topic): {"delete.retention.ms": TOMBSTONES_MS}})
+        elif kind < 0.6:
+            for result in await admin.elect_leaders([topic], election=ElectionType.PREFERRED):
+                counts["preferred coordinator elected"] += result.error is None
+        else:
+            described = await admin.describe_topic(topic)
+            one = rng.choice(described.partitions)
+            replicas = rng.sample(self._broker_ids, len(one.replicas))
+            change = {TopicPartition(topic, one.partition): replicas}
+            for result in await admin.alter_partition_reassignments(change):
+                counts["coordinator moved" if result.error is None else "coordinator not moved"] += 1
 
     async def _elect(self, admin: Admin) -> None:
         for result in await admin.elect_leaders([TOPIC], election=ElectionType.PREFERRED):
