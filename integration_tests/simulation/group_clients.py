@@ -69,6 +69,7 @@ class MemberClient:
         self._consumer: Consumer | None = None
         self._keys: dict[TopicPartition, Key] = {}
         self._is_auto = True
+        self._is_leaving = False
 
     # What the laws see.
 
@@ -80,7 +81,7 @@ class MemberClient:
     @property
     def member_id(self) -> str:
         """See `MemberView`."""
-        membership = None if self._consumer is None else self._consumer.membership
+        membership = None if self._consumer is None or self._is_leaving else self._consumer.membership
         return "" if membership is None else membership.member_id
 
     @property
@@ -136,6 +137,7 @@ class MemberClient:
             client_rack=rack,
         )
         self._consumer = consumer
+        self._is_leaving = False
         try:
             pattern = "or.*" if rng.random() < 0.3 else None
             await consumer.subscribe(
@@ -146,6 +148,7 @@ class MemberClient:
                 on_lost=self._on_lost,
             )
             await self._work(consumer)
+            self._is_leaving = True
             if rng.random() < 0.5:
                 await consumer.unsubscribe()
         finally:

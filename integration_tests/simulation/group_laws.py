@@ -11,6 +11,7 @@ Laws
     offsets: a committed offset never moves back, is never deleted, and is never above what applications have processed.
     committed first: an acknowledged commit is in the committed state; a fetch names nothing that is not.
     one owner: no member begins a partition that another one may still deliver, and nobody delivers what another one has begun.
+    no loss without need: a member that an answer deprives of partitions is none in the committed state.
     nothing skipped: a member begins at or below what the group has processed, at or above what was acknowledged, and delivers every
         offset from there on.
     stable: `STABLE_MS_MAX` after the last fault every partition has an owner who reads it, and from then on nobody loses or gives up
@@ -28,8 +29,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 from unittest import mock
 
+from lograft._groups.member import GroupMember
+from lograft._groups.membership import Phase
 from lograft._groups.offsets import GroupOffsets
 from lograft.types import OffsetAndMetadata
+from lograft.v1 import group_pb2
 
 from brokerd.coordinator.core import Record
 from brokerd.groups.answers import FetchedOffsets, OffsetResults, Outcome
@@ -79,7 +83,7 @@ class MemberView(Protocol):
 
     @property
     def member_id(self) -> str:
-        """Its member id; empty while it is away from the group."""
+        """Its member id; empty while it is away from the group, or leaves it."""
         ...
 
     @property
@@ -145,6 +149,7 @@ class GroupLaws:
         """Check every answer of a coordinator, and note every commit that a client knows to be stored."""
         submit_to: Callable[..., Any] = GroupCoordinators.submit_to
         commit: Callable[..., Any] = GroupOffsets.commit
+        hear: Callable[[GroupMember, group_pb2.GroupMemberState], None] = GroupMember.hear
 
         async def watched_submit_to(
             owner: GroupCoordinators, partition: int, command: Command, **arguments: Any
@@ -164,7 +169,18 @@ class GroupLaws:
                 place = (group, *key)
                 self._acked[place] = max(self._acked.get(place, 0), offset.offset)
 
+        def watched_hear(member: GroupMember, state: group_pb2.GroupMemberState) -> None:
+            had = member.held if member.phase is Phase.MEMBER else ()
+            hear(member, state)
+            if had and member.phase is not Phase.MEMBER and member.phase is not Phase.LEAVING:
+                group = self._groups.get(member.group_id)
+                is_known = group is not None and member.identity.member_id in group.currents
+                with self.noting():
+                    law = "a member that was not removed loses nothing"
+                    require(not is_known, law, (member.identity, had, state.error.message))
+
         with (
+            mock.patch.object(GroupMember, "hear", watched_hear),
             mock.patch.object(GroupCoordinators, "submit_to", watched_submit_to),
             mock.patch.object(GroupOffsets, "commit", watched_commit),
         ):

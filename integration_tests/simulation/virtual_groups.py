@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the simulator replaces for groups: the assignment process, the lengths of sessions, the size of `__groups`, the cleaner's thread.
+"""What the simulator replaces for groups: the assignment process, session lengths, the size of `__groups`, the cleaner's thread.
 
 Owns these replacements. Everything else of groups is the real code: coordinators, runtime, core, service, and the SDK's members.
 """
