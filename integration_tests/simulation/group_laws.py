@@ -149,6 +149,7 @@ class GroupLaws:
         """Check every answer of a coordinator, and note every commit that a client knows to be stored."""
         submit_to: Callable[..., Any] = GroupCoordinators.submit_to
         commit: Callable[..., Any] = GroupOffsets.commit
+        on_active: Callable[..., None] = GroupCoordinators._on_active  # pyright: ignore[reportPrivateUsage]
         hear: Callable[[GroupMember, group_pb2.GroupMemberState], None] = GroupMember.hear
 
         async def watched_submit_to(
@@ -179,7 +180,15 @@ class GroupLaws:
                     law = "a member that was not removed loses nothing"
                     require(not is_known, law, (member.identity, had, state.error.message))
 
+        def watched_on_active(owner: GroupCoordinators, partition: int, is_active: bool) -> None:
+            on_active(owner, partition, is_active)
+            found = owner._runtime.find(partition)  # pyright: ignore[reportPrivateUsage]
+            if is_active and found is not None:
+                self._counts["coordinator loaded"] += 1
+                self._counts["coordinator loaded from a snapshot"] += found.is_last_load_from_snapshot
+
         with (
+            mock.patch.object(GroupCoordinators, "_on_active", watched_on_active),
             mock.patch.object(GroupMember, "hear", watched_hear),
             mock.patch.object(GroupCoordinators, "submit_to", watched_submit_to),
             mock.patch.object(GroupOffsets, "commit", watched_commit),

@@ -43,6 +43,7 @@ from integration_tests.simulation.process import SimProcess
 from integration_tests.simulation.registers import Register, RegisterClient, read_at_last
 from integration_tests.simulation.servers import (
     BROKER_PORT,
+    STEPS_TO_PAUSE_MAX,
     VOTER_PORT,
     BrokerMachine,
     Machine,
@@ -267,7 +268,9 @@ class World:
             self._replace_client(process, make)
             self.counts["group member killed"] += 1
         elif not process.loop.is_paused:
-            process.loop.pause(self.scheduler.now_ms + self._rng.randint(1, MEMBER_PAUSE_MS_MAX))
+            steps = self._rng.choice((0, self._rng.randint(1, STEPS_TO_PAUSE_MAX)))
+            until_ms = self.scheduler.now_ms + self._rng.randint(1, MEMBER_PAUSE_MS_MAX)
+            process.loop.pause(until_ms, after_steps=steps)
             self.counts["group member paused"] += 1
 
     def _start_register_client(self, *, is_writer: bool) -> None:

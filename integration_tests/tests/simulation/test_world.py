@@ -86,6 +86,12 @@ def test_smoke_seeds_are_clean_and_every_fault_occurs() -> None:
         "half-open connection of gRPC",
         "half-open link",
         "dead connection found by a ping",
+        "group record delivered",
+        "group commit acknowledged",
+        "group partition revoked",
+        "group partition lost",
+        "coordinator loaded",
+        "coordinator moved",
     ):
         assert f"  {name} " in everything, f"no {name!r}: {everything}"
 
