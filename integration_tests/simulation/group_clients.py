@@ -69,7 +69,7 @@ class MemberClient:
         self._consumer: Consumer | None = None
         self._keys: dict[TopicPartition, Key] = {}
         self._is_auto = True
-        self._is_leaving = False
+        self._is_unsteady = False
 
     # What the laws see.
 
@@ -81,7 +81,7 @@ class MemberClient:
     @property
     def member_id(self) -> str:
         """See `MemberView`."""
-        membership = None if self._consumer is None or self._is_leaving else self._consumer.membership
+        membership = None if self._consumer is None or self._is_unsteady else self._consumer.membership
         return "" if membership is None else membership.member_id
 
     @property
@@ -96,9 +96,8 @@ class MemberClient:
             return False
         # These are the facts on which the client decides; no public property has them.
         held = core._held - core._giving_up  # pyright: ignore[reportPrivateUsage]
-        lease_end_ms = core._answered_sent_ms + core._session_ms  # pyright: ignore[reportPrivateUsage]
         now_ms = self._process.loop.clock.local_ms(self._world.scheduler.now_ms)
-        return key in held and now_ms < lease_end_ms
+        return key in held and now_ms < core.lease_end_ms
 
     def _membership(self) -> Membership | None:
         assert self._consumer is not None
@@ -137,7 +136,7 @@ class MemberClient:
             client_rack=rack,
         )
         self._consumer = consumer
-        self._is_leaving = False
+        self._is_unsteady = False
         try:
             pattern = "or.*" if rng.random() < 0.3 else None
             await consumer.subscribe(
@@ -148,7 +147,7 @@ class MemberClient:
                 on_lost=self._on_lost,
             )
             await self._work(consumer)
-            self._is_leaving = True
+            self._is_unsteady = True
             if rng.random() < 0.5:
                 await consumer.unsubscribe()
         finally:
@@ -197,8 +196,10 @@ class MemberClient:
         if stall_every_ms is not None and not world.is_healed and rng.random() < POLL_TIMEOUT_MS / 2 / stall_every_ms:
             world.counts["group application stalled"] += 1
             delay_ms = rng.randint(PROCESSING_LIMIT_MS // 2, 2 * PROCESSING_LIMIT_MS)
+            self._is_unsteady = True
         if delay_ms:
             await asyncio.sleep(delay_ms / 1000)
+        self._is_unsteady = False
 
     async def _commit(self, consumer: Consumer, offsets: Mapping[TopicPartition, int]) -> None:
         if not offsets:

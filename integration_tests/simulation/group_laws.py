@@ -83,7 +83,7 @@ class MemberView(Protocol):
 
     @property
     def member_id(self) -> str:
-        """Its member id; empty while it is away from the group, or leaves it."""
+        """Its member id; empty while it is away from the group, leaves it, or its application stalls."""
         ...
 
     @property

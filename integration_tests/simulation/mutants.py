@@ -444,7 +444,7 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
         name="a member reads on after the end of its session",
         owner=Membership,
         function="tick",
-        old="now_ms >= self._answered_sent_ms + self._session_ms",
+        old="now_ms >= self.lease_end_ms",
         new="False",
         storm=group_storm,
     ),

@@ -435,7 +435,7 @@ def group_storm(seed: int) -> WorldOptions:
     return replace(
         power_storm(seed),
         partition_count=3,
-        send_every_ms=20,
+        send_every_ms=80,
         flush_ms_max=5,
         reader_count=0,
         kill_every_ms=None,
@@ -454,4 +454,23 @@ def group_storm(seed: int) -> WorldOptions:
         coordinator_every_ms=3_000,
         move_every_ms=2_000,
         compact_every_ms=500,
+    )
+
+
+def lease_storm(seed: int) -> WorldOptions:
+    """Options with members that are stopped for about a session, and clocks that run wrong; for hunts of two owners."""
+    return replace(
+        group_storm(seed),
+        clock_drift=0.1,
+        delay_ms_max=1,
+        sender_count=1,
+        send_every_ms=300,
+        cut_every_ms=None,
+        stop_every_ms=None,
+        leave_every_ms=None,
+        stall_every_ms=None,
+        member_every_ms=2_000,
+        coordinator_every_ms=None,
+        move_every_ms=None,
+        compact_every_ms=None,
     )

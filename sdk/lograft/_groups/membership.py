@@ -46,6 +46,10 @@ DEFAULT_BEAT_MS: Final = 5_000
 DEFAULT_SESSION_MS: Final = 45_000
 """Milliseconds of a session before the coordinator has said how many."""
 
+LEASE_PERCENT: Final = 90
+"""Percent of a session after which a member without an answer gives everything up. The coordinator counts the session by another
+clock, which may run faster by a tenth; it must not be the first to see the end."""
+
 DEFAULT_PROCESSING_LIMIT_MS: Final = 300_000
 """Milliseconds that the application may take between two requests for records, unless it sets another time."""
 
@@ -237,6 +241,11 @@ class Membership:
         return tuple(sorted(self._held | self._target))
 
     @property
+    def lease_end_ms(self) -> int:
+        """Monotonic time at which a member has lost everything, unless a beat is answered before."""
+        return self._answered_sent_ms + self._session_ms * LEASE_PERCENT // 100
+
+    @property
     def wanted(self) -> tuple[Partition, ...]:
         """Assigned partitions whose first offset must be found, because the application does not hold them yet, ascending."""
         return tuple(sorted(self._target - self._held - self._lost))
@@ -374,7 +383,7 @@ class Membership:
         if self._under_way is not None and now_ms >= self._under_way[1] + ANSWER_TIMEOUT_MS:
             self._under_way = None
             self._must_tell = True
-        if self.phase is Phase.MEMBER and now_ms >= self._answered_sent_ms + self._session_ms:
+        if self.phase is Phase.MEMBER and now_ms >= self.lease_end_ms:
             text = f"the coordinator answered nothing for the session of {self._session_ms} ms"
             self._lose(Refused(code=ErrorCode.UNKNOWN_MEMBER, message=text), now_ms)
         self._watch_limit(idle_ms)
@@ -395,7 +404,7 @@ class Membership:
             is_waiting = self.phase is Phase.MEMBER and not self._must_tell
             due.append(max(self._not_before_ms, self._next_beat_ms if is_waiting else 0))
         if self.phase is Phase.MEMBER:
-            due.append(self._answered_sent_ms + self._session_ms)
+            due.append(self.lease_end_ms)
             if self._over_limit_ms is None and not self._must_leave:
                 due.append(now_ms + max(0, self._limit_ms - idle_ms) + 1)
         return min(due, default=None)

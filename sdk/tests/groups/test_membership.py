@@ -190,14 +190,27 @@ def test_session_ends_by_the_sending_of_the_last_answered_beat() -> None:
     member = joined(A)
     beat = ask(member, 1_000)
     answer(member, beat, told(1), 3_000)
-    member.tick(8_999, 0)
+    member.tick(8_199, 0)
     assert member.phase is Phase.MEMBER
-    member.tick(9_000, 0)
+    member.tick(8_200, 0)
     assert member.phase is Phase.JOINING
     step = member.next_step()
     assert isinstance(step, Lost)
     assert step.partitions == (A,)
     assert member.held == ()
+
+
+def test_coordinator_with_a_fast_clock_never_ends_a_session_first() -> None:
+    """The world simulator found two owners where the coordinator's clock ran faster by a tenth (lease_storm, seed 0)."""
+    member = joined(A)
+    sent_ms = 1_000
+    answer(member, ask(member, sent_ms), told(1), sent_ms)
+    fast_clock = 1.1
+    coordinator_end_ms = sent_ms + 8_000 / fast_clock
+    assert member.lease_end_ms <= coordinator_end_ms
+    deadline_ms = member.deadline_ms(0, sent_ms + 6_000)
+    assert deadline_ms is not None
+    assert deadline_ms <= member.lease_end_ms
 
 
 @pytest.mark.parametrize(
