@@ -352,14 +352,6 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
         storm=group_storm,
     ),
     WorldMutant(
-        name="a coordinator serves before its log is committed",
-        owner=PartitionMachine,
-        function="_try_activate",
-        old=" and self.high_watermark >= self.load_end",
-        new="",
-        storm=group_storm,
-    ),
-    WorldMutant(
         name="a coordinator that has been replaced goes on answering",
         owner=PartitionMachine,
         function="resign",
@@ -384,11 +376,11 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
         storm=group_storm,
     ),
     WorldMutant(
-        name="a coordinator that loads does not know its members",
+        name="a broker says that it does not know the members of another coordinator",
         owner=coordinators,
         function="failure_of",
-        old="case UnservedReason.NO_COORDINATOR | UnservedReason.LOADING:\n            code = ErrorCode.COORDINATOR_LOADING",
-        new="case UnservedReason.NO_COORDINATOR | UnservedReason.LOADING:\n            code = ErrorCode.UNKNOWN_MEMBER",
+        old="code=ErrorCode.NOT_COORDINATOR, message=failure.message, leader=failure.leader",
+        new="code=ErrorCode.UNKNOWN_MEMBER, message=failure.message",
         storm=group_storm,
     ),
     WorldMutant(

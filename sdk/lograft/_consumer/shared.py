@@ -412,6 +412,10 @@ class SharedConsumer:
         if self._member is not None:
             if monotonic_ms() - self._asked_ms >= ASKED_AGAIN_MS and not self._is_asking:
                 self._is_asking = True
+                if self._member.is_overdue:
+                    # The process was stopped for longer than its session. What is here may be another member's by now, and the
+                    # loop's thread, which would say so, perhaps wakes later than this one.
+                    self.has_news = self.has_group_news = True
                 self.on_loop(self._member.asked)
             self._is_asking = True
         self._last = None
@@ -461,7 +465,10 @@ class SharedConsumer:
         if self.has_news:
             return None
         if self._member is not None:
-            self._asked_ms = monotonic_ms()
+            at_ms = monotonic_ms()
+            if at_ms - self._asked_ms >= ASKED_AGAIN_MS:
+                return None
+            self._asked_ms = at_ms
         self._last = None
         record = self.collector.next_record()
         if record is not None and (self._key_deserializer is not None or self._value_deserializer is not None):

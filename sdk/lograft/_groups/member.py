@@ -128,6 +128,11 @@ class GroupMember:
         """Partitions that the consumer holds."""
         return self._core.held
 
+    @property
+    def is_overdue(self) -> bool:
+        """True if no beat was answered for so long that everything is lost, whether the member has noticed or not. Any thread may ask."""
+        return self._core.phase is Phase.MEMBER and monotonic_ms() >= self._core.lease_end_ms
+
     def name(self, topic_id: bytes) -> str:
         """Return the name of a topic of which a partition was assigned."""
         return self._names[topic_id]
