@@ -130,7 +130,7 @@ class GroupMember:
 
     @property
     def is_overdue(self) -> bool:
-        """True if no beat was answered for so long that everything is lost, whether the member has noticed or not. Any thread may ask."""
+        """True if no beat was answered for so long that everything is lost, noticed or not. Any thread may ask."""
         return self._core.phase is Phase.MEMBER and monotonic_ms() >= self._core.lease_end_ms
 
     def name(self, topic_id: bytes) -> str:
