@@ -61,7 +61,7 @@ class StruckWorld(Protocol):
         ...
 
     def strike_member(self) -> None:
-        """Kill a member of a group and start another one, or stop its process for a while."""
+        """Kill a member of a group and start another one, stop its process for a while, or reset its connections."""
         ...
 
 

@@ -67,7 +67,7 @@ class WorldOptions:
         coordinator_count: partitions of `__groups`.
         leave_every_ms: mean time until a member leaves its group, for a while.
         stall_every_ms: mean time between two stalls of a member's application, some longer than its processing limit.
-        member_every_ms: kill -9 or SIGSTOP of a member.
+        member_every_ms: kill -9 or SIGSTOP of a member, or all its connections are reset.
         coordinator_every_ms: kill -9 or SIGSTOP of the coordinator of a group.
         move_every_ms: partitions of `__groups` get other replicas, or their preferred leaders are elected.
         compact_every_ms: passes of the cleaner on a broker.

@@ -264,9 +264,15 @@ class World:
         if not members:
             return
         process, make = self._rng.choice(members)
-        if self._rng.random() < 0.5:
+        kind = self._rng.choice(("kill", "pause", "reset"))
+        if kind == "kill":
             self._replace_client(process, make)
             self.counts["group member killed"] += 1
+        elif kind == "reset":
+            for connection in list(self.network.connections()):
+                if connection.client is process:
+                    connection.break_off()
+            self.counts["connections of a group member reset"] += 1
         elif not process.loop.is_paused:
             steps = self._rng.choice((0, self._rng.randint(1, STEPS_TO_PAUSE_MAX)))
             until_ms = self.scheduler.now_ms + self._rng.randint(1, MEMBER_PAUSE_MS_MAX)
