@@ -42,6 +42,7 @@ from integration_tests.simulation.options import (
     half_open_storm,
     kill_storm,
     last_disk_storm,
+    lease_storm,
     loss_storm,
     power_storm,
     quorum_storm,
@@ -438,7 +439,7 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
         function="tick",
         old="now_ms >= self.lease_end_ms",
         new="False",
-        storm=group_storm,
+        storm=lease_storm,
     ),
     WorldMutant(
         name="records that came before a revocation are handed out after it",
