@@ -85,6 +85,14 @@ class MemberClient:
         return "" if membership is None else membership.member_id
 
     @property
+    def heard_ms(self) -> int:
+        """See `MemberView`. The clocks of clients are right."""
+        core = None if self._consumer is None else self._membership()
+        if core is None or core.phase is not Phase.MEMBER:
+            return -1
+        return core._answered_sent_ms  # pyright: ignore[reportPrivateUsage]
+
+    @property
     def held(self) -> frozenset[Key]:
         """See `MemberView`."""
         return frozenset(self._keys.values()) if self.is_alive else frozenset()

@@ -87,6 +87,11 @@ class MemberView(Protocol):
         ...
 
     @property
+    def heard_ms(self) -> int:
+        """Virtual time at which it sent the last beat that was answered; -1: none was."""
+        ...
+
+    @property
     def is_alive(self) -> bool:
         """True until its process has ended."""
         ...
@@ -358,7 +363,9 @@ class GroupLaws:
         return is_stable
 
     def _is_settled(self, group_id: str, members: Sequence[MemberView]) -> bool:
-        """Return True if the committed state knows exactly these members, and each has reached the target of the group's epoch."""
+        """Return True if the committed state knows exactly these members, at the target of the group's epoch, and all are in touch again."""
+        if any(each.heard_ms < (self.healed_ms or 0) for each in members):
+            return False
         group = self._groups.get(group_id)
         if group is None or group.value is None or group.value.target_epoch != group.value.group_epoch:
             return False
