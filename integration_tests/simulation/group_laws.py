@@ -363,7 +363,7 @@ class GroupLaws:
         return is_stable
 
     def _is_settled(self, group_id: str, members: Sequence[MemberView]) -> bool:
-        """Return True if the committed state knows exactly these members, at the target of the group's epoch, and all are in touch again."""
+        """Return True if the committed state knows exactly these members, all at the newest target, and all are in touch again."""
         if any(each.heard_ms < (self.healed_ms or 0) for each in members):
             return False
         group = self._groups.get(group_id)
