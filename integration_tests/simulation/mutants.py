@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from lograft._client.transport import Transport
-from lograft._consumer.shared import SharedConsumer
 from lograft._groups.membership import Membership
 from lograft._producer.sequencer import PartitionSequencer
 
@@ -424,14 +423,6 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
         old="now_ms >= self.lease_end_ms",
         new="False",
         storm=lease_storm,
-    ),
-    WorldMutant(
-        name="records that came before a revocation are handed out after it",
-        owner=SharedConsumer,
-        function="_retire",
-        old="self.collector.retire([tp for tp in tps if tp in self.collector.cursors])",
-        new="pass",
-        storm=group_storm,
     ),
 )
 
