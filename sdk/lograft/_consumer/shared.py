@@ -357,14 +357,21 @@ class SharedConsumer:
             return {TopicPartition(given.topic, given.partition): OffsetAndMetadata(given.next_offset)}
         return check_commit(given)
 
-    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: int | None = None) -> None:
-        """Commit offsets, and wait for the answer."""
+    async def commit(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        timeout_ms: int | None = None,
+        *,
+        order: int | None = None,
+    ) -> None:
+        """Commit offsets, and wait for the answer; `order` as in `GroupOffsets.commit`."""
         if not offsets:
             return
         store = self._group_offsets()
+        order = store.order() if order is None else order
         keys = await self._keys_of(list(offsets))
         limit_ms = self._client.request_timeout_ms if timeout_ms is None else timeout_ms
-        await store.commit({keys[tp]: offset for tp, offset in offsets.items()}, timeout_ms=limit_ms)
+        await store.commit({keys[tp]: offset for tp, offset in offsets.items()}, timeout_ms=limit_ms, order=order)
         self._auto_committed |= {tp: offset.offset for tp, offset in offsets.items()}
 
     def commit_soon(
@@ -373,11 +380,13 @@ class SharedConsumer:
         on_done: Callable[[Mapping[TopicPartition, OffsetAndMetadata], LograftError | None], object] | None,
     ) -> None:
         """Commit offsets in the background. A later poll calls `on_done`. On the loop."""
+        # The task begins later than a commit that follows at once.
+        order = self._group_offsets().order()
 
         async def run() -> None:
             error: LograftError | None = None
             try:
-                await self.commit(offsets)
+                await self.commit(offsets, order=order)
             except LograftError as cause:
                 error = cause
                 logger.warning("group %s: offsets were not committed: %s", self.need_group().group, cause)

@@ -55,8 +55,19 @@ class GroupOffsets:
         self._results: dict[int, asyncio.Future[CommitDone]] = {}
         self._pump: asyncio.Task[None] | None = None
 
-    async def commit(self, offsets: Mapping[Partition, OffsetAndMetadata], *, timeout_ms: int) -> None:
+    def order(self) -> int:
+        """Return the place of a commit that the application asks for now (see `Commits.order`)."""
+        return self._commits.order()
+
+    async def commit(
+        self, offsets: Mapping[Partition, OffsetAndMetadata], *, timeout_ms: int, order: int | None = None
+    ) -> None:
         """Store offsets, and repeat until the coordinator has answered or the time is up.
+
+        Args:
+            offsets: the offsets.
+            timeout_ms: milliseconds to wait for the answer.
+            order: place of the commit; None: the application asks for it now.
 
         Raises:
             MembershipLostError: a partition is not this member's any more.
@@ -65,7 +76,7 @@ class GroupOffsets:
         """
         if not offsets:
             return
-        ticket = self._commits.add(offsets)
+        ticket = self._commits.add(offsets, order)
         result: asyncio.Future[CommitDone] = asyncio.get_running_loop().create_future()
         self._results[ticket] = result
         self._start()
