@@ -8,7 +8,8 @@ Laws
     one holder: in the committed state no partition is assigned to, or being revoked by, two members. A pair of partition and
         assignment epoch never belongs to two members. Member epoch <= target epoch <= group epoch.
     undisturbed: a partition that a member has and keeps in its target stays assigned under the same assignment epoch.
-    offsets: a committed offset never moves back, is never deleted, and is never above what applications have processed.
+    offsets: an offset that was acknowledged to an application never moves back. A committed offset is never deleted, and never above
+        what applications have processed.
     committed first: an acknowledged commit is in the committed state; a fetch names nothing that is not.
     one owner: no member begins a partition that another one may still deliver, and nobody delivers what another one has begun.
     no loss without need: a member that an answer deprives of partitions is none in the committed state.
@@ -255,7 +256,10 @@ class GroupLaws:
         require(record.value is not None, "a committed offset is not deleted", record)
         assert record.value is not None
         offset = record.value.offset
-        require(offset >= group.offsets.get(key, 0), "a committed offset does not move back", (record, group.offsets))
+        known, acked = group.offsets.get(key, 0), self._acked.get((record.group_id, *key), 0)
+        require(offset >= acked, "an acknowledged offset does not move back", (record, known, acked))
+        # A member that got the partition again while its last commit was on the way may read, and commit, from below that commit.
+        self._counts["unacknowledged group commit moved back"] += offset < known
         processed = self._processed.get((record.group_id, *key), 0)
         require(offset <= processed, "only what was processed is committed", (record, processed))
         group.offsets[key] = offset
