@@ -123,15 +123,21 @@ class GroupOffsets:
         return found
 
     def fail(self, error: LograftError) -> None:
-        """End all commits with an error: the membership is lost."""
+        """End all commits with an error: the membership is lost.
+
+        The request under way is given up too. If it were repeated, it could be stored after the member has got the partition again, and
+        has looked up where to begin.
+        """
+        pump, self._pump = self._pump, None
+        if pump is not None:
+            pump.cancel()
         self._resolve(self._commits.fail(error))
 
     async def close(self) -> None:
         """End all commits."""
+        pump = self._pump
         self.fail(RequestTimeoutError("the consumer was closed before the coordinator answered"))
-        pump, self._pump = self._pump, None
         if pump is not None:
-            pump.cancel()
             await asyncio.gather(pump, return_exceptions=True)
 
     def _start(self) -> None:

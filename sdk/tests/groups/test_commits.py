@@ -103,7 +103,7 @@ def test_lost_membership_ends_every_commit() -> None:
 
 
 def test_an_older_offset_never_follows_a_newer_one_whose_commit_was_given_up() -> None:
-    """The newer one may be stored although nobody heard so. The world simulator saw a committed offset move back (seed 0)."""
+    """The newer one may be stored although nobody heard so. It follows from what seed 0 of the world showed."""
     commits = Commits(random.Random(1))
     older, newer = commits.add({A: at(109)}), commits.add({A: at(110)})
     request = send(commits)
