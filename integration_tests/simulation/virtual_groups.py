@@ -13,11 +13,12 @@ from functools import partial
 from typing import Any, Final, TypeVar
 from unittest import mock
 
+import brokerd.coordinator.topic_creation
 import brokerd.groups.coordinators
 import brokerd.process.server
 from brokerd.assignment_worker.worker import AssignmentWorker, cost_of
 from brokerd.clock import monotonic_ms, wall_ms
-from brokerd.coordinator.internal_topics import GROUPS
+from brokerd.coordinator.internal_topics import GROUPS, InternalTopic, TopicPlan, creation_plan
 from brokerd.coordinator.runtime import CoordinatorRuntime
 from brokerd.groups.assignment.assignors import assignor_named
 from brokerd.groups.assignment.specs import Assignment
@@ -106,11 +107,12 @@ class VirtualCleaner:
 
 
 @contextmanager
-def groups_in_place(partition_count: int) -> Generator[None]:
+def groups_in_place(partition_count: int, least_brokers: int) -> Generator[None]:
     """Replace these edges of groups for all code that runs inside the context.
 
     Args:
         partition_count: partitions of `__groups`. 32 would be most of the events of a run.
+        least_brokers: brokers that there will be; `__groups` waits for as many as it wants replicas.
     """
     before = {name: getattr(GROUPS, name) for name in ("partition_count", "segment_bytes", "min_compaction_lag_ms")}
     after = {"partition_count": partition_count, "segment_bytes": SEGMENT_BYTES, "min_compaction_lag_ms": 0}
@@ -125,10 +127,15 @@ def groups_in_place(partition_count: int) -> Generator[None]:
         current_process()
         return VirtualAssignmentWorker()
 
+    def plan(topic: InternalTopic, *, broker_count: int) -> TopicPlan:
+        # With the brokers that have registered by then, the topic could have a single replica for ever, which faults may take away.
+        return creation_plan(topic, broker_count=max(broker_count, least_brokers))
+
     set_sizes(after)
     try:
         with (
             mock.patch.object(module, "AssignmentWorker", new_worker),
+            mock.patch.object(brokerd.coordinator.topic_creation, "creation_plan", plan),
             mock.patch.object(
                 module, "CoordinatorRuntime", partial(CoordinatorRuntime, snapshot_check_ms=SNAPSHOT_LOOK_MS)
             ),

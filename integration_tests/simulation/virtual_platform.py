@@ -254,6 +254,7 @@ def platform(
     databases: Databases | None = None,
     snapshots: SnapshotSettings = NO_SNAPSHOTS,
     coordinator_count: int = 1,
+    broker_count: int = 1,
 ) -> Generator[None]:
     """Replace the platform for all code that runs inside the context.
 
@@ -263,6 +264,7 @@ def platform(
         databases: images and snapshots of the metadata; None: new ones.
         snapshots: when brokers make snapshots. Voters have their own settings.
         coordinator_count: partitions of `__groups`.
+        broker_count: brokers of the cluster.
     """
 
     def insecure_channel(address: str, options: Options | None = None, **_others: object) -> VirtualChannel:
@@ -301,7 +303,7 @@ def platform(
         stack.enter_context(in_place(kept))
         stack.enter_context(_clocks(scheduler))
         stack.enter_context(_chance(scheduler))
-        stack.enter_context(groups_in_place(coordinator_count))
+        stack.enter_context(groups_in_place(coordinator_count, broker_count))
 
         def put(target: Any, name: str, value: Any) -> None:
             stack.enter_context(mock.patch.object(target, name, value))

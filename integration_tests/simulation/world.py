@@ -160,7 +160,14 @@ class World:
         """Run and return the violation, if any, with a report. It has no frames, because they would keep all processes alive."""
         try:
             with (
-                platform(self.scheduler, self.network, self.databases, self.snapshots, self.options.coordinator_count),
+                platform(
+                    self.scheduler,
+                    self.network,
+                    self.databases,
+                    self.snapshots,
+                    coordinator_count=self.options.coordinator_count,
+                    broker_count=self.options.broker_count,
+                ),
                 self.oracle.watching(),
                 self.laws.watching(),
                 CarrierLaws(self.on_fault).watching(),
