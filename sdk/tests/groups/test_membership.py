@@ -358,3 +358,41 @@ def test_leave_of_a_removed_member_is_done() -> None:
     answer(member, ask(member, 10), Refused(code=ErrorCode.UNKNOWN_MEMBER, message=""), 10)
     assert member.phase is Phase.ENDED
     assert member.error is None
+
+
+def test_member_that_does_not_give_up_within_its_limit_stops_by_itself() -> None:
+    """It may be removed without hearing of it, so it loses everything, also what it keeps, and says why (world, seed 75)."""
+    member = joined(A, B)
+    answer(member, ask(member, 1_000), told(1, 2, A), 1_010)
+    assert member.next_step() == Revoked((B,))
+    beat = ask(member, 1_020)
+    answer(member, beat, told(1), 1_030)
+    at_ms = 1_030
+    while at_ms < 1_010 + LIMIT_MS - 1_000:
+        at_ms += 1_000
+        answer(member, ask(member, at_ms), told(1), at_ms)
+        assert member.held == (A, B)
+    deadline_ms = member.deadline_ms(0, at_ms)
+    assert deadline_ms is not None
+    assert deadline_ms <= 1_010 + LIMIT_MS + 1
+    member.tick(1_010 + LIMIT_MS, 0)
+    assert member.held == (A, B)
+    member.tick(1_011 + LIMIT_MS, 0)
+    assert member.held == ()
+    step = member.next_step()
+    assert isinstance(step, Lost)
+    assert (step.partitions, step.code) == ((A, B), ErrorCode.PROCESSING_LIMIT_EXCEEDED)
+    assert ask(member, 1_012 + LIMIT_MS).idle_ms > LIMIT_MS
+
+
+def test_confirmed_revocation_stops_the_clock_of_the_member() -> None:
+    """The next revocation has the whole limit again."""
+    member = joined(A, B)
+    answer(member, ask(member, 1_000), told(1, 2, A), 1_010)
+    step = member.next_step()
+    assert isinstance(step, Revoked)
+    member.gave_up(step.partitions)
+    answer(member, ask(member, 1_020), told(2), 1_030)
+    answer(member, ask(member, 7_000), told(2), 7_000)
+    member.tick(1_011 + LIMIT_MS, 0)
+    assert member.held == (A,)
