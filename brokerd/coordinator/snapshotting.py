@@ -183,14 +183,17 @@ class PartitionSnapshots:
             if not is_wanted():
                 raise AbandonedError
             data = replica.read(fold.next_offset, LOAD_READ_BYTES, end_offset=end_offset).data
-            if not data or not await asyncio.to_thread(_fold, fold, data):
+            if not data:
+                # The high watermark lies inside a stretch that compaction has made one batch, as it may after a restart.
+                break
+            if not await asyncio.to_thread(_fold, fold, data):
                 raise _GapError
             if fold.size_bytes >= SNAPSHOT_FOLD_BYTES and fold.next_offset < end_offset:
                 last = await self._publish(fold, last, is_wanted)
                 if last is None:
                     return False
                 fold = PrefixFold(fold.next_offset, may_have_gaps=may_have_gaps)
-        return await self._publish(fold, last, is_wanted) is not None
+        return fold.next_offset > start_offset and await self._publish(fold, last, is_wanted) is not None
 
     async def _publish(self, fold: PrefixFold, last: _Last | None, is_wanted: Callable[[], bool]) -> _Last | None:
         """Write what a fold and the snapshot below it give; None: the log no longer has the end."""

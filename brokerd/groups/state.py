@@ -208,7 +208,10 @@ class CoordinatorState:
         if member is None or not member.known_current.revoking:
             self.sessions.timers.cancel(timer)
         elif self.sessions.timers.deadline_of(timer) is None:
-            self.sessions.timers.set(timer, self.now_ms + member.known_about.processing_limit_ms)
+            # The member counts its limit from the moment at which it hears, which is at most a session later. It stops by itself then;
+            # if it were removed earlier, it might not know, and two members would use what it keeps.
+            limit_ms = member.known_about.processing_limit_ms + self.config(group.group_id).session_timeout_ms
+            self.sessions.timers.set(timer, self.now_ms + limit_ms)
 
     def _after_epoch(self, group: Group, former_epoch: int) -> None:
         """Keep computations and their timer in step with the epochs of a group."""

@@ -21,6 +21,7 @@ from lograft.errors import LograftError
 from lograft.types import ConfigResource, ElectionType, QuorumDescription
 from lograft.wire.codes import ErrorCode
 
+from brokerd.coordinator.internal_topics import GROUPS
 from integration_tests.harness.history.events import Event, Kind, Type
 from integration_tests.harness.load.senders import outcome_of
 from integration_tests.simulation.options import WorldOptions, rack_name
@@ -37,6 +38,10 @@ AFTER_ERROR_S: Final = 0.2
 POLL_TIMEOUT_MS: Final = 300
 READ_TIMEOUT_MS: Final = 30_000
 END_TIMEOUT_MS: Final = 5_000
+SHORT_LIVES: Final = {"segment.ms": "1000", "delete.retention.ms": "3000"}
+"""Configs of `__groups` with which segments are sealed, and tombstones end, within a run."""
+MOVE_EVERY_MS: Final = 2_000
+"""Mean milliseconds until the operator sets these configs, in a world that moves no coordinators."""
 REPLACE_EVERY_MS: Final = 1_000
 """Mean milliseconds between two checks of the operator for a voter that lost its disk."""
 
@@ -260,6 +265,7 @@ class Operator:
         self._broker_ids = list(broker_ids)
         # The quorum epoch in which the replacement was first seen in the voter set, and the end of the leader's log then.
         self._seen: tuple[int, int] | None = None
+        self._has_shortened = False
         self._rng: random.Random = world.scheduler.rng(f"client/{process.name}")
 
     async def run(self) -> None:
@@ -273,6 +279,8 @@ class Operator:
                 (options.switch_every_ms, self._switch),
             ]
             due = [(every_ms, work) for every_ms, work in works if every_ms is not None]
+            if options.group_count:
+                due.append((options.move_every_ms or MOVE_EVERY_MS, self._move_coordinators))
             if options.voter_loss_every_ms is not None:
                 due.append((REPLACE_EVERY_MS, self._replace_voter))
             while due and not world.is_healed:
@@ -351,6 +359,25 @@ class Operator:
         if self._seen is None or self._seen[0] != quorum.quorum_epoch:
             self._seen = quorum.quorum_epoch, ends.get(quorum.leader_id) or 0
         return quorum.high_watermark is not None and quorum.high_watermark >= self._seen[1]
+
+    async def _move_coordinators(self, admin: Admin) -> None:
+        """Make the life of records of `__groups` short, once; then give its partitions other replicas, or elect preferred leaders."""
+        rng, counts, topic = self._rng, self._world.counts, GROUPS.name
+        if not self._has_shortened:
+            await admin.alter_configs({ConfigResource.topic(topic): SHORT_LIVES})
+            self._has_shortened = True
+        elif self._world.options.move_every_ms is None:
+            return
+        elif rng.random() < 0.5:
+            for result in await admin.elect_leaders([topic], election=ElectionType.PREFERRED):
+                counts["preferred coordinator elected"] += result.error is None
+        else:
+            described = await admin.describe_topic(topic)
+            one = rng.choice(described.partitions)
+            replicas = rng.sample(self._broker_ids, len(one.replicas))
+            change = {TopicPartition(topic, one.partition): replicas}
+            for result in await admin.alter_partition_reassignments(change):
+                counts["coordinator moved" if result.error is None else "coordinator not moved"] += 1
 
     async def _elect(self, admin: Admin) -> None:
         for result in await admin.elect_leaders([TOPIC], election=ElectionType.PREFERRED):

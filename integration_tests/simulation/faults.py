@@ -60,6 +60,10 @@ class StruckWorld(Protocol):
         """Kill a client and start another one."""
         ...
 
+    def strike_member(self) -> None:
+        """Kill a member of a group and start another one, stop its process for a while, or reset its connections."""
+        ...
+
 
 class Faults:
     """Chooses which machines get faults, and when."""
@@ -94,10 +98,21 @@ class Faults:
             (options.full_every_ms, self._fill),
             (options.last_disk_every_ms, self._last_disk.strike),
             (options.half_open_every_ms, self._half_open),
+            *self._kinds_of_groups(),
         )
         for mean_ms, strike in kinds:
             if mean_ms is not None:
                 self._again(mean_ms, strike)
+
+    def _kinds_of_groups(self) -> Sequence[tuple[int | None, Callable[[], None]]]:
+        options = self._world.options
+        if not options.group_count:
+            return ()
+        return (
+            (options.member_every_ms, self._world.strike_member),
+            (options.coordinator_every_ms, self._strike_coordinator),
+            (options.compact_every_ms, self._compact),
+        )
 
     def _again(self, mean_ms: int, strike: Callable[[], None]) -> None:
         def run() -> None:
@@ -289,6 +304,31 @@ class Faults:
             connection.forget(*{"both": (near, far), "to": (near,), "from": (far,)}[way])
             world.counts["half-open connection of gRPC" if connection.serve else "half-open link"] += 1
         world.counts["half-open strike"] += bool(there)
+
+    def _strike_coordinator(self) -> None:
+        """Kill or pause a broker that coordinates groups."""
+        world, rng = self._world, self._rng
+        found = [broker for broker in world.brokers if broker.is_coordinating and not broker.is_paused]
+        if not found:
+            return
+        broker = rng.choice(found)
+        # Without flushes, one broker may lose what others have: they must keep their page caches, and live.
+        is_lasting = world.options.loss_every_ms is not None and world.options.flush_policy is not FlushPolicy.ACK
+        if not is_lasting and rng.random() < 0.5:
+            world.counts["coordinator killed"] += 1
+            broker.kill()
+            self._later(broker.start)
+        else:
+            world.counts["coordinator paused"] += 1
+            broker.pause(rng.randint(1, world.options.down_ms_max))
+
+    def _compact(self) -> None:
+        world = self._world
+
+        def count(passes: int) -> None:
+            world.counts["compaction of __groups"] += passes
+
+        self._rng.choice(world.brokers).compact(count)
 
     def _count(self, machine: Machine, what: str) -> None:
         self._world.counts[f"{what} of a {machine.name.partition('-')[0]}"] += 1

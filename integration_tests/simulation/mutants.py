@@ -11,10 +11,17 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from lograft._client.transport import Transport
+from lograft._groups.membership import Membership
 from lograft._producer.sequencer import PartitionSequencer
 
 from brokerd.api.log_service import init_producer
 from brokerd.api.log_service.list_offsets import ListOffsetsCalls
+from brokerd.coordinator import prefix
+from brokerd.coordinator.machine import PartitionMachine
+from brokerd.coordinator.partition import CoordinatorPartition
+from brokerd.groups import coordinators, offsets
+from brokerd.groups import reconciliation as group_reconciliation
+from brokerd.groups.sessions import Sessions
 from brokerd.partition import reconciliation
 from brokerd.partition.follower import Following
 from brokerd.partition.isr_state import IsrState
@@ -30,9 +37,11 @@ from integration_tests.simulation.options import (
     directory_storm,
     end_storm,
     forgery_storm,
+    group_storm,
     half_open_storm,
     kill_storm,
     last_disk_storm,
+    lease_storm,
     loss_storm,
     power_storm,
     quorum_storm,
@@ -333,10 +342,124 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
         new="if False:",
         storm=half_open_storm,
     ),
+    # Groups: coordinators.
+    WorldMutant(
+        name="a coordinator answers before its records are committed",
+        owner=PartitionMachine,
+        function="_settle",
+        old="waiting[0].wait_offset <= self.high_watermark",
+        new="True",
+        storm=group_storm,
+    ),
+    WorldMutant(
+        name="a coordinator that has been replaced goes on answering",
+        owner=PartitionMachine,
+        function="resign",
+        old="    self._end(unserved)\n    self.state = State.INACTIVE",
+        new="    pass",
+        also=(
+            Change(
+                owner=CoordinatorPartition,
+                function="_take_turn",
+                old='assert replica.leader_epoch == machine.leader_epoch, f"{self}: the end of an epoch was not heard"',
+                new="pass",
+            ),
+        ),
+        storm=group_storm,
+    ),
+    WorldMutant(
+        name="a coordinator does not read the log above its snapshot",
+        owner=CoordinatorPartition,
+        function="_load_log",
+        old="else reader.snapshot.end_offset",
+        new="else machine.load_end",
+        storm=group_storm,
+    ),
+    WorldMutant(
+        name="a broker says that it does not know the members of another coordinator",
+        owner=coordinators,
+        function="failure_of",
+        old="code=ErrorCode.NOT_COORDINATOR, message=failure.message, leader=failure.leader",
+        new="code=ErrorCode.UNKNOWN_MEMBER, message=failure.message",
+        storm=group_storm,
+    ),
+    WorldMutant(
+        name="the end of a stream is the end of its members",
+        owner=Sessions,
+        function="close_stream",
+        old="self._sessions[key].is_stream_open = False",
+        new="self.timers.set(Timer(TimerKind.SESSION, *key), 0)",
+        storm=group_storm,
+    ),
+    WorldMutant(
+        name="a partition is given before its owner has given it up",
+        owner=group_reconciliation,
+        function="reconcile",
+        old="if number not in kept.get(topic_id, ()) and is_free(topic_id, number)",
+        new="if number not in kept.get(topic_id, ())",
+        storm=group_storm,
+    ),
+    WorldMutant(
+        name="partitions that a member keeps get a new assignment epoch",
+        owner=group_reconciliation,
+        function="reconcile",
+        old="assigned=_merged(kept, gained),",
+        new="assigned={t: dict.fromkeys(n, target_epoch) for t, n in _merged(kept, gained).items()},",
+        storm=group_storm,
+    ),
+    # Groups: members.
+    WorldMutant(
+        name="a member gives a partition up before its application has",
+        owner=Membership,
+        function="request",
+        old="owned=self.owned,",
+        new="owned=tuple(sorted(self._target)),",
+        storm=group_storm,
+    ),
+    WorldMutant(
+        name="a member reads on after the end of its session",
+        owner=Membership,
+        function="tick",
+        old="now_ms >= self.lease_end_ms",
+        new="False",
+        storm=lease_storm,
+    ),
 )
 
 
 NOT_FOUND_YET: Final[tuple[WorldMutant, ...]] = (
+    WorldMutant(
+        name="a member begins at an offset that it looked up before it got the partition",
+        owner=Membership,
+        function="is_fresh",
+        old="came <= mark and ",
+        new="",
+        storm=group_storm,
+    ),
+    WorldMutant(
+        name="a commit of a former owner counts",
+        owner=offsets,
+        function="_check_held",
+        old="if assignment_epoch is not None and assignment_epoch <= member_epoch:",
+        new="if True:",
+        storm=group_storm,
+    ),
+    WorldMutant(
+        name="a snapshot counts although the log above it has gaps",
+        owner=PartitionMachine,
+        function="takes",
+        old="return not self._needs_whole or piece.is_whole_from(self.replayed_end)",
+        new="return True",
+        also=(
+            Change(
+                owner=prefix.PrefixFold,
+                function="add",
+                old="if not self._may_have_gaps and not piece.is_whole_from(self.next_offset):",
+                new="if False:",
+            ),
+        ),
+        storm=group_storm,
+    ),
     WorldMutant(
         name="a change is acknowledged by a leadership that has ended",
         owner=ControllerHost,

@@ -45,6 +45,12 @@ DEMANDED: Final = (
     "absurd epoch forged in a request of the quorum",
     "absurd epoch forged in an answer",
     "half-open connection of gRPC",
+    "coordinator loaded",
+    "coordinator loaded from a snapshot",
+    "coordinator moved",
+    "compaction of __groups",
+    "group partition revoked",
+    "group partition lost",
 )
 """Events that must occur in at least a fifth of the seeds."""
 
@@ -57,6 +63,14 @@ SHOWN: Final = (
     "switch of flush.policy",
     "half-open link",
     "dead connection found by a ping",
+    "group record delivered",
+    "group record delivered again",
+    "group commit refused: STALE_MEMBER_EPOCH",
+    "group member killed",
+    "group member paused",
+    "group application stalled",
+    "coordinator killed",
+    "coordinator paused",
 )
 """Events that are shown first, even if they did not occur."""
 

@@ -10,7 +10,7 @@ import asyncio
 import random
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +23,7 @@ from brokerd.process.server import BrokerServer
 from brokerd.process.settings import BrokerSettings
 from integration_tests.simulation.process import SimProcess
 from integration_tests.simulation.two_disks import SECOND_PATH, TwoDisks
+from integration_tests.simulation.virtual_groups import VirtualCleaner
 from integration_tests.simulation.virtual_loop import RIGHT_CLOCK, Clock
 from integration_tests.simulation.virtual_network import Network
 from integration_tests.simulation.virtual_platform import DATA_PATH
@@ -323,6 +324,7 @@ class BrokerMachine(Machine):
         self.is_held = False
         self._has_registered = False
         self._waits_for: BrokerMachine | None = None
+        self._cleaner: VirtualCleaner | None = None
 
     def _new_disk(self) -> SimDisk:
         return TwoDisks() if self._has_two_disks else SimDisk()
@@ -400,6 +402,22 @@ class BrokerMachine(Machine):
         self.disk.capacity_bytes = None
         if isinstance(self.disk, TwoDisks):
             self.disk.second.capacity_bytes = None
+
+    @property
+    def is_coordinating(self) -> bool:
+        """True if it coordinates groups."""
+        groups = None if self.server is None else self.server.groups
+        return groups is not None and any(True for _ in groups.cores())
+
+    def compact(self, on_done: Callable[[int], None]) -> None:
+        """Let the cleaner compact what is due, in a thread. `on_done` gets the number of passes."""
+        process, server = self.process, self.server
+        if process is None or server is None or server.replica_manager is None:
+            return
+        cleaner = self._cleaner
+        if cleaner is None:
+            cleaner = self._cleaner = VirtualCleaner(server.replica_manager.replicas)
+        process.loop.call_soon(lambda: on_done(cleaner.run()))
 
     @property
     def may_start(self) -> bool:
@@ -497,6 +515,7 @@ class BrokerMachine(Machine):
     def _forget(self, process: SimProcess) -> None:
         super()._forget(process)
         self.is_serving = False
+        self._cleaner = None
 
 
 def draw_clock(rng: random.Random, drift: float) -> Clock:

@@ -40,6 +40,7 @@ import metaquorum.replica.driver
 from integration_tests.simulation.options import SNAPSHOT_NEVER_MS
 from integration_tests.simulation.process import current_process
 from integration_tests.simulation.two_disks import open_log_directories
+from integration_tests.simulation.virtual_groups import groups_in_place
 from integration_tests.simulation.virtual_grpc import VirtualChannel
 from integration_tests.simulation.virtual_grpc_server import Options, VirtualServer
 from integration_tests.simulation.virtual_loop import RIGHT_CLOCK, VirtualLoop, current_loop
@@ -252,6 +253,8 @@ def platform(
     network: Network,
     databases: Databases | None = None,
     snapshots: SnapshotSettings = NO_SNAPSHOTS,
+    coordinator_count: int = 1,
+    broker_count: int = 1,
 ) -> Generator[None]:
     """Replace the platform for all code that runs inside the context.
 
@@ -260,6 +263,8 @@ def platform(
         network: network between the machines.
         databases: images and snapshots of the metadata; None: new ones.
         snapshots: when brokers make snapshots. Voters have their own settings.
+        coordinator_count: partitions of `__groups`.
+        broker_count: brokers of the cluster.
     """
 
     def insecure_channel(address: str, options: Options | None = None, **_others: object) -> VirtualChannel:
@@ -298,6 +303,7 @@ def platform(
         stack.enter_context(in_place(kept))
         stack.enter_context(_clocks(scheduler))
         stack.enter_context(_chance(scheduler))
+        stack.enter_context(groups_in_place(coordinator_count, broker_count))
 
         def put(target: Any, name: str, value: Any) -> None:
             stack.enter_context(mock.patch.object(target, name, value))

@@ -16,16 +16,26 @@ import sys
 import traceback
 import warnings
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from brokerd.replica.replica import Replica
 from integration_tests.harness.history.checker import Verdict, check
 from integration_tests.simulation.carrier_laws import CarrierLaws
-from integration_tests.simulation.clients import EndClient, FinalReader, History, Operator, ReadingClient, SendingClient
+from integration_tests.simulation.clients import (
+    TOPIC,
+    EndClient,
+    FinalReader,
+    History,
+    Operator,
+    ReadingClient,
+    SendingClient,
+)
 from integration_tests.simulation.faults import LOSSES, Faults
 from integration_tests.simulation.forger import AnswerForger, Forger
+from integration_tests.simulation.group_clients import CommittedReader, MemberClient
+from integration_tests.simulation.group_laws import GroupLaws
 from integration_tests.simulation.logged_faults import LoggedFaults
 from integration_tests.simulation.options import WorldOptions, draw_options, rack_name, snapshot_settings
 from integration_tests.simulation.oracle import READ_BYTES, Oracle
@@ -33,6 +43,7 @@ from integration_tests.simulation.process import SimProcess
 from integration_tests.simulation.registers import Register, RegisterClient, read_at_last
 from integration_tests.simulation.servers import (
     BROKER_PORT,
+    STEPS_TO_PAUSE_MAX,
     VOTER_PORT,
     BrokerMachine,
     Machine,
@@ -53,6 +64,8 @@ CONVERGE_MS_MAX = 120_000
 """Virtual milliseconds within which a healed world must have all replicas in sync, and be read whole."""
 RESTART_MS_MAX = 3_000
 """Maximum milliseconds after which a server that ended is started again."""
+MEMBER_PAUSE_MS_MAX = 10_000
+"""Maximum milliseconds for which the process of a member is stopped: longer than a session."""
 COLLECTIONS_MAX = 20
 """Maximum rounds of garbage collection for a world that is over."""
 HISTORY_LINES = 40
@@ -75,7 +88,8 @@ class World:
         self.options = options or draw_options(self.scheduler.rng("options"))
         self.counts: Counter[str] = Counter()
         self.history = History()
-        self.oracle = Oracle(self.scheduler, self.counts)
+        self.laws = GroupLaws(self.scheduler, self.counts)
+        self.oracle = Oracle(self.scheduler, self.counts, self.laws)
         self.network = Network(self.scheduler, self.scheduler.rng("network"), delay_ms_max=self.options.delay_ms_max)
         self.clock_drift = self.options.clock_drift
         self.work_ms_max = self.options.work_ms_max
@@ -93,6 +107,9 @@ class World:
         self._clients: list[tuple[SimProcess, _Client]] = []
         self._ended_clients: list[SimProcess] = []
         self._lasting_clients: set[SimProcess] = set()
+        self._member_processes: list[SimProcess] = []
+        self.group_ids = [f"group-{number}" for number in range(self.options.group_count)]
+        self.finished_groups: set[str] = set()
         self._client_count = 0
         self.voters, self.brokers = self._build()
         self.bootstrap = [f"{broker.name}:{BROKER_PORT}" for broker in self.brokers]
@@ -143,8 +160,16 @@ class World:
         """Run and return the violation, if any, with a report. It has no frames, because they would keep all processes alive."""
         try:
             with (
-                platform(self.scheduler, self.network, self.databases, self.snapshots),
+                platform(
+                    self.scheduler,
+                    self.network,
+                    self.databases,
+                    self.snapshots,
+                    coordinator_count=self.options.coordinator_count,
+                    broker_count=self.options.broker_count,
+                ),
                 self.oracle.watching(),
+                self.laws.watching(),
                 CarrierLaws(self.on_fault).watching(),
                 LoggedFaults(self.on_fault).listening(),
             ):
@@ -186,6 +211,8 @@ class World:
         self._clients.clear()
         self._ended_clients.clear()
         self._lasting_clients.clear()
+        self._member_processes.clear()
+        self.laws.throw_away()
         for machine in self.machines:
             machine.throw_away()
         self.scheduler.clear()
@@ -224,9 +251,40 @@ class World:
         if (forge_every_ms := options.forge_every_ms) is not None:
             self._start_client(lambda process: Forger(self, process, every_ms=forge_every_ms).run())
             self.network.change_answer = AnswerForger(self, every_ms=forge_every_ms).change
+        for group in self.group_ids:
+            for number in range(options.member_count):
+                self._start_member(group, f"{group}-static-{number}" if self._rng.random() < 0.3 else None)
         if options.register_every_ms is not None:
             for is_writer in (True, False):
                 self._start_register_client(is_writer=is_writer)
+
+    def _start_member(self, group: str, instance_id: str | None) -> None:
+        def run(process: SimProcess) -> Coroutine[Any, Any, None]:
+            self._member_processes.append(process)
+            return MemberClient(self, process, group=group, instance_id=instance_id).run()
+
+        self._start_client(run)
+
+    def strike_member(self) -> None:
+        """See `StruckWorld`."""
+        members = [each for each in self._clients if each[0] in self._member_processes]
+        if not members:
+            return
+        process, make = self._rng.choice(members)
+        kind = self._rng.choice(("kill", "pause", "reset"))
+        if kind == "kill":
+            self._replace_client(process, make)
+            self.counts["group member killed"] += 1
+        elif kind == "reset":
+            for connection in list(self.network.connections()):
+                if connection.client is process:
+                    connection.break_off()
+            self.counts["connections of a group member reset"] += 1
+        elif not process.loop.is_paused:
+            steps = self._rng.choice((0, self._rng.randint(1, STEPS_TO_PAUSE_MAX)))
+            until_ms = self.scheduler.now_ms + self._rng.randint(1, MEMBER_PAUSE_MS_MAX)
+            process.loop.pause(until_ms, after_steps=steps)
+            self.counts["group member paused"] += 1
 
     def _start_register_client(self, *, is_writer: bool) -> None:
         # This client is never killed, because the outcome of a killed writer's write would be unknown.
@@ -280,10 +338,13 @@ class World:
         mortal = [each for each in self._clients if each[0] not in self._lasting_clients]
         if mortal:
             process, make = self._rng.choice(mortal)
-            self._clients.remove((process, make))
-            self._kill_client(process)
-            self._start_client(make)
+            self._replace_client(process, make)
             self.counts["client killed"] += 1
+
+    def _replace_client(self, process: SimProcess, make: _Client) -> None:
+        self._clients.remove((process, make))
+        self._kill_client(process)
+        self._start_client(make)
 
     # The end.
 
@@ -291,6 +352,8 @@ class World:
         while not is_done():
             if self.oracle.violation is not None:
                 raise self.oracle.violation
+            if self.laws.violation is not None:
+                raise self.laws.violation
             if self._faults_seen:
                 raise InvariantViolation(f"a fault that no code caught: {self._faults_seen}")
             if not self.scheduler.run_next():
@@ -309,6 +372,9 @@ class World:
             if machine.process is not None:
                 machine.process.loop.resume()
             machine.start()
+        for process in self._member_processes:
+            if process.is_alive:
+                process.loop.resume()
 
     def _converge(self) -> None:
         deadline_ms = self.scheduler.now_ms + CONVERGE_MS_MAX
@@ -323,31 +389,63 @@ class World:
                 machine.start()
             if looked_ms > deadline_ms:
                 raise InvariantViolation(f"the healed world did not come right: {self.describe()}")
-            return looked_ms % 50 == 0 and self._has_converged()
+            if looked_ms % 50:
+                return False
+            self._look_at_groups()
+            return self._has_converged()
 
         self._run_until(is_done)
 
+    def _look_at_groups(self) -> None:
+        """Let the members of a group end when it has been stable, and has processed and committed everything."""
+        if len(self.finished_groups) == len(self.group_ids) or not self._are_replicas_whole():
+            return
+        self.laws.heal()
+        ends = {
+            key: replicas[0][1].log.log_end_offset
+            for key, replicas in self.replicas().items()
+            if replicas[0][1].topic == TOPIC
+        }
+        are_alone = all(process in self._member_processes for process, _ in self._clients if process.is_alive)
+        for group in self.group_ids:
+            if group in self.finished_groups:
+                continue
+            is_stable = self.laws.look(group, sorted(ends))
+            if is_stable and are_alone and self._have_all_ended(ends) and self.laws.is_done(group, ends):
+                self.laws.release(group)
+                self.finished_groups.add(group)
+
+    def _have_all_ended(self, ends: Mapping[tuple[bytes, int], int]) -> bool:
+        """Return True if everything in the topic is committed."""
+        found = self.replicas()
+        return all(replica.high_watermark == end for key, end in ends.items() for _, replica in found[key])
+
     def _has_converged(self) -> bool:
-        if (
-            any(process.is_alive for process, _ in self._clients)
-            or not self.is_topic_there
-            or self._faults.is_disk_away
-        ):
+        if any(process.is_alive for process, _ in self._clients) or not self._are_replicas_whole():
+            return False
+        for replicas in self.replicas().values():
+            end_offset = replicas[0][1].log.log_end_offset
+            if not all(replica.high_watermark == replica.log.log_end_offset == end_offset for _, replica in replicas):
+                return False
+        return True
+
+    def _are_replicas_whole(self) -> bool:
+        """Return True if all replicas of all partitions are there and in sync, each partition has a leader, and nothing is damaged."""
+        if not self.is_topic_there or self._faults.is_disk_away:
             return False
         hosts = [broker.server.replica_manager if broker.server is not None else None for broker in self.brokers]
         if any(host is None for host in hosts):
             return False
         by_partition = self.replicas()
-        if len(by_partition) < self.options.partition_count:
+        orders = [key for key, replicas in by_partition.items() if replicas[0][1].topic == TOPIC]
+        if len(orders) < self.options.partition_count:
             return False
-        for replicas in by_partition.values():
+        for key, replicas in by_partition.items():
             leaders = [replica for _, replica in replicas if replica.is_leader]
-            if len(replicas) != self.options.replication_factor or len(leaders) != 1:
+            count = self.options.replication_factor if key in orders else self.oracle.replica_count(key)
+            if len(replicas) != count or len(leaders) != 1:
                 return False
-            end_offset = leaders[0].log.log_end_offset
-            if not all(replica.high_watermark == replica.log.log_end_offset == end_offset for _, replica in replicas):
-                return False
-            if self.options.replication_factor > 1 and len(leaders[0].in_sync) < len(replicas):
+            if count > 1 and len(leaders[0].in_sync) < len(replicas):
                 return False
             if any(replica.log.damaged for _, replica in replicas):
                 return False
@@ -365,6 +463,7 @@ class World:
     def _read_all(self, name: str) -> None:
         async def read(process: SimProcess) -> None:
             await FinalReader(self, process).run()
+            await CommittedReader(self).run()
             await read_at_last(self)
 
         process = self._start_client(read, is_kept=False)
@@ -389,6 +488,11 @@ class World:
         """Compare replicas byte for byte, from the highest log start to the high watermark."""
         for key, replicas in self.replicas().items():
             start_offset = max(replica.log.log_start_offset for _, replica in replicas)
+            if replicas[0][1].is_compacted:
+                for name, replica in replicas:
+                    law = "healed replicas of a compacted log have every key"
+                    require(self.oracle.live_records_of(replica) == self.oracle.live_records(key), law, (key, name))
+                continue
             contents = [(name, _content(replica, start_offset)) for name, replica in replicas]
             for name, content in contents[1:]:
                 require(content == contents[0][1], "healed replicas are equal", (key, name, contents[0][0]))
@@ -410,10 +514,11 @@ class World:
             for name, replica in replicas:
                 log = replica.log
                 lines.append(
-                    f"  {partition} on {name}: leader={replica.is_leader} epoch={replica.leader_epoch}"
+                    f"  {replica.topic}-{partition} on {name}: leader={replica.is_leader} epoch={replica.leader_epoch}"
                     f" {log.log_start_offset}..{log.log_end_offset} flushed={log.flushed_offset}"
                     f" hw={replica.high_watermark} in_sync={replica.in_sync}"
                 )
+        lines += self.laws.lines()
         lines += [f"  clients: {[process.name for process, _ in self._clients]}", *self._log]
         return "\n".join(lines)
 

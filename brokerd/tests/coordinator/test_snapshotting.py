@@ -7,12 +7,14 @@ import asyncio
 import logging
 
 import pytest
+from lograft.wire.batch import read_batches
 
 from brokerd.coordinator import prefix, snapshotting
 from brokerd.coordinator.core import Record
 from brokerd.coordinator.machine import State
 from brokerd.coordinator.prefix import SnapshotId
 from brokerd.coordinator.snapshot_files import SNAPSHOT_FILE
+from brokerd.replica.replica import Replica
 from brokerd.tests.coordinator.coordinating_broker import CoordinatingBroker, until
 from brokerd.tests.coordinator.register_core import Fill, Increment, Read, RegisterCodec, Remove
 from storage.testing.sim_disk import Refusal
@@ -204,6 +206,29 @@ async def test_log_compacted_below_a_snapshot_changes_nothing(here: Coordinating
     await here.lead_again()
     assert here.partition.is_last_load_from_snapshot
     assert here.registers == {"x": 40, "z": 1}
+
+
+async def test_high_watermark_inside_a_compacted_stretch_ends_the_snapshot_below_it(
+    here: CoordinatingBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a restart the high watermark begins low, and may lie inside what compaction has made one batch (found by the world)."""
+    await here.start()
+    here.configure(**SMALL_SEGMENTS, delete_retention_ms="0")
+    await here.submit(Fill("y", 20))
+    for _ in range(40):
+        await here.submit(Increment("x", padding_bytes=2_000))
+    await here.clean()
+    await here.clean()
+    replica = here.replica
+    log_end_offset = replica.log_end_offset
+    headers = [each.header for each in read_batches(replica.read(0, 1 << 20, end_offset=log_end_offset).data)]
+    long = next(each for each in headers if each.base_offset >= 20 and each.next_offset - each.base_offset > 5)
+    monkeypatch.setattr(Replica, "high_watermark", property(lambda _: long.base_offset + 2))
+    assert await here.partition.snapshots.take(lambda: True)
+    last = here.partition.snapshots._last
+    assert last is not None
+    assert last.snapshot.end_offset == long.base_offset
+    assert not await here.partition.snapshots.take(lambda: True), "there is nothing more below the high watermark"
 
 
 async def test_sealed_segment_makes_a_snapshot_due(here: CoordinatingBroker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,6 +83,7 @@ class ModelClient:
     _answered_sent_ms: int = 0
     _fetch_sent_ms: int = -REQUEST_TIMEOUT_MS
     _is_over_limit: bool = False
+    _revoked_ms: int | None = None
     _fetches: list[FetchOffsets] = field(default_factory=list[FetchOffsets])
 
     @property
@@ -128,6 +129,8 @@ class ModelClient:
         for key in [each for each, end_ms in self.giving_up.items() if end_ms <= now_ms]:
             del self.giving_up[key]
             self._has_news = True
+        if not self.giving_up:
+            self._revoked_ms = None
         sent: list[Command] = []
         if self.must_leave and self.phase is not Phase.LEAVING and not self._finish(now_ms):
             return sent
@@ -287,6 +290,7 @@ class ModelClient:
             self.giving_up[key] = now_ms + self.callback_ms
         if gone:
             self.log.append(("revoked", gone))
+            self._revoked_ms = now_ms if self._revoked_ms is None else self._revoked_ms
         come = tuple(sorted(new - set(self.owned) - set(self.giving_up)))
         self.owned.update(dict.fromkeys(come))
         if come:
@@ -322,7 +326,12 @@ class ModelClient:
             self._lose(now_ms)
 
     def _watch_limit(self, now_ms: int) -> None:
-        """Stop delivery over the processing limit, and say so with the next beat; join again with the application."""
+        """Stop delivery over the processing limit, and say so with the next beat; join again with the application.
+
+        What was revoked must be given up within the same limit: the coordinator removes a member that does not, and it may not hear so.
+        """
+        if self._revoked_ms is not None and now_ms - self._revoked_ms > self.processing_limit_ms:
+            self.last_ask_ms = min(self.last_ask_ms, self._revoked_ms)
         if now_ms - self.last_ask_ms <= self.processing_limit_ms:
             self._is_over_limit = False
         elif not self._is_over_limit:
@@ -330,6 +339,7 @@ class ModelClient:
             lost = tuple(sorted(self.owned))
             self.owned.clear()
             self.giving_up.clear()
+            self._revoked_ms = None
             self._has_news = True
             if lost:
                 self.log.append(("lost", lost))

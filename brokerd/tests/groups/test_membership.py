@@ -8,7 +8,13 @@ import pytest
 from brokerd.groups.answers import GroupState, Left, MemberState, Refusal, Refused
 from brokerd.groups.commands import Beat, Join, Leave, StreamClosed
 from brokerd.groups.effects import MemberRemoved, Removal
-from brokerd.groups.limits import MAX_GROUP_MEMBERS, MAX_ID_BYTES, MAX_PATTERN_BYTES, MAX_SUBSCRIBED_NAMES
+from brokerd.groups.limits import (
+    DEFAULT_SESSION_TIMEOUT_MS,
+    MAX_GROUP_MEMBERS,
+    MAX_ID_BYTES,
+    MAX_PATTERN_BYTES,
+    MAX_SUBSCRIBED_NAMES,
+)
 from brokerd.groups.records import CurrentRecord, CurrentValue, Subscription
 from brokerd.tests.groups.coordinator_host import CoordinatorHost, assigned, refusal, topic
 
@@ -180,7 +186,11 @@ def test_processing_limit_is_apart_from_heartbeats() -> None:
 
 
 def test_revocation_has_the_processing_limit() -> None:
-    """A member that beats and does not confirm a revocation is removed after its processing limit, and the group epoch rises."""
+    """A member that beats and does not confirm a revocation is removed after its processing limit and a session; the epoch rises.
+
+    It counts the limit from the moment at which it hears of the revocation, and stops by itself. The world simulator found two owners
+    where it was removed after the limit alone, and did not hear of that (seed 75).
+    """
     host = CoordinatorHost(T)
     host.join("a", "t", processing_limit_ms=20_000)
     host.settle("a")
@@ -188,9 +198,10 @@ def test_revocation_has_the_processing_limit() -> None:
     host.run(200)
     host.beat("a")
     epoch = host.group().known_value.group_epoch
-    for _ in range(19):
+    for _ in range(20 + DEFAULT_SESSION_TIMEOUT_MS // 1_000 - 1):
         host.run(1_000)
         host.beat("a", owned={T.topic_id: (0, 1, 2, 3)})
+        host.beat("b")
     assert host.member("a")
     host.run(1_000)
     assert host.group().member("a") is None

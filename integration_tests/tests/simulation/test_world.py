@@ -34,6 +34,13 @@ QUICKLY_FOUND = {
     "a broker may have applied records that no leader has appended": "1",
     "the session of one stream of a follower counts for the next": "3",
     "a channel that owes an answer is kept, and pings never end a connection": "2",
+    "a coordinator answers before its records are committed": "1",
+    "a coordinator does not read the log above its snapshot": "3",
+    "a broker says that it does not know the members of another coordinator": "4",
+    "the end of a stream is the end of its members": "4",
+    "a partition is given before its owner has given it up": "2",
+    "partitions that a member keeps get a new assignment epoch": "2",
+    "a member reads on after the end of its session": "3",
 }
 """Mutants that a few seeds find, and the number of seeds to run."""
 
@@ -86,6 +93,12 @@ def test_smoke_seeds_are_clean_and_every_fault_occurs() -> None:
         "half-open connection of gRPC",
         "half-open link",
         "dead connection found by a ping",
+        "group record delivered",
+        "group commit acknowledged",
+        "group partition revoked",
+        "group partition lost",
+        "coordinator loaded",
+        "coordinator moved",
     ):
         assert f"  {name} " in everything, f"no {name!r}: {everything}"
 

@@ -354,14 +354,21 @@ class SharedConsumer:
             return {TopicPartition(given.topic, given.partition): OffsetAndMetadata(given.next_offset)}
         return check_commit(given)
 
-    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: int | None = None) -> None:
-        """Commit offsets, and wait for the answer."""
+    async def commit(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        timeout_ms: int | None = None,
+        *,
+        order: int | None = None,
+    ) -> None:
+        """Commit offsets, and wait for the answer; `order` as in `GroupOffsets.commit`."""
         if not offsets:
             return
         store = self._group_offsets()
+        order = store.order() if order is None else order
         keys = await self._keys_of(list(offsets))
         limit_ms = self._client.request_timeout_ms if timeout_ms is None else timeout_ms
-        await store.commit({keys[tp]: offset for tp, offset in offsets.items()}, timeout_ms=limit_ms)
+        await store.commit({keys[tp]: offset for tp, offset in offsets.items()}, timeout_ms=limit_ms, order=order)
         self._auto_committed |= {tp: offset.offset for tp, offset in offsets.items()}
 
     def commit_soon(
@@ -370,11 +377,13 @@ class SharedConsumer:
         on_done: Callable[[Mapping[TopicPartition, OffsetAndMetadata], LograftError | None], object] | None,
     ) -> None:
         """Commit offsets in the background. A later poll calls `on_done`. On the loop."""
+        # The task begins later than a commit that follows at once.
+        order = self._group_offsets().order()
 
         async def run() -> None:
             error: LograftError | None = None
             try:
-                await self.commit(offsets)
+                await self.commit(offsets, order=order)
             except LograftError as cause:
                 error = cause
                 logger.warning("group %s: offsets were not committed: %s", self.need_group().group, cause)
@@ -462,7 +471,10 @@ class SharedConsumer:
         if self._has_news_first():
             return None
         if self._member is not None:
-            self._asked_ms = monotonic_ms()
+            at_ms = monotonic_ms()
+            if at_ms - self._asked_ms >= ASKED_AGAIN_MS:
+                return None
+            self._asked_ms = at_ms
         self._last = None
         record = self.collector.next_record()
         if record is not None and (self._key_deserializer is not None or self._value_deserializer is not None):
@@ -473,10 +485,10 @@ class SharedConsumer:
     def _has_news_first(self) -> bool:
         """Return True if a poll has to catch up before it hands out anything. Under the lock.
 
-        The end of the session is news too. A process that was stopped for longer polls before its timers have noticed.
+        The end of the lease is news too. A process that was stopped for longer polls before its timers have noticed.
         """
         member = self._member
-        if member is not None and not self.has_news and monotonic_ms() >= member.session_end_ms:
+        if member is not None and not self.has_news and monotonic_ms() >= member.lease_end_ms:
             self.has_news = self.has_group_news = True
         return self.has_news
 

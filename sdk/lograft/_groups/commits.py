@@ -5,10 +5,11 @@ It owns the numbers of commits and the pauses between attempts. It has no clock 
 
 Theory of operation. One request is under way at a time. It carries the newest offset of each partition that some commit still waits
 for, so commits that come while a request is under way travel together. A request without an answer is not repeated as it was: the
-next one has a higher number and the offsets that are newest by then. So a late copy moves nothing back (docs/groups.md).
+next one has a higher number and the offsets that are newest by then. So a late copy moves nothing back (docs/groups.md). A newer
+offset that was sent may be stored although its commit was cancelled meanwhile, so an older one that still waits is replaced by it.
 
-Laws: a commit ends once, when every partition of it has a result, or when it is cancelled. An offset that was given later is never
-sent before one that was given earlier for the same partition. Two attempts are at least `COMMIT_RETRY_FLOOR_MS` apart.
+Laws: a commit ends once, when every partition of it has a result, or when it is cancelled. Once an offset was sent, none that was
+given earlier for the same partition is sent. Two attempts are at least `COMMIT_RETRY_FLOOR_MS` apart.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class CommitDone:
 
 @dataclass(slots=True)
 class _Waiting:
+    order: int
     offsets: dict[Partition, OffsetAndMetadata]
     errors: dict[Partition, LograftError]
 
@@ -68,11 +70,14 @@ class Commits:
         # Its delays lie in [half the base, limit].
         self._backoff = Backoff(base_ms=2 * COMMIT_RETRY_FLOOR_MS, limit_ms=COMMIT_RETRY_LIMIT_MS, rng=rng)
         self._last_ticket = 0
+        self._last_order = 0
         self._last_number = 0
         self._not_before_ms = 0
         # By ticket, the earliest first.
         self._waiting: dict[int, _Waiting] = {}
         self._under_way: CommitRequest | None = None
+        # What was sent last of each partition, with its place in the order in which the application gave offsets.
+        self._newest: dict[Partition, tuple[int, OffsetAndMetadata]] = {}
         # The tickets that get the results of the request under way, by partition.
         self._sent: dict[Partition, list[int]] = {}
 
@@ -81,11 +86,16 @@ class Commits:
         """True if no commit waits for a result."""
         return not self._waiting
 
-    def add(self, offsets: Mapping[Partition, OffsetAndMetadata]) -> int:
-        """Take a commit of at least one offset, and return its ticket."""
+    def order(self) -> int:
+        """Return the place of a commit that the application asks for now, but whose offsets are added later."""
+        self._last_order += 1
+        return self._last_order
+
+    def add(self, offsets: Mapping[Partition, OffsetAndMetadata], order: int | None = None) -> int:
+        """Take a commit of at least one offset, and return its ticket; `order` None: the application asks for it now."""
         assert offsets, "a commit without offsets"
         self._last_ticket += 1
-        self._waiting[self._last_ticket] = _Waiting(dict(offsets), {})
+        self._waiting[self._last_ticket] = _Waiting(self.order() if order is None else order, dict(offsets), {})
         return self._last_ticket
 
     def cancel(self, ticket: int) -> None:
@@ -96,7 +106,7 @@ class Commits:
         """Return what must be sent now; None: nothing."""
         if self._under_way is not None or not self._waiting or now_ms < self._not_before_ms:
             return None
-        newest: dict[Partition, OffsetAndMetadata] = {}
+        newest: dict[Partition, tuple[int, OffsetAndMetadata]] = {}
         tickets: dict[Partition, list[int]] = {}
         size_bytes = 0
         for ticket, waiting in self._waiting.items():
@@ -106,11 +116,14 @@ class Commits:
                 if is_new and newest and (len(newest) >= MAX_OFFSETS or size_bytes + more_bytes > MAX_REQUEST_BYTES):
                     continue
                 size_bytes += more_bytes
-                newest[partition] = offset
+                known = newest.get(partition) or self._newest.get(partition)
+                newest[partition] = (waiting.order, offset) if known is None or known[0] < waiting.order else known
                 tickets.setdefault(partition, []).append(ticket)
         self._last_number += 1
         self._sent = tickets
-        self._under_way = CommitRequest(number=self._last_number, offsets=newest)
+        self._newest |= newest
+        offsets = {partition: offset for partition, (_, offset) in newest.items()}
+        self._under_way = CommitRequest(number=self._last_number, offsets=offsets)
         return self._under_way
 
     def wait_ms(self, now_ms: int) -> int | None:
@@ -135,6 +148,8 @@ class Commits:
         done: list[CommitDone] = []
         for partition, tickets in self._sent.items():
             error = errors.get(partition)
+            if error is not None and not error.code.retriable:
+                self._newest.pop(partition, None)
             for ticket in tickets:
                 waiting = self._waiting.get(ticket)
                 if waiting is None or (error is not None and error.code.retriable):
@@ -160,6 +175,7 @@ class Commits:
             for ticket, waiting in self._waiting.items()
         ]
         self._waiting.clear()
+        self._newest.clear()
         self._under_way = None
         return ended
 

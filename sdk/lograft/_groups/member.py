@@ -129,9 +129,9 @@ class GroupMember:
         return self._core.held
 
     @property
-    def session_end_ms(self) -> int:
+    def lease_end_ms(self) -> int:
         """Monotonic time from which nothing may be handed out any more, until the coordinator has answered. Any thread may ask."""
-        return self._core.session_end_ms
+        return self._core.lease_end_ms
 
     def name(self, topic_id: bytes) -> str:
         """Return the name of a topic of which a partition was assigned."""
@@ -151,7 +151,7 @@ class GroupMember:
 
     def next_step(self) -> MemberStep | None:
         """Return what the consumer must do next; None: nothing at the moment."""
-        if monotonic_ms() >= self._core.session_end_ms:
+        if monotonic_ms() >= self._core.lease_end_ms:
             # The process was stopped, or its loop blocked: no timer has noticed yet.
             self._changed()
         step = self._core.next_step()

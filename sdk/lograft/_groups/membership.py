@@ -46,6 +46,10 @@ DEFAULT_BEAT_MS: Final = 5_000
 DEFAULT_SESSION_MS: Final = 45_000
 """Milliseconds of a session before the coordinator has said how many."""
 
+LEASE_PERCENT: Final = 90
+"""Percent of a session after which a member without an answer gives everything up. The coordinator counts the session by another
+clock, which may run faster by a tenth; it must not be the first to see the end."""
+
 DEFAULT_PROCESSING_LIMIT_MS: Final = 300_000
 """Milliseconds that the application may take between two requests for records, unless it sets another time."""
 
@@ -199,6 +203,8 @@ class Membership:
         self._will_be_back = False
         self._is_end_told = False
         self._over_limit_ms: int | None = None
+        # Since when the coordinator waits, as far as the member knows, for something to be given up; None: it does not.
+        self._revoked_ms: int | None = None
 
     # -- what the application wants
 
@@ -240,14 +246,16 @@ class Membership:
         return tuple(sorted(self._held | self._target))
 
     @property
+    def lease_end_ms(self) -> int:
+        """Monotonic time at which everything is lost, unless a beat is answered before; `NEVER_MS`: it is no member."""
+        if self.phase is not Phase.MEMBER:
+            return NEVER_MS
+        return self._answered_sent_ms + self._session_ms * LEASE_PERCENT // 100
+
+    @property
     def wanted(self) -> tuple[Partition, ...]:
         """Assigned partitions whose first offset must be found, because the application does not hold them yet, ascending."""
         return tuple(sorted(self._target - self._held - self._lost))
-
-    @property
-    def session_end_ms(self) -> int:
-        """Monotonic time from which the partitions may be others', if the coordinator answers nothing more; `NEVER_MS`: no member."""
-        return self._answered_sent_ms + self._session_ms if self.phase is Phase.MEMBER else NEVER_MS
 
     @property
     def has_step(self) -> bool:
@@ -306,6 +314,8 @@ class Membership:
                 if each in self._target:
                     # It was assigned again meanwhile. It counts as having come now, so that its offset is looked up afterwards.
                     self._note_arrival(each)
+        if self._held <= self._target:
+            self._revoked_ms = None
 
     # -- the way to the coordinator
 
@@ -363,7 +373,7 @@ class Membership:
             if self._subscription_number is not None and beat_number >= self._subscription_number:
                 # Only the answer to a request that had the subscription shows that the coordinator knows it.
                 self._is_subscription_known = True
-            self._told(told, sent_ms)
+            self._told(told, sent_ms, now_ms)
 
     def disconnected(self) -> None:
         """Note that the way to the coordinator is broken: what was under way gets no answer. Nothing is lost by that."""
@@ -382,10 +392,10 @@ class Membership:
         if self._under_way is not None and now_ms >= self._under_way[1] + ANSWER_TIMEOUT_MS:
             self._under_way = None
             self._must_tell = True
-        if now_ms >= self.session_end_ms:
+        if now_ms >= self.lease_end_ms:
             text = f"the coordinator answered nothing for the session of {self._session_ms} ms"
             self._lose(Refused(code=ErrorCode.UNKNOWN_MEMBER, message=text), now_ms)
-        self._watch_limit(idle_ms)
+        self._watch_limit(now_ms, idle_ms)
         if self._must_leave and self.phase in (Phase.JOINING, Phase.MEMBER) and not self._held:
             self._under_way = None
             # Without a request, the coordinator has never heard of the member.
@@ -403,14 +413,14 @@ class Membership:
             is_waiting = self.phase is Phase.MEMBER and not self._must_tell
             due.append(max(self._not_before_ms, self._next_beat_ms if is_waiting else 0))
         if self.phase is Phase.MEMBER:
-            due.append(self.session_end_ms)
+            due.append(self.lease_end_ms)
             if self._over_limit_ms is None and not self._must_leave:
-                due.append(now_ms + max(0, self._limit_ms - idle_ms) + 1)
+                due.append(now_ms + max(0, self._limit_ms - self._busy_ms(now_ms, idle_ms)) + 1)
         return min(due, default=None)
 
     # -- inside
 
-    def _told(self, state: State, sent_ms: int | None) -> None:
+    def _told(self, state: State, sent_ms: int | None, now_ms: int) -> None:
         if self.phase is Phase.JOINING:
             # Numbers begin anew with each join: `_lose` has set the last one to 0.
             self.phase = Phase.MEMBER
@@ -437,6 +447,10 @@ class Membership:
         for each in sorted(new - self._target):
             self._note_arrival(each)
         self._target = new
+        if self._held <= new:
+            self._revoked_ms = None
+        elif self._revoked_ms is None:
+            self._revoked_ms = now_ms
 
     def _note_arrival(self, partition: Partition) -> None:
         self._arrivals += 1
@@ -480,17 +494,28 @@ class Membership:
             self._lost_why = why
         self._held.clear()
         self._giving_up.clear()
+        self._revoked_ms = None
         self._forget_target()
 
     def _forget_target(self) -> None:
         self._target.clear()
         self._came.clear()
 
-    def _watch_limit(self, idle_ms: int) -> None:
+    def _watch_limit(self, now_ms: int, idle_ms: int) -> None:
         """Give everything up over the processing limit, and say so in each beat until it is refused."""
-        if self.phase is not Phase.MEMBER or self._over_limit_ms is not None or idle_ms <= self._limit_ms:
+        busy_ms = self._busy_ms(now_ms, idle_ms)
+        if self.phase is not Phase.MEMBER or self._over_limit_ms is not None or busy_ms <= self._limit_ms:
             return
-        text = f"the application asked for no records for {idle_ms} ms; its processing limit is {self._limit_ms} ms"
+        what = "asked for no records" if busy_ms == idle_ms else "did not give up what was revoked"
+        text = f"the application {what} for {busy_ms} ms; its processing limit is {self._limit_ms} ms"
         self._drop_held(Refused(code=ErrorCode.PROCESSING_LIMIT_EXCEEDED, message=text))
-        self._over_limit_ms = idle_ms
+        self._over_limit_ms = busy_ms
         self._must_tell = True
+
+    def _busy_ms(self, now_ms: int, idle_ms: int) -> int:
+        """Return for how many milliseconds the application has not asked for records, or has not given up what was revoked.
+
+        The coordinator removes a member that does not give up. The member must stop before, even if it does not hear of that.
+        """
+        revoked_ms = 0 if self._revoked_ms is None or self._must_leave else now_ms - self._revoked_ms
+        return max(idle_ms, revoked_ms)

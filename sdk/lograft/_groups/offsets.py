@@ -55,8 +55,19 @@ class GroupOffsets:
         self._results: dict[int, asyncio.Future[CommitDone]] = {}
         self._pump: asyncio.Task[None] | None = None
 
-    async def commit(self, offsets: Mapping[Partition, OffsetAndMetadata], *, timeout_ms: int) -> None:
+    def order(self) -> int:
+        """Return the place of a commit that the application asks for now (see `Commits.order`)."""
+        return self._commits.order()
+
+    async def commit(
+        self, offsets: Mapping[Partition, OffsetAndMetadata], *, timeout_ms: int, order: int | None = None
+    ) -> None:
         """Store offsets, and repeat until the coordinator has answered or the time is up.
+
+        Args:
+            offsets: the offsets.
+            timeout_ms: milliseconds to wait for the answer.
+            order: place of the commit; None: the application asks for it now.
 
         Raises:
             MembershipLostError: a partition is not this member's any more.
@@ -65,7 +76,7 @@ class GroupOffsets:
         """
         if not offsets:
             return
-        ticket = self._commits.add(offsets)
+        ticket = self._commits.add(offsets, order)
         result: asyncio.Future[CommitDone] = asyncio.get_running_loop().create_future()
         self._results[ticket] = result
         self._start()
@@ -112,15 +123,21 @@ class GroupOffsets:
         return found
 
     def fail(self, error: LograftError) -> None:
-        """End all commits with an error: the membership is lost."""
+        """End all commits with an error: the membership is lost.
+
+        The request under way is given up too. If it were repeated, it could be stored after the member has got the partition again, and
+        has looked up where to begin.
+        """
+        pump, self._pump = self._pump, None
+        if pump is not None:
+            pump.cancel()
         self._resolve(self._commits.fail(error))
 
     async def close(self) -> None:
         """End all commits."""
+        pump = self._pump
         self.fail(RequestTimeoutError("the consumer was closed before the coordinator answered"))
-        pump, self._pump = self._pump, None
         if pump is not None:
-            pump.cancel()
             await asyncio.gather(pump, return_exceptions=True)
 
     def _start(self) -> None:

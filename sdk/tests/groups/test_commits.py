@@ -100,3 +100,43 @@ def test_lost_membership_ends_every_commit() -> None:
     ended = {done.ticket: dict(done.errors) for done in commits.fail(error)}
     assert ended == {first: {A: error}, second: {B: error}}
     assert commits.answered(request.number, {}, 0) == []
+
+
+def test_an_older_offset_never_follows_a_newer_one_whose_commit_was_given_up() -> None:
+    """The newer one may be stored although nobody heard so. It follows from what seed 0 of the world showed."""
+    commits = Commits(random.Random(1))
+    older, newer = commits.add({A: at(109)}), commits.add({A: at(110)})
+    request = send(commits)
+    assert request.offsets == {A: at(110)}
+    commits.unanswered(request.number, 0)
+    commits.cancel(newer)
+    request = send(commits, 10_000)
+    assert request.offsets == {A: at(110)}
+    assert [done.ticket for done in commits.answered(request.number, {}, 10_000)] == [older]
+
+
+def test_the_order_is_that_of_the_calls_and_not_of_the_tasks() -> None:
+    """A commit in the background is added later than one that was asked for after it, and even after that has been stored."""
+    commits = Commits(random.Random(1))
+    background = commits.order()
+    commits.add({A: at(2)})
+    request = send(commits)
+    assert request.offsets == {A: at(2)}
+    commits.answered(request.number, {}, 0)
+    commits.add({A: at(1)}, background)
+    assert send(commits).offsets == {A: at(2)}
+    commits = Commits(random.Random(1))
+    commits.add({A: at(9)})
+    commits.answered(send(commits).number, {}, 0)
+    commits.add({A: at(3)})
+    assert send(commits).offsets == {A: at(3)}, "an offset that is lower on purpose counts"
+
+
+def test_a_newer_offset_that_was_refused_for_good_replaces_nothing() -> None:
+    """It is not stored, so the older one may be."""
+    commits = Commits(random.Random(1))
+    background = commits.order()
+    commits.add({A: at(2)})
+    commits.answered(send(commits).number, {A: MembershipLostError("no")}, 0)
+    commits.add({A: at(1)}, background)
+    assert send(commits).offsets == {A: at(1)}

@@ -190,14 +190,27 @@ def test_session_ends_by_the_sending_of_the_last_answered_beat() -> None:
     member = joined(A)
     beat = ask(member, 1_000)
     answer(member, beat, told(1), 3_000)
-    member.tick(8_999, 0)
+    member.tick(8_199, 0)
     assert member.phase is Phase.MEMBER
-    member.tick(9_000, 0)
+    member.tick(8_200, 0)
     assert member.phase is Phase.JOINING
     step = member.next_step()
     assert isinstance(step, Lost)
     assert step.partitions == (A,)
     assert member.held == ()
+
+
+def test_coordinator_with_a_fast_clock_never_ends_a_session_first() -> None:
+    """The world simulator found two owners where the coordinator's clock ran faster by a tenth (lease_storm, seed 0)."""
+    member = joined(A)
+    sent_ms = 1_000
+    answer(member, ask(member, sent_ms), told(1), sent_ms)
+    fast_clock = 1.1
+    coordinator_end_ms = sent_ms + 8_000 / fast_clock
+    assert member.lease_end_ms <= coordinator_end_ms
+    deadline_ms = member.deadline_ms(0, sent_ms + 6_000)
+    assert deadline_ms is not None
+    assert deadline_ms <= member.lease_end_ms
 
 
 @pytest.mark.parametrize(
@@ -345,3 +358,41 @@ def test_leave_of_a_removed_member_is_done() -> None:
     answer(member, ask(member, 10), Refused(code=ErrorCode.UNKNOWN_MEMBER, message=""), 10)
     assert member.phase is Phase.ENDED
     assert member.error is None
+
+
+def test_member_that_does_not_give_up_within_its_limit_stops_by_itself() -> None:
+    """It may be removed without hearing of it, so it loses everything, also what it keeps, and says why (world, seed 75)."""
+    member = joined(A, B)
+    answer(member, ask(member, 1_000), told(1, 2, A), 1_010)
+    assert member.next_step() == Revoked((B,))
+    beat = ask(member, 1_020)
+    answer(member, beat, told(1), 1_030)
+    at_ms = 1_030
+    while at_ms < 1_010 + LIMIT_MS - 1_000:
+        at_ms += 1_000
+        answer(member, ask(member, at_ms), told(1), at_ms)
+        assert member.held == (A, B)
+    deadline_ms = member.deadline_ms(0, at_ms)
+    assert deadline_ms is not None
+    assert deadline_ms <= 1_010 + LIMIT_MS + 1
+    member.tick(1_010 + LIMIT_MS, 0)
+    assert member.held == (A, B)
+    member.tick(1_011 + LIMIT_MS, 0)
+    assert member.held == ()
+    step = member.next_step()
+    assert isinstance(step, Lost)
+    assert (step.partitions, step.code) == ((A, B), ErrorCode.PROCESSING_LIMIT_EXCEEDED)
+    assert ask(member, 1_012 + LIMIT_MS).idle_ms > LIMIT_MS
+
+
+def test_confirmed_revocation_stops_the_clock_of_the_member() -> None:
+    """The next revocation has the whole limit again."""
+    member = joined(A, B)
+    answer(member, ask(member, 1_000), told(1, 2, A), 1_010)
+    step = member.next_step()
+    assert isinstance(step, Revoked)
+    member.gave_up(step.partitions)
+    answer(member, ask(member, 1_020), told(2), 1_030)
+    answer(member, ask(member, 7_000), told(2), 7_000)
+    member.tick(1_011 + LIMIT_MS, 0)
+    assert member.held == (A,)
