@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lograft import Admin
+from lograft.types import ConfigResource
 
 from integration_tests.harness.cluster import Cluster, stop_in_order
 from integration_tests.harness.outcome import Outcome, milliseconds, run_in_directory
@@ -25,15 +26,15 @@ from integration_tests.scenarios.group_proofs.crew import Crew, rest
 from integration_tests.scenarios.group_proofs.journal import Journal, Kind, read_journals
 from integration_tests.scenarios.group_proofs.judge import judge
 from integration_tests.scenarios.group_proofs.load import Load, Questions
-from integration_tests.scenarios.group_proofs.member import TOPIC
+from integration_tests.scenarios.group_proofs.member import GROUP, TOPIC
 from integration_tests.scenarios.group_proofs.nemeses import NEMESES, Stage, elect_preferred, wait_whole
-from integration_tests.scenarios.group_proofs.session import with_session
 
 BROKERS = 3
 REPLICAS = 3
 TOPIC_TIMEOUT_MS = 60_000
 DRAIN_TIMEOUT_S = 120.0
 DEFAULT_SESSION_MS = 45_000
+DEFAULT_BEAT_MS = 5_000
 DEFAULT_LIMIT_MS = 20_000
 
 
@@ -82,8 +83,7 @@ def run(directory: Path, settings: GroupProofSettings) -> Outcome:
             "session_ms": settings.session_ms,
         },
     )
-    launcher = None if settings.session_ms == DEFAULT_SESSION_MS else with_session(settings.session_ms)
-    cluster = Cluster(directory, voter_count=1, broker_count=BROKERS, launcher=launcher)
+    cluster = Cluster(directory, voter_count=1, broker_count=BROKERS)
     journal = Journal(directory, "proof")
     load_averages: list[float] = []
     with cluster, Admin(cluster.bootstrap, request_timeout_ms=TOPIC_TIMEOUT_MS) as admin:
@@ -93,6 +93,11 @@ def run(directory: Path, settings: GroupProofSettings) -> Outcome:
             replication_factor=REPLICAS,
             configs={"min.insync.replicas": str(REPLICAS - 1)},
         )
+        session = {
+            "group.session.timeout.ms": str(settings.session_ms),
+            "group.heartbeat.interval.ms": str(min(DEFAULT_BEAT_MS, settings.session_ms // 3)),
+        }
+        admin.alter_configs({ConfigResource.group(GROUP): session})
         load = Load(
             cluster.bootstrap,
             directory,

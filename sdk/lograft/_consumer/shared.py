@@ -126,7 +126,7 @@ class SharedConsumer:
         self._offsets: GroupOffsets | None = None
         self._member: GroupMember | None = None
         self._ended: LograftError | None = None
-        self._is_in_callback = False
+        self._callback_began_ms: int | None = None
         self._listener = RebalanceListener()
         self._keys: dict[TopicPartition, Partition] = {}
         self._is_catching_up = False
@@ -148,7 +148,7 @@ class SharedConsumer:
     def check_usable(self) -> None:
         """Raise an error if the consumer is closed or belongs to the parent of this forked process."""
         # The last callback about revoked partitions comes while the consumer is being closed, and may commit.
-        if (self.is_closed and not self._is_in_callback) or self.is_forked:
+        if (self.is_closed and self._callback_began_ms is None) or self.is_forked:
             raise unusable_error("consumer", is_forked=self.is_forked)
 
     def fetcher(self) -> Fetcher:
@@ -519,7 +519,7 @@ class SharedConsumer:
             await self._rebalance(is_quiet=False)
             await self._tell_ends()
             while self._done:
-                await self.call_application(*self._done.pop(0))
+                await self._call(*self._done.pop(0))
         except BaseException:
             # What is left is looked at again in the next poll.
             self.has_news = self.has_group_news = True
@@ -579,7 +579,12 @@ class SharedConsumer:
         return NO_MEMBER if member is None else (member.identity.member_id, member.epoch)
 
     def _idle_ms(self) -> int:
-        return 0 if self._is_asking else monotonic_ms() - self._asked_ms
+        since_ms = self._callback_began_ms
+        if since_ms is None:
+            if self._is_asking:
+                return 0
+            since_ms = self._asked_ms
+        return monotonic_ms() - since_ms
 
     def _on_news(self) -> None:
         self.has_news = True
@@ -648,11 +653,15 @@ class SharedConsumer:
         self, function: Callable[[list[TopicPartition]], object], tps: list[TopicPartition], *, is_quiet: bool
     ) -> None:
         if tps and not is_quiet:
-            self._is_in_callback = True
-            try:
-                await self.call_application(function, list(tps))
-            finally:
-                self._is_in_callback = False
+            await self._call(function, list(tps))
+
+    async def _call(self, function: Callable[..., object], *arguments: object) -> None:
+        """Call a callback of the application. Its time counts against the processing limit."""
+        self._callback_began_ms = monotonic_ms()
+        try:
+            await self.call_application(function, *arguments)
+        finally:
+            self._callback_began_ms = None
 
     def _retire(self, partitions: Sequence[Partition]) -> list[TopicPartition]:
         """Stop partitions. They keep their positions until `_remove`."""
@@ -789,10 +798,10 @@ class SharedConsumer:
             self._is_caught_up_told = False
         if self._on_partition_end is not None:
             for tp, offset in ends.items():
-                await self.call_application(self._on_partition_end, tp, offset)
+                await self._call(self._on_partition_end, tp, offset)
         if is_caught_up and self._on_caught_up is not None and not self._is_caught_up_told:
             self._is_caught_up_told = True
-            await self.call_application(self._on_caught_up)
+            await self._call(self._on_caught_up)
 
     def _forget_ends(self, tps: Iterable[TopicPartition]) -> None:
         for tp in tps:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -598,6 +599,33 @@ def test_application_that_stalls_loses_its_partitions_and_gets_them_again(
     kinds = [kind for kind, _ in diary.seen]
     assert kinds[:2] == ["assigned", "lost"], kinds
     assert kinds[2] == "assigned"
+
+
+def test_callback_that_stalls_counts_against_the_processing_limit(
+    bootstrap: str, make_topic: MakeTopic, group: str
+) -> None:
+    """A listener that never returns keeps the partitions from the other members no longer than the application itself could."""
+    topic = make_topic(2)
+    is_called, may_return = threading.Event(), threading.Event()
+
+    def stall(_: list[TopicPartition]) -> None:
+        is_called.set()
+        may_return.wait(DEADLINE_S)
+
+    with (
+        Consumer(bootstrap, group=group, processing_limit_ms=1_000) as slow,
+        Consumer(bootstrap, group=group) as other,
+    ):
+        slow.subscribe([topic], on_assigned=stall)
+        poller = threading.Thread(target=lambda: until(may_return.is_set, lambda: slow.poll(timeout_ms=20)))
+        poller.start()
+        try:
+            assert is_called.wait(DEADLINE_S)
+            other.subscribe([topic])
+            until(lambda: len(other.assignment) == 2, lambda: other.poll(timeout_ms=50))
+        finally:
+            may_return.set()
+            poller.join()
 
 
 def test_wrong_use_is_refused_with_what_to_do(bootstrap: str, group: str) -> None:
