@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from lograft.types import BrokerState, BrokerStatus, FeatureLevelDescription, LogDirectories, LogDirectoryState
+from lograft.types import (
+    BrokerState,
+    BrokerStatus,
+    FeatureLevelDescription,
+    LogDirectories,
+    LogDirectoryState,
+    TopicSummary,
+)
 from lograft.types import QuorumDescription as Quorum
 
 MAX_CLOCK_DIFFERENCE_MS: Final = 1_000
@@ -19,6 +26,10 @@ MAX_CLOCK_DIFFERENCE_MS: Final = 1_000
 
 MAX_FETCH_AGE_MS: Final = 10_000
 """Milliseconds without a fetch after which a voter counts as away."""
+
+
+INTERNAL_REPLICAS: Final = 3
+"""Replicas that an internal topic should have where there are as many brokers."""
 
 
 class Check(StrEnum):
@@ -214,6 +225,29 @@ def quorum_findings(quorum: Quorum) -> list[Finding]:
             advice=f"start node {each.node_id}; after a lost disk: lograft quorum replace-voter {each.node_id}",
         )
         for each in away
+    ]
+
+
+def internal_topic_findings(topics: Sequence[TopicSummary], broker_count: int) -> list[Finding]:
+    """Return notes of internal topics that were made when fewer brokers were registered.
+
+    Args:
+        topics: all topics.
+        broker_count: number of registered brokers.
+    """
+    wanted = min(INTERNAL_REPLICAS, broker_count)
+    return [
+        Finding(
+            check=Check.PARTITIONS,
+            what=f"internal topic {each.topic} could have more replicas",
+            reason=f"it has {each.replication_factor} of each partition, because fewer brokers were there when it was made; "
+            f"now there are {broker_count}",
+            advice=f"lograft partitions reassign {each.topic} --to {','.join(['ID'] * wanted)}, then "
+            f"lograft configs set --topic {each.topic} min.insync.replicas={wanted - 1}",
+            is_note=True,
+        )
+        for each in topics
+        if each.is_internal and each.replication_factor < wanted
     ]
 
 

@@ -897,12 +897,21 @@ class CreatedTopic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicSummary:
-    """A topic in a list."""
+    """A topic in a list.
+
+    Attributes:
+        topic: topic name.
+        topic_id: 16 bytes.
+        partition_count: number of partitions.
+        replication_factor: replicas of each partition.
+        is_internal: True for a topic of the system, such as that of the consumer groups. Its name begins with `__`.
+    """
 
     topic: str
     topic_id: bytes
     partition_count: int
     replication_factor: int
+    is_internal: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

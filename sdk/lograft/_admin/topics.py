@@ -248,12 +248,19 @@ async def delete_topic(calls: AdminCalls, topic: str) -> None:
     )
 
 
-async def list_topics(calls: AdminCalls) -> list[TopicSummary]:
-    """List all topics, ordered by name."""
+async def list_topics(calls: AdminCalls, *, include_internal: bool = False) -> list[TopicSummary]:
+    """List all topics, ordered by name.
+
+    Args:
+        calls: the client.
+        include_internal: True lists the topics of the system, too.
+    """
     found: list[TopicSummary] = []
     token = ""
     while True:
-        request = admin_pb2.ListTopicsRequest(page_size=PAGE_TOPICS, page_token=token)
+        request = admin_pb2.ListTopicsRequest(
+            page_size=PAGE_TOPICS, page_token=token, include_internal=include_internal
+        )
         response = await calls.ask(lambda stub: stub.ListTopics, request)
         _warn_without_leader(response.without_leader)
         found += map(_summary, response.topics)
@@ -314,6 +321,7 @@ def _summary(summary: admin_pb2.TopicSummary) -> TopicSummary:
         topic_id=summary.topic_id,
         partition_count=summary.partition_count,
         replication_factor=summary.replication_factor,
+        is_internal=summary.is_internal,
     )
 
 

@@ -23,6 +23,7 @@ from lograft.cluster_checks import (
     address_findings,
     clock_findings,
     disk_findings,
+    internal_topic_findings,
     no_controller,
     quorum_findings,
     version_findings,
@@ -125,7 +126,8 @@ def _look_at_brokers(admin: Admin, seen: _Examination) -> None:
 
 def _look_at_partitions(admin: Admin, seen: _Examination) -> tuple[int, int]:
     active = active_brokers(admin)
-    topics = admin.list_topics()
+    topics = admin.list_topics(include_internal=True)
+    seen.findings += internal_topic_findings(topics, len(admin.describe_cluster().brokers))
     partition_count = lagging = 0
     for summary in topics:
         try:
@@ -136,7 +138,9 @@ def _look_at_partitions(admin: Admin, seen: _Examination) -> tuple[int, int]:
         partition_count += topic.partition_count
         lagging += _lagging(topic)
     behind = f", {lagging} with replicas that are not in sync" if lagging else ""
-    seen.facts[Check.PARTITIONS] = f"{counted(partition_count, 'partition')} of {counted(len(topics), 'topic')}{behind}"
+    internal = sum(each.is_internal for each in topics)
+    of_topics = counted(len(topics), "topic") + (f" ({internal} internal)" if internal else "")
+    seen.facts[Check.PARTITIONS] = f"{counted(partition_count, 'partition')} of {of_topics}{behind}"
     return len(topics), len(active)
 
 

@@ -105,9 +105,13 @@ def _create_all(admin: Admin, topics: list[NewTopic], *, if_not_exists: bool, as
 
 
 @admin_command(topics_app, Admin.list_topics, name="list")
-def list_topics(admin: Admin, as_json: Json = False) -> None:
+def list_topics(
+    admin: Admin,
+    internal: Annotated[bool, typer.Option("--internal", help="Topics of the system, too.")] = False,
+    as_json: Json = False,
+) -> None:
     """List all topics."""
-    topics = admin.list_topics()
+    topics = admin.list_topics(include_internal=internal)
     if as_json:
         print_json([{**asdict(topic), "topic_id": topic.topic_id.hex()} for topic in topics])
         return

@@ -11,6 +11,7 @@ from lograft.cluster_checks import (
     address_findings,
     clock_findings,
     disk_findings,
+    internal_topic_findings,
     quorum_findings,
     version_findings,
 )
@@ -23,6 +24,7 @@ from lograft.types import (
     LogDirectoryState,
     QuorumDescription,
     QuorumReplicaDescription,
+    TopicSummary,
 )
 
 
@@ -162,3 +164,21 @@ def test_disks_that_fail_or_fill_are_found() -> None:
     assert "5 bytes are free" in tight.reason
     (stray,) = disk_findings([probe(1, unknown_partition_count=2, unknown_partition_bytes=9)])
     assert (stray.is_note, "delete-unknown --broker 1" in stray.advice) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("factor", "broker_count", "wanted"), [(1, 1, None), (1, 2, "ID,ID,"), (1, 3, "ID,ID,ID,"), (3, 5, None)]
+)
+def test_internal_topic_that_could_have_more_replicas_is_a_note(
+    factor: int, broker_count: int, wanted: str | None
+) -> None:
+    """It was made when fewer brokers were registered, and keeps its factor until somebody changes it."""
+    groups = TopicSummary(
+        topic="__groups", topic_id=bytes(16), partition_count=32, replication_factor=factor, is_internal=True
+    )
+    own = TopicSummary(topic="orders", topic_id=bytes(16), partition_count=1, replication_factor=1)
+    found = internal_topic_findings([groups, own], broker_count)
+    assert [(each.what, each.is_note) for each in found] == (
+        [] if wanted is None else [("internal topic __groups could have more replicas", True)]
+    )
+    assert all(f"reassign __groups --to {wanted} then" in each.advice for each in found)
