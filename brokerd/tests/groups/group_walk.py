@@ -443,6 +443,7 @@ class Walk:
             processing_limit_ms=PROCESSING_LIMIT_MS,
             uses_stream=self.rng.random() < 0.6,
             callback_ms=self.rng.choice((0, 50, 1_000)),
+            watches_callback=self._process_number % 2 == 0,
         )
         client.start(self.now_ms)
         self.processes.append(Process(client, began_ms=self.now_ms))
@@ -492,7 +493,7 @@ class Walk:
     def _incident_stall(self, alive: list[Process]) -> None:
         for process in self.rng.sample(alive, min(1, len(alive))):
             process.stall_until_ms = self.now_ms + self.rng.randint(1_000, 2 * PROCESSING_LIMIT_MS)
-            process.client.callback_ms = self.rng.choice((0, 50, 2 * PROCESSING_LIMIT_MS))
+            process.client.callback_ms = self.rng.choice((0, 50, 4 * PROCESSING_LIMIT_MS))
             self.counts["stall"] += 1
 
     def _incident_break(self, alive: list[Process]) -> None:

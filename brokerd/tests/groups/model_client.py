@@ -45,6 +45,7 @@ class ModelClient:
         stream: number of its open heartbeat stream; None: unary calls, or no stream at the moment.
         uses_stream: True: it beats only while it has a stream.
         callback_ms: milliseconds that its revocation callback takes.
+        watches_callback: False: the client of somebody who has not read the page: it waits for its callback for as long as that takes.
         owned: what it delivers: next offset by partition; None until the committed offset was answered.
         giving_up: what it does not deliver any more, and when the callback ends.
         log: what the application has seen, for tests: "assigned", "revoked", "lost" with partitions.
@@ -58,6 +59,7 @@ class ModelClient:
     uses_stream: bool = False
     stream: int | None = None
     callback_ms: int = 0
+    watches_callback: bool = True
     phase: Phase = Phase.JOINING
     epoch: int = 0
     owned: dict[Key, int | None] = field(default_factory=dict[Key, "int | None"])
@@ -330,7 +332,11 @@ class ModelClient:
 
         What was revoked must be given up within the same limit: the coordinator removes a member that does not, and it may not hear so.
         """
-        if self._revoked_ms is not None and now_ms - self._revoked_ms > self.processing_limit_ms:
+        if (
+            self.watches_callback
+            and self._revoked_ms is not None
+            and now_ms - self._revoked_ms > self.processing_limit_ms
+        ):
             self.last_ask_ms = min(self.last_ask_ms, self._revoked_ms)
         if now_ms - self.last_ask_ms <= self.processing_limit_ms:
             self._is_over_limit = False
