@@ -33,7 +33,9 @@ def run(bootstrap: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.M
             main(arguments)
         sys.stdout.flush()
         out, err = capfd.readouterr()
-        assert all(len(line) <= 80 for line in out.splitlines() if line[:1] in "┏┃┡│└"), out
+        assert "--json" in arguments or "--output" in arguments or all(len(each) <= 80 for each in out.splitlines()), (
+            out
+        )
         assert isinstance(end.value.code, int)
         return end.value.code, out, err
 
@@ -70,7 +72,7 @@ def test_reset_shows_a_plan_and_applies_it_on_demand(
     code, out, err = run("groups", "reset", group, "--to-latest")
     assert (code, err) == (0, "")
     assert f"group {group}: 2 of 2 partitions would move" in out
-    assert [line.split()[1:-1:2] for line in out.splitlines() if line.startswith("│")] == [
+    assert [line.split() for line in out.splitlines() if line.startswith(orders)] == [
         [orders, "0", "4", "10", "+6"],
         [orders, "1", "5", "10", "+5"],
     ]
@@ -256,7 +258,7 @@ def test_configs_of_a_group(run: Run, group: str) -> None:
 def test_producers_of_a_partition(run: Run, orders: str) -> None:
     """A table and JSON; a partition that does not exist ends with 1."""
     code, out, _ = run("producers", "list", f"{orders}:0")
-    assert (code, "1 producer " in out, " ago" in out) == (0, True, True)
+    assert (code, out.splitlines()[0], " ago" in out) == (0, "1 producer", True)
     code, out, _ = run("producers", "list", orders, "--json")
     assert [each["producers"][0]["last_sequence"] for each in json.loads(out)] == [9, 9, 9]
     code, _, err = run("producers", "list", f"{orders}:9")
