@@ -59,6 +59,25 @@ T = TypeVar("T")
 _Call = tuple[Callable[..., object], tuple[object, ...], "asyncio.Future[None]"]
 
 
+class _CallerLock:
+    """Serialises the caller's threads. Once the process ends, a daemon thread hears of no error, because the consumer has left."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.release()
+        if kind is not None:
+            wait_if_ending()
+
+
 class Consumer:
     """Reads records of partitions that are assigned to it, or that its group gives it.
 
@@ -176,8 +195,8 @@ class Consumer:
         )
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)
-        # Serialises the caller's threads. `_lock` only guards the collector; no thread holds it while it waits for the loop.
-        self._caller = threading.RLock()
+        # `_lock` only guards the collector; no thread holds it while it waits for the loop.
+        self._caller = _CallerLock()
         self._shared.lock = self._lock
         self._shared.wake = self._wake
         self._shared.on_loop = self._on_loop
@@ -793,7 +812,7 @@ class Consumer:
         """Make every later call raise `ForkedClientError`. Runs in the forked child."""
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)
-        self._caller = threading.RLock()
+        self._caller = _CallerLock()
         self._shared.lock = self._lock
         self._shared.after_fork()
         keep_for_ever((self._runtime, self._calls))

@@ -184,12 +184,17 @@ class CreditLedger:
         assert self._held_bytes >= 0, f"consumed {-self._held_bytes} bytes more than received"
 
     def take_grant(self) -> int:
-        """Return the bytes to grant now; 0 while they are less than a step, unless the broker has no credit left."""
+        """Return the bytes to grant now; 0 while they are less than a step, unless the broker has no credit left.
+
+        A stream that has sent nothing that waits gets at least 1 byte, as at its beginning, so that none waits for the others.
+        """
         if not self._is_live:
             return 0
         share_bytes = self._budget.share_bytes
         present = max(0, self._open_bytes)
         target = min(share_bytes - self._held_bytes, present + self._budget.free_bytes)
+        if not self._held_bytes:
+            target = max(1, target)
         gain = target - present
         if gain <= 0 or (present and gain < share_bytes // GRANT_STEPS):
             return 0

@@ -7,7 +7,6 @@ It owns the connection to the cluster. `lograft._admin` has the calls, by subjec
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
@@ -66,7 +65,7 @@ class Admin:
             # gRPC comes with it, so that a program that only imports the class does not wait for it.
             from lograft._client.cluster import Cluster
             from lograft._groups.coordinators import Coordinators
-        client = parse_bootstrap(
+        self._client = parse_bootstrap(
             bootstrap,
             cluster_id,
             connection_liveness_ms=connection_liveness_ms,
@@ -74,7 +73,7 @@ class Admin:
             client_id=client_id,
         )
         self._timeout_ms = request_timeout_ms
-        self._new_cluster = partial(Cluster, client)
+        self._new_cluster = Cluster
         self._new_coordinators = Coordinators
         self._cluster: Cluster | None = None
         self._coordinators: Coordinators | None = None
@@ -144,7 +143,7 @@ class Admin:
         if self._is_closed or self._is_forked:
             raise unusable_error("admin client", is_forked=self._is_forked)
         if self._cluster is None:
-            self._cluster = self._new_cluster()
+            self._cluster = self._new_cluster(self._client)
         if self._coordinators is None:
             self._coordinators = self._new_coordinators(self._cluster)
         return AdminCalls(self._cluster, self._coordinators, self._timeout_ms)

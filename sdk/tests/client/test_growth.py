@@ -95,7 +95,7 @@ def test_command_grows_topics(
 
     topic = make_topic(1)
     checked = run("topics", "grow", topic, "--partitions", "3", "--validate-only")
-    assert checked == (0, f"topic {topic} has 1 partitions and could have 3\n")
+    assert checked == (0, f"topic {topic} has 1 partition and could have 3\n")
     assert run("topics", "grow", topic, "--partitions", "3") == (0, f"topic {topic} has 3 partitions\n")
     code, out = run("topics", "grow", topic, "-p", "4", "--json")
     assert (code, len(json.loads(out)["partitions"])) == (0, 4)
