@@ -419,9 +419,9 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
     WorldMutant(
         name="a member reads on after the end of its session",
         owner=Membership,
-        function="tick",
-        old="now_ms >= self.lease_end_ms",
-        new="False",
+        function="_told",
+        old="max(self._beat_ms, state.session_timeout_ms)",
+        new="1_000 * state.session_timeout_ms",
         storm=lease_storm,
     ),
 )

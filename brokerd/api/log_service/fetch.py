@@ -262,6 +262,7 @@ class FetchStream:
                     allow_follower=wanted.allow_follower,
                     timeout_ms=left_ms,
                 )
+                serving.check_topic(wanted.topic_id)
                 serving.check(wanted.offset)
             except RefusedError as error:
                 session.refuse_route(wanted.route, error.failure)
@@ -340,6 +341,7 @@ def _read_routes(routes: Iterable[log_pb2.FetchRoute]) -> list[FetchRouteWanted]
             partition=route.partition,
             offset=route.offset,
             allow_follower=route.allow_follower,
+            topic_id=route.topic_id,
         )
         for route in routes
     ]

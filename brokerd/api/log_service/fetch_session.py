@@ -69,6 +69,7 @@ class FetchRouteWanted:
     partition: int
     offset: int
     allow_follower: bool = False
+    topic_id: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

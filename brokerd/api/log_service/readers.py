@@ -16,6 +16,7 @@ from brokerd.failure import RefusedError, refused
 from brokerd.replica.listeners import ReplicaListeners
 from brokerd.replica.locator import Locator
 from brokerd.replica.replica import Replica
+from storage.files.names import TOPIC_ID_BYTES
 
 
 class Verdict(Enum):
@@ -87,6 +88,25 @@ class ServingReplica:
             log_end_offset=replica.log_end_offset,
             is_leader=self.is_leader,
         )
+
+    def check_topic(self, topic_id: bytes) -> None:
+        """Refuse a reader that means another topic of the name.
+
+        Args:
+            topic_id: id that the topic must have; empty: any.
+
+        Raises:
+            RefusedError: INVALID_REQUEST, it is no id; UNKNOWN_TOPIC, the topic has another one. A broker that is behind refuses a
+                newer topic, too.
+        """
+        if len(topic_id) not in (0, TOPIC_ID_BYTES):
+            raise refused(ErrorCode.INVALID_REQUEST, f"a topic id has {TOPIC_ID_BYTES} bytes, not {len(topic_id)}")
+        if topic_id and topic_id != self.replica.topic_id:
+            raise refused(
+                ErrorCode.UNKNOWN_TOPIC,
+                f"{self.replica} has topic id {self.replica.topic_id.hex()}, not {topic_id.hex()}: the topic was deleted and "
+                "created again, and its old offsets mean nothing",
+            )
 
     def check(self, offset: int) -> None:
         """Refuse an offset at which a reader cannot begin here.

@@ -125,6 +125,25 @@ async def test_unbound_route_is_silent(client: Client) -> None:
     assert (await fetch.chunk()).route == 1
 
 
+async def test_route_may_name_the_topic_id(client: Client) -> None:
+    """Another topic of the name is refused, whatever its offsets are; what is no id is refused, too."""
+    old_id = (await client.create_topic("t")).topic.topic_id
+    await client.admin.DeleteTopic(admin_pb2.DeleteTopicRequest(topic="t"))
+    new_id = (await client.create_topic("t")).topic.topic_id
+    fetch = FetchStream(client)
+    await fetch.open(("t", 0, 0))
+    ids = (old_id, old_id, b"short", new_id)
+    routes = [
+        log_pb2.FetchRoute(route=number, topic="t", partition=0, offset=7 if number == 1 else 0, topic_id=topic_id)
+        for number, topic_id in enumerate(ids, start=1)
+    ]
+    await fetch.send(log_pb2.FetchRequest(bind=log_pb2.FetchBind(routes=routes)))
+    codes = [(await fetch.route_end(number)).error.code for number in (1, 2, 3)]
+    unknown, invalid = errors_pb2.ERROR_CODE_UNKNOWN_TOPIC, errors_pb2.ERROR_CODE_INVALID_REQUEST
+    assert codes == [unknown, unknown, invalid]
+    assert [route.topic_id for route in (await fetch.receive()).opened.routes] == [new_id]
+
+
 async def test_deleted_topic_ends_its_route(client: Client) -> None:
     """A route whose topic is deleted ends with UNKNOWN_TOPIC."""
     await client.create_topic("t")

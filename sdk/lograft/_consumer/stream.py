@@ -336,6 +336,7 @@ class FetchStream:
                     partition=fetcher.cursor.tp.partition,
                     offset=fetcher.fetch_offset,
                     allow_follower=fetcher.is_at_follower,
+                    topic_id=fetcher.topic_id or b"",
                 )
             )
         self._to_bind.clear()

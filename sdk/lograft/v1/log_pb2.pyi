@@ -543,6 +543,7 @@ class FetchRoute(_message.Message):
     PARTITION_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     ALLOW_FOLLOWER_FIELD_NUMBER: _builtins.int
+    TOPIC_ID_FIELD_NUMBER: _builtins.int
     route: _builtins.int
     """Number chosen by the client, 0 to 1,048,575, not used before on this stream."""
     topic: _builtins.str
@@ -555,6 +556,10 @@ class FetchRoute(_message.Message):
     """True: an in-sync follower of the partition may serve the route, up to the high watermark that its leader has told it. If a
     follower refuses or ends the route, ask the leader: only the leader knows which offsets exist.
     """
+    topic_id: _builtins.bytes
+    """Id that the topic must have, 16 bytes; empty: any. Where it has another one, the route is refused with UNKNOWN_TOPIC: the topic was
+    deleted and created again, or the broker has not heard of that yet.
+    """
     def __init__(
         self,
         *,
@@ -563,10 +568,11 @@ class FetchRoute(_message.Message):
         partition: _builtins.int = ...,
         offset: _builtins.int = ...,
         allow_follower: _builtins.bool = ...,
+        topic_id: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_follower", b"allow_follower", "offset", b"offset", "partition", b"partition", "route", b"route", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_follower", b"allow_follower", "offset", b"offset", "partition", b"partition", "route", b"route", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

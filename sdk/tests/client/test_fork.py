@@ -102,7 +102,9 @@ import grpc
 {early}
 # A child of a parent that waits in a call of gRPC: its locks and threads are in use.
 channel = grpc.insecure_channel("127.0.0.1:1")
-threading.Thread(target=lambda: grpc.channel_ready_future(channel).result(60), daemon=True).start()
+# It loads a module of gRPC; in the thread, the fork could come meanwhile, and leave its lock to nobody.
+ready = grpc.channel_ready_future(channel)
+threading.Thread(target=lambda: ready.result(60), daemon=True).start()
 try:
     channel.unary_unary("/a/b")(b"", timeout=1)
 except grpc.RpcError:
