@@ -30,7 +30,7 @@ from metaquorum.raft.voter_changes import (
     VoterChange,
 )
 from metaquorum.replica.driver import StoppedError
-from metaquorum.replica.quorum_node import QuorumNode, QuorumStatus, ReplicaStatus
+from metaquorum.replica.quorum_node import QuorumNode, ReplicaStatus
 
 DIRECTORY_ID_BYTES: Final = 16
 
@@ -79,8 +79,8 @@ async def describe(
         leader_id=status.leader.leader_id,
         quorum_epoch=status.leader.quorum_epoch,
         high_watermark=status.high_watermark,
-        voters=[_replica(voter, status) for voter in status.voters],
-        observers=[_replica(observer, status) for observer in status.observers],
+        voters=[_replica(voter, leads=voter.node_id == status.leader.leader_id) for voter in status.voters],
+        observers=[_replica(observer, leads=False) for observer in status.observers],
         log_start_offset=node.log_start_offset,
         latest_snapshot=None
         if snapshot is None
@@ -161,8 +161,7 @@ async def transfer_leadership(
     return admin_pb2.TransferLeadershipResponse(leader_id=leader.leader_id, quorum_epoch=leader.quorum_epoch)
 
 
-def _replica(replica: ReplicaStatus, status: QuorumStatus) -> admin_pb2.QuorumReplica:
-    leads = replica.node_id == status.leader.leader_id
+def _replica(replica: ReplicaStatus, *, leads: bool) -> admin_pb2.QuorumReplica:
     return admin_pb2.QuorumReplica(
         node_id=replica.node_id,
         directory_id=replica.directory_id,

@@ -2,8 +2,9 @@
 """Auto-join: an observer among the configured voters asks the leader once in its process to become a voter.
 
 Owns the time of the request: when the leader sees this replica caught up, and no live replica votes under its node id. A silent voter
-with its node id is removed first, because its disk was lost or replaced. The leader decides about the voters. A voter that an
-operator removed does not come back before its next start.
+with its node id is removed first, because its disk was lost or replaced. A new leader has not heard of any voter yet: such a voter
+counts as silent only after this leader has not heard of it for `STALE_VOTER_MS`. The leader decides about the voters. A voter that
+an operator removed does not come back before its next start.
 Source: KIP-853 "controller.quorum.auto.join.enable".
 """
 
@@ -50,6 +51,8 @@ class AutoJoin:
         self._node = node
         self._peers = peers
         self._last_reason = ""
+        self._unheard: tuple[int, bytes] | None = None
+        self._unheard_since_s = 0.0
 
     async def run(self) -> None:
         """Try until this replica votes, then return. Cancel it to stop."""
@@ -89,7 +92,7 @@ class AutoJoin:
         for voter in quorum.voters:
             if voter.node_id != node_id:
                 continue
-            if voter.HasField("last_fetch_age_ms") and voter.last_fetch_age_ms <= STALE_VOTER_MS:
+            if quorum.leader_id == node_id or self._silent_ms(quorum.quorum_epoch, voter) <= STALE_VOTER_MS:
                 return self._wait(f"another replica of node {node_id} votes and is alive")
             request = admin_pb2.RemoveVoterRequest(
                 cluster_id=cluster_id,
@@ -102,6 +105,16 @@ class AutoJoin:
         request = admin_pb2.AddVoterRequest(cluster_id=cluster_id, node_id=node_id, directory_id=own_id)
         await self._call(address, "AddVoter", request)
         return True
+
+    def _silent_ms(self, epoch: int, voter: admin_pb2.QuorumReplica) -> float:
+        """Milliseconds since the voter's last fetch, or since this replica first saw that the leader of `epoch` knows of none."""
+        if voter.HasField("last_fetch_age_ms"):
+            return voter.last_fetch_age_ms
+        now_s = asyncio.get_running_loop().time()
+        unheard = (epoch, voter.directory_id)
+        if self._unheard != unheard:
+            self._unheard, self._unheard_since_s = unheard, now_s
+        return (now_s - self._unheard_since_s) * 1000
 
     def _wait(self, reason: str) -> bool:
         if reason != self._last_reason:
