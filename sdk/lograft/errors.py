@@ -341,7 +341,7 @@ class OffsetsFencedError(RefusedError):
 
     def __init__(self, message: str, *, partitions: Sequence[tuple[str, int]] = ()) -> None:
         super().__init__(message)
-        self.partitions = tuple(partitions)
+        self.partitions: tuple[tuple[str, int], ...] = tuple(partitions)
 
 
 class GroupNotFoundError(RefusedError):

@@ -32,7 +32,9 @@ from lograft.types import (
     TopicPartition,
 )
 
-groups_app = typer.Typer(no_args_is_help=True, help="List, describe and delete consumer groups; move their offsets.")
+groups_app: typer.Typer = typer.Typer(
+    no_args_is_help=True, help="List, describe and delete consumer groups; move their offsets."
+)
 
 GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="Group id.", autocompletion=complete_group)]
 GroupNames = Annotated[list[str], typer.Argument(metavar="GROUP...", help="Group ids.", autocompletion=complete_group)]

@@ -15,7 +15,7 @@ from lograft.cli.completion import complete_partition
 from lograft.cli.options import Json, parse_partitions
 from lograft.cli.output import counted, print_error, print_json, print_table
 
-producers_app = typer.Typer(no_args_is_help=True, help="Show the producers of partitions.")
+producers_app: typer.Typer = typer.Typer(no_args_is_help=True, help="Show the producers of partitions.")
 
 
 @producers_app.callback()

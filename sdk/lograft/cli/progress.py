@@ -28,8 +28,8 @@ class Meter:
     """
 
     def __init__(self, what: str, total: int | None, *, by_bytes: bool = False, is_shown: bool = True) -> None:
-        self.records = 0
-        self.size_bytes = 0
+        self.records: int = 0
+        self.size_bytes: int = 0
         self._what = what
         self._total = total
         self._by_bytes = by_bytes

@@ -19,9 +19,9 @@ from lograft.errors import MissingExtraError, OffsetsFencedError, TransactionFai
 try:
     from lograft.offsets.sql import SqlOffsets
     from lograft.offsets.table import offsets_table
-except ModuleNotFoundError as error:
-    if error.name != "sqlalchemy":
+except ModuleNotFoundError as _error:
+    if _error.name != "sqlalchemy":
         raise
-    raise MissingExtraError("lograft.offsets needs SQLAlchemy: pip install 'lograft[sql]'") from error
+    raise MissingExtraError("lograft.offsets needs SQLAlchemy: pip install 'lograft[sql]'") from _error
 
 __all__ = ["OffsetsFencedError", "SqlOffsets", "TransactionFailedError", "offsets_table"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from typing import TypeVar, overload
+from typing import Final, TypeVar, overload
 
 from sqlalchemy import MetaData
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
@@ -40,7 +40,7 @@ from lograft.offsets.sql import (
 from lograft.offsets.table import DEFAULT_TABLE, check_name, create_table, has_table, offsets_table
 from lograft.types import RebalanceListener, TopicPartition
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 T = TypeVar("T", bound="AsyncConnection | AsyncSession")
 

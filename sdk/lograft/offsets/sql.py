@@ -49,7 +49,7 @@ from lograft.offsets.rows import Key, OffsetRows, Row, Wanted
 from lograft.offsets.table import DEFAULT_TABLE, NAME_MAX_LENGTH, check_name, create_table, has_table, offsets_table
 from lograft.types import RebalanceListener, TopicPartition
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 CLAIM_ATTEMPTS: Final = 10
 """Times that a claim is tried while others claim the same partitions. Each failure means that another claim has succeeded."""
