@@ -356,6 +356,42 @@ class GroupNotEmptyError(RefusedError):
     default_code = ErrorCode.GROUP_NOT_EMPTY
 
 
+class IngestNotFoundError(RefusedError):
+    """No ingest has this id: it was never opened, or was forgotten after its time."""
+
+    default_code = ErrorCode.INGEST_NOT_FOUND
+
+
+class IngestFencedError(RefusedError):
+    """A later open of the ingest has fenced this client. Nothing of this client will be published."""
+
+    default_code = ErrorCode.INGEST_FENCED
+
+
+class IngestCommittedError(RefusedError):
+    """The ingest is committed already, so it takes no more records and cannot be aborted."""
+
+    default_code = ErrorCode.INGEST_COMMITTED
+
+
+class IngestAbortedError(RefusedError):
+    """The ingest was aborted: by a call, or because nobody touched it for its time to live. Nothing of it was published."""
+
+    default_code = ErrorCode.INGEST_ABORTED
+
+
+class IngestConflictError(RefusedError):
+    """The ingest is known with other content: another manifest, other parts of an attempt, or another kind. Nothing was changed."""
+
+    default_code = ErrorCode.INGEST_CONFLICT
+
+
+class IngestIncompleteError(RefusedError):
+    """An attempt of the manifest is not sealed, or not all of its records are staged. Nothing was published."""
+
+    default_code = ErrorCode.INGEST_INCOMPLETE
+
+
 class OffsetOutOfRangeError(RefusedError):
     """The offset is below the log start offset or above the high watermark.
 
@@ -501,6 +537,12 @@ _BY_CODE: Final[dict[ErrorCode, type[LograftError]]] = {
     ErrorCode.PROCESSING_LIMIT_EXCEEDED: MembershipLostError,
     ErrorCode.REQUEST_SUPERSEDED: MembershipLostError,
     ErrorCode.GROUP_SUBSCRIBED: GroupNotEmptyError,
+    ErrorCode.INGEST_NOT_FOUND: IngestNotFoundError,
+    ErrorCode.INGEST_FENCED: IngestFencedError,
+    ErrorCode.INGEST_COMMITTED: IngestCommittedError,
+    ErrorCode.INGEST_ABORTED: IngestAbortedError,
+    ErrorCode.INGEST_CONFLICT: IngestConflictError,
+    ErrorCode.INGEST_INCOMPLETE: IngestIncompleteError,
 }
 
 

@@ -93,6 +93,14 @@ ADVICE = {
     ),
     ErrorCode.REQUEST_SUPERSEDED: "Nothing: a later request of the same member has been handled.",
     ErrorCode.GROUP_SUBSCRIBED: "Stop the members that subscribe to the topic first.",
+    ErrorCode.INGEST_NOT_FOUND: "Correct the ingest id, or open the ingest.",
+    ErrorCode.INGEST_FENCED: "Stop this process: a newer one has opened the ingest and goes on with it.",
+    ErrorCode.INGEST_COMMITTED: "Nothing: the ingest is done. A new ingest needs a new id.",
+    ErrorCode.INGEST_ABORTED: "Open the ingest again, and stage all its records again.",
+    ErrorCode.INGEST_CONFLICT: "Use a new id: this one stands for other records, which are published.",
+    ErrorCode.INGEST_PUBLISHING: "Nothing: the client tries again. If it lasts, see `lograft doctor` for partitions without a leader.",
+    ErrorCode.INGEST_INCOMPLETE: "Seal every attempt of the manifest after all its records were acknowledged, then commit again.",
+    ErrorCode.OFFSETS_PENDING: "Nothing: the client tries again. The decision takes seconds at most.",
 }
 
 _VALUE = re.compile(r"((?:^  //.*\n)+)^  ERROR_CODE_(\w+) = \d+;", re.MULTILINE)

@@ -142,6 +142,22 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     """A later request of the member was handled before this one. Nothing was changed."""
     ERROR_CODE_GROUP_SUBSCRIBED: _ErrorCode.ValueType  # 54
     """Members of the group subscribe to the topic."""
+    ERROR_CODE_INGEST_NOT_FOUND: _ErrorCode.ValueType  # 55
+    """No ingest has this id: it was never opened, or was forgotten after its time. Open it."""
+    ERROR_CODE_INGEST_FENCED: _ErrorCode.ValueType  # 56
+    """A later open of the ingest has fenced this client. Nothing of this client will be published."""
+    ERROR_CODE_INGEST_COMMITTED: _ErrorCode.ValueType  # 57
+    """The ingest is committed already, so it takes no more attempts and cannot be aborted."""
+    ERROR_CODE_INGEST_ABORTED: _ErrorCode.ValueType  # 58
+    """The ingest was aborted: by a call, or because nobody touched it for its time to live. Open it again and stage again."""
+    ERROR_CODE_INGEST_CONFLICT: _ErrorCode.ValueType  # 59
+    """The ingest or attempt is known with other content: another manifest, other parts, another kind. Nothing was changed."""
+    ERROR_CODE_INGEST_PUBLISHING: _ErrorCode.ValueType  # 60
+    """The last round of the ingest is decided and not published everywhere yet. Ask again."""
+    ERROR_CODE_INGEST_INCOMPLETE: _ErrorCode.ValueType  # 61
+    """An attempt of the manifest is not sealed, or not all of its records are staged. Nothing was published."""
+    ERROR_CODE_OFFSETS_PENDING: _ErrorCode.ValueType  # 62
+    """An offset of the partition waits for the decision of an ingest. Ask again."""
 
 class ErrorCode(_ErrorCode, metaclass=_ErrorCodeEnumTypeWrapper):
     """Every reason for which Lograft refuses a request or fails. If a whole call fails, the name without its prefix is the `reason`
@@ -267,6 +283,22 @@ ERROR_CODE_REQUEST_SUPERSEDED: ErrorCode.ValueType  # 53
 """A later request of the member was handled before this one. Nothing was changed."""
 ERROR_CODE_GROUP_SUBSCRIBED: ErrorCode.ValueType  # 54
 """Members of the group subscribe to the topic."""
+ERROR_CODE_INGEST_NOT_FOUND: ErrorCode.ValueType  # 55
+"""No ingest has this id: it was never opened, or was forgotten after its time. Open it."""
+ERROR_CODE_INGEST_FENCED: ErrorCode.ValueType  # 56
+"""A later open of the ingest has fenced this client. Nothing of this client will be published."""
+ERROR_CODE_INGEST_COMMITTED: ErrorCode.ValueType  # 57
+"""The ingest is committed already, so it takes no more attempts and cannot be aborted."""
+ERROR_CODE_INGEST_ABORTED: ErrorCode.ValueType  # 58
+"""The ingest was aborted: by a call, or because nobody touched it for its time to live. Open it again and stage again."""
+ERROR_CODE_INGEST_CONFLICT: ErrorCode.ValueType  # 59
+"""The ingest or attempt is known with other content: another manifest, other parts, another kind. Nothing was changed."""
+ERROR_CODE_INGEST_PUBLISHING: ErrorCode.ValueType  # 60
+"""The last round of the ingest is decided and not published everywhere yet. Ask again."""
+ERROR_CODE_INGEST_INCOMPLETE: ErrorCode.ValueType  # 61
+"""An attempt of the manifest is not sealed, or not all of its records are staged. Nothing was published."""
+ERROR_CODE_OFFSETS_PENDING: ErrorCode.ValueType  # 62
+"""An offset of the partition waits for the decision of an ingest. Ask again."""
 Global___ErrorCode: _TypeAlias = ErrorCode  # noqa: Y015
 
 @_typing.final

@@ -76,6 +76,14 @@ class ErrorCode(enum.IntEnum):
     PROCESSING_LIMIT_EXCEEDED = 52
     REQUEST_SUPERSEDED = 53
     GROUP_SUBSCRIBED = 54
+    INGEST_NOT_FOUND = 55
+    INGEST_FENCED = 56
+    INGEST_COMMITTED = 57
+    INGEST_ABORTED = 58
+    INGEST_CONFLICT = 59
+    INGEST_PUBLISHING = 60
+    INGEST_INCOMPLETE = 61
+    OFFSETS_PENDING = 62
 
     @property
     def retriable(self) -> bool:
@@ -126,6 +134,8 @@ _RETRIABLE = frozenset(
         ErrorCode.COORDINATOR_LOADING,
         ErrorCode.NOT_COORDINATOR,
         ErrorCode.INSTANCE_IN_USE,
+        ErrorCode.INGEST_PUBLISHING,
+        ErrorCode.OFFSETS_PENDING,
     }
 )
 

@@ -86,6 +86,14 @@ STATUS_CODES: Final[Mapping[ErrorCode, grpc.StatusCode]] = {
     ErrorCode.PROCESSING_LIMIT_EXCEEDED: grpc.StatusCode.FAILED_PRECONDITION,
     ErrorCode.REQUEST_SUPERSEDED: grpc.StatusCode.ABORTED,
     ErrorCode.GROUP_SUBSCRIBED: grpc.StatusCode.FAILED_PRECONDITION,
+    ErrorCode.INGEST_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    ErrorCode.INGEST_FENCED: grpc.StatusCode.FAILED_PRECONDITION,
+    ErrorCode.INGEST_COMMITTED: grpc.StatusCode.FAILED_PRECONDITION,
+    ErrorCode.INGEST_ABORTED: grpc.StatusCode.FAILED_PRECONDITION,
+    ErrorCode.INGEST_CONFLICT: grpc.StatusCode.FAILED_PRECONDITION,
+    ErrorCode.INGEST_PUBLISHING: grpc.StatusCode.UNAVAILABLE,
+    ErrorCode.INGEST_INCOMPLETE: grpc.StatusCode.FAILED_PRECONDITION,
+    ErrorCode.OFFSETS_PENDING: grpc.StatusCode.UNAVAILABLE,
 }
 """gRPC status code of every error code."""
 
