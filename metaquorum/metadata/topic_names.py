@@ -16,7 +16,11 @@ MAX_CHARACTERS: Final = 249
 INTERNAL_PREFIX: Final = "__"
 """Begin of the names of internal topics."""
 
+STAGING_PREFIX: Final = "__staging-"
+"""Begin of the names of staging topics (docs/ingest.md). The id of the topic that they belong to follows, in hex."""
+
 _ALLOWED: Final = re.compile(r"[A-Za-z0-9._-]+")
+_HEX_ID: Final = re.compile(r"[0-9a-f]{32}")
 _SHOWN_CHARACTERS: Final = 60
 
 
@@ -37,6 +41,19 @@ def problem(topic: str) -> str | None:
 def is_internal(topic: str) -> bool:
     """Return True for the name of a topic of the system."""
     return topic.startswith(INTERNAL_PREFIX)
+
+
+def staging_topic(topic_id: bytes) -> str:
+    """Return the name of the staging topic of a topic."""
+    return STAGING_PREFIX + topic_id.hex()
+
+
+def staged_topic_id(topic: str) -> bytes | None:
+    """Return the id of the topic that a staging topic belongs to; None: this is not the name of a staging topic."""
+    hex_id = topic.removeprefix(STAGING_PREFIX)
+    if hex_id == topic or _HEX_ID.fullmatch(hex_id) is None:
+        return None
+    return bytes.fromhex(hex_id)
 
 
 def reserved_problem(topic: str) -> str | None:

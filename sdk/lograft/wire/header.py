@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The 61-byte header of a record batch: reads it, stamps it, and walks over batches.
+"""The 61-byte header of a record batch: reads it, stamps it, gives it another producer, and walks over batches.
 
 Big-endian. Field for field the layout of Kafka's RecordBatch v2. `magic` is 16 for Lograft's payload.
 
@@ -30,7 +30,7 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from lograft.wire.checksum import BytesLike
+from lograft.wire.checksum import BytesLike, crc32c
 from lograft.wire.compression import Codec
 from lograft.wire.errors import CorruptBatchError, UnsupportedBatchError
 from lograft.wire.limits import HEADER_BYTES, MAGIC
@@ -60,6 +60,10 @@ _HEADER = struct.Struct(">qiibIhiqqqhii")
 _PREFIX = struct.Struct(">qii")
 _BASE_OFFSET = struct.Struct(">q")
 _LEADER_EPOCH = struct.Struct(">i")
+_PRODUCER = struct.Struct(">qhi")
+_PRODUCER_START = 43
+_CRC = struct.Struct(">I")
+_CRC_AT = 17
 _SEQUENCE_MASK = 0x7FFF_FFFF
 
 assert _HEADER.size == HEADER_BYTES, _HEADER.size
@@ -181,6 +185,31 @@ def stamp(batch: bytearray, *, base_offset: int, leader_epoch: int) -> None:
 def stamped_prefix(base_offset: int, batch_length: int, leader_epoch: int) -> bytes:
     """Return the 16 bytes before `magic`. With prefix + batch[16:], a caller writes a stamped batch without a copy."""
     return _PREFIX.pack(base_offset, batch_length, leader_epoch)
+
+
+def with_producer(batch: BytesLike, header: BatchHeader, *, producer_id: int, base_sequence: int) -> bytearray:
+    """Return a copy of a batch that belongs to another producer, at its epoch 0, with the CRC that fits.
+
+    Nothing else changes. The copy keeps base offset and leader epoch too: the log stamps them, as in any append.
+
+    Args:
+        batch: the whole batch.
+        header: its header.
+        producer_id: the other producer, from 0.
+        base_sequence: sequence of the first record for that producer, 0 to 2**31 - 1.
+
+    Raises:
+        CorruptBatchError: the size or the CRC of the batch is wrong. A new CRC would hide that.
+    """
+    if len(batch) != header.size_bytes:
+        raise CorruptBatchError(f"the batch claims {header.size_bytes} bytes and has {len(batch)}")
+    found = crc32c(memoryview(batch)[CRC_START:])
+    if found != header.crc:
+        raise CorruptBatchError(f"the batch has CRC {found:#010x}, its header says {header.crc:#010x}")
+    copy = bytearray(batch)
+    _PRODUCER.pack_into(copy, _PRODUCER_START, producer_id, 0, base_sequence)
+    _CRC.pack_into(copy, _CRC_AT, crc32c(memoryview(copy)[CRC_START:]))
+    return copy
 
 
 def iter_batches(region: BytesLike) -> Iterator[tuple[int, BatchHeader]]:

@@ -20,7 +20,7 @@ from lograft.wire.batch import (
 )
 from lograft.wire.checksum import crc32c
 from lograft.wire.errors import CorruptBatchError, UnsupportedBatchError
-from lograft.wire.header import write_header
+from lograft.wire.header import with_producer, write_header
 from lograft.wire.limits import HEADER_BYTES
 from tests.wire.batches import examples, put
 
@@ -127,3 +127,48 @@ def test_iter_batches_refuses_another_magic() -> None:
     """Bytes of another format are not walked."""
     with pytest.raises(UnsupportedBatchError, match="magic 2"):
         list(iter_batches(put(encode_batch([b"a"]), ">b", 16, 2)))
+
+
+@examples(100)
+@given(
+    st.lists(st.one_of(st.none(), st.binary(max_size=20)), min_size=1, max_size=5),
+    st.sampled_from(Codec),
+    st.tuples(I64, I32, st.integers(0, 2**63 - 1), st.integers(0, 2**31 - 1)),
+    st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 2**31 - 1)),
+)
+def test_other_producer_changes_nothing_else(
+    values: list[bytes | None], codec: Codec, old: tuple[int, int, int, int], new: tuple[int, int]
+) -> None:
+    """Payload, timestamps, codec, offsets and epoch stay, and the CRC fits. Back with the first producer, every byte is as before."""
+    base_offset, leader_epoch, producer_id, base_sequence = old
+    batch = encode_batch(
+        values,
+        timestamps_ms=list(range(7, 7 + len(values))),
+        codec=codec,
+        producer_id=producer_id,
+        producer_epoch=0,
+        base_sequence=base_sequence,
+    )
+    stamp(batch, base_offset=base_offset, leader_epoch=leader_epoch)
+    before, header = bytes(batch), read_header(batch)
+    other = with_producer(memoryview(batch), header, producer_id=new[0], base_sequence=new[1])
+    assert batch == before
+    assert crc32c(bytes(other[21:])) == read_header(other).crc
+    expected = header._replace(producer_id=new[0], producer_epoch=0, base_sequence=new[1], crc=read_header(other).crc)
+    assert read_header(other) == expected
+    assert other[HEADER_BYTES:] == batch[HEADER_BYTES:]
+    back = with_producer(other, read_header(other), producer_id=producer_id, base_sequence=base_sequence)
+    assert back == batch
+
+
+@examples(100)
+@given(st.data())
+def test_other_producer_never_hides_damage(data: st.DataObject) -> None:
+    """A batch with a flipped bit that its CRC covers is refused, as is one with a byte too many or too few."""
+    batch = encode_batch([b"some value"], timestamps_ms=7, producer_id=1, producer_epoch=0, base_sequence=2)
+    header = read_header(batch)
+    flipped = bytearray(batch)
+    flipped[data.draw(st.integers(21, len(batch) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    for damaged in (flipped, batch + b"x", batch[:-1]):
+        with pytest.raises(CorruptBatchError):
+            with_producer(damaged, header, producer_id=3, base_sequence=4)

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Limits of publications, checks and sweeps, with their units. Numbers only."""
+
+from __future__ import annotations
+
+from typing import Final
+
+SEQUENCE_COUNT: Final = 2**31
+"""Sequences count modulo this."""
+
+PART_RECORDS_MAX: Final = 2**30 - 1
+"""Most records of one part: from the next sequence of a producer it must be clear whether the producer is before a part or behind it."""
+
+PART_SLICES_MAX: Final = 20_000
+"""Most slices of one part: as many as a manifest has attempts."""
+
+PART_BATCHES_MAX: Final = 500_000
+"""Most staged batches of one part; a check refuses more. The plan takes 24 bytes for each."""
+
+READ_BYTES: Final = 1024 * 1024
+"""Bytes of one read of staged batches. A single larger batch is read whole."""
+
+KEEP_BYTES: Final = 1024 * 1024
+"""Bytes of staged batches up to which a publication keeps what it read for its plan. Beyond, it reads a batch again to publish it."""
+
+IN_FLIGHT_BYTES: Final = 4 * 1024 * 1024
+"""Bytes that a publication may have appended beyond the high watermark. A single larger batch is appended alone."""
+
+PUBLICATIONS_MAX: Final = 1_024
+"""Parts that one broker publishes or that wait for their turn; more are refused with OVERLOADED."""
+
+ACTIVE_PUBLICATIONS_MAX: Final = 64
+"""Parts that one broker publishes at once. Further ones wait."""
+
+COMMIT_WAIT_MS: Final = 30_000
+"""Milliseconds that a publication waits for the high watermark; then it fails with TIMED_OUT, and its coordinator asks again."""
+
+RETRY_MS: Final = 250
+"""Retry advice, in milliseconds, of publications and checks."""
+
+PUBLISH_CALL_MS: Final = 40_000
+"""Milliseconds that a coordinator waits for the answer to one request. The publication goes on without it."""
+
+CHECK_CALL_MS: Final = 40_000
+"""Milliseconds that a coordinator waits for the answer to a check."""
+
+MISSING_MAX: Final = 100
+"""Most missing slices that the answer to a check names."""
+
+SWEEP_READ_BYTES: Final = 256 * 1024 * 1024
+"""Bytes that one sweep of one partition reads. The next sweep goes on."""
+
+SWEEP_IDS_MAX: Final = 10_000
+"""Producer ids that one question for live attempts names."""
+
+STAGING_SWEEP_MS: Final = 5_000
+"""Milliseconds between two sweeps."""
+
+STAGING_QUOTA_SHARE: Final = 4
+"""The default of the staging quota is the size of the log directory's disk divided by this."""
+
+QUOTA_RETRY_MS: Final = 5_000
+"""Retry advice, in milliseconds, for a client that exceeds the staging quota."""
