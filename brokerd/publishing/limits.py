@@ -15,7 +15,7 @@ PART_SLICES_MAX: Final = 20_000
 """Most slices of one part: as many as a manifest has attempts."""
 
 PART_BATCHES_MAX: Final = 500_000
-"""Most staged batches of one part; a check refuses more. The plan takes 24 bytes for each."""
+"""Most staged batches of one plan, which takes 24 bytes for each. A part with more takes several plans, and so several looks at what is staged."""
 
 READ_BYTES: Final = 1024 * 1024
 """Bytes of one read of staged batches. A single larger batch is read whole."""

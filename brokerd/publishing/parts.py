@@ -65,6 +65,14 @@ class PublishedPart(NamedTuple):
     end_offset: int
 
 
+class KnownBatch(NamedTuple):
+    """A batch of one producer, as a log knows it; `next_offset` is exclusive."""
+
+    base_sequence: int
+    base_offset: int
+    next_offset: int
+
+
 class Gap(Enum):
     """Why a slice cannot be published."""
 
@@ -74,7 +82,7 @@ class Gap(Enum):
     BEGIN = "no batch begins where it begins"
     END = "no batch ends where it ends"
     HOLES = "a batch has lost records"
-    TOO_MANY = "the part has too many batches"
+    PUBLISHED = "the log ends within one of its batches, which were published"
 
 
 @dataclass(frozen=True, slots=True)

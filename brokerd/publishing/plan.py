@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which staged batches make a part, and in which order. Pure.
 
-    planner = Planner(slices)
-    for batch in staged:          # those of `scan_ranges(slices)`, ascending by offset; others do no harm
+    planner = Planner(slices, done_records=done_records)
+    for batch in staged:          # those of `planner.ranges`, ascending by offset; others do no harm
         planner.add(batch)
     found = planner.plan()        # a `Plan`, or the first `MissingSlice`
 
+A plan has a bounded number of batches. Beyond it, it covers the next records of the part only; once they are published, the next plan
+covers what follows. Whether all slices are complete is known before the first record is published.
+
 Laws
-    A plan holds every record of every slice once: the batches of a slice continue each other in sequence, begin with its first record and
+    Plans hold every record of every slice once: the batches of a slice continue each other in sequence, begin with its first record and
     end with its last one.
     Batches of other producers between those of a slice do not count, nor does a copy of a batch that was taken.
     The plan depends on slices and batches only, so every leader makes the same one.
@@ -18,11 +21,10 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 from brokerd.publishing.limits import PART_BATCHES_MAX, SEQUENCE_COUNT
-from brokerd.publishing.parts import Gap, MissingSlice, Slice
+from brokerd.publishing.parts import Gap, KnownBatch, MissingSlice, Slice
 
 _FIELDS = 3
 """Numbers that a plan keeps of each batch: base offset, size in bytes, records."""
@@ -73,20 +75,22 @@ def scan_ranges(slices: Sequence[Slice]) -> list[tuple[int, int]]:
 
 
 class _Filling:
-    """One slice while its batches are being found."""
+    """One slice while its batches are being found. `skipped` of its records are published already."""
 
-    __slots__ = ("batches", "gap", "index", "next_offset", "slice", "taken")
+    __slots__ = ("batches", "gap", "index", "is_kept", "next_offset", "skipped", "slice", "taken")
 
-    def __init__(self, index: int, wanted: Slice) -> None:
+    def __init__(self, index: int, wanted: Slice, *, skipped: int, is_kept: bool) -> None:
         self.index = index
         self.slice = wanted
+        self.skipped = skipped
+        self.is_kept = is_kept
         self.taken = 0
         self.next_offset = wanted.first_offset
         self.batches = array("q")
         self.gap: Gap | None = None
 
     def add(self, batch: StagedBatch) -> bool:
-        """Take a batch that overlaps the slice; return False if it is not taken."""
+        """Look at a batch that overlaps the slice; return True if it is in `batches` now."""
         wanted = self.slice
         if batch.base_offset < wanted.first_offset:
             self.gap = Gap.BEGIN
@@ -100,16 +104,21 @@ class _Filling:
             if not batch.records <= behind < SEQUENCE_COUNT // 2:
                 self.gap = Gap.SEQUENCE
             return False
+        before, after = self.taken, self.taken + batch.records
         if batch.records != batch.next_offset - batch.base_offset:
             self.gap = Gap.HOLES
-        elif self.taken == 0 and batch.base_offset != wanted.first_offset:
+        elif before == 0 and batch.base_offset != wanted.first_offset:
             self.gap = Gap.BEGIN
-        elif self.taken + batch.records > wanted.records:
+        elif after > wanted.records:
             self.gap = Gap.END
+        elif before < self.skipped < after:
+            self.gap = Gap.PUBLISHED
         if self.gap is not None:
             return False
-        self.taken += batch.records
+        self.taken = after
         self.next_offset = batch.next_offset
+        if not self.is_kept or before < self.skipped:
+            return False
         self.batches.extend((batch.base_offset, batch.size_bytes, batch.records))
         return True
 
@@ -123,12 +132,30 @@ class _Filling:
 
 
 class Planner:
-    """Finds the batches of slices that `slices_problem` has accepted; only `add` changes it."""
+    """Finds the batches of slices that `slices_problem` has accepted; only `add` changes it.
 
-    def __init__(self, slices: Sequence[Slice], *, max_batches: int = PART_BATCHES_MAX) -> None:
-        self._fillings = [_Filling(index, each) for index, each in enumerate(slices)]
-        self._left = max_batches
-        self._overflow: _Filling | None = None
+    Args:
+        slices: the slices of the part, in its order.
+        done_records: records from the begin of the part on that are published already.
+        max_batches: most batches of the plan; 0: none is needed, only whether the slices are complete.
+
+    Attributes:
+        ranges: the offsets to look at: ascending ranges (begin, exclusive end).
+    """
+
+    def __init__(
+        self, slices: Sequence[Slice], *, done_records: int = 0, max_batches: int = PART_BATCHES_MAX
+    ) -> None:
+        self._done_records = done_records
+        self._max_batches = max_batches
+        self._count = 0
+        self._fillings: list[_Filling] = []
+        left = done_records
+        for index, each in enumerate(slices):
+            if left < each.records:
+                self._fillings.append(_Filling(index, each, skipped=left, is_kept=max_batches > 0))
+            left = max(left - each.records, 0)
+        self.ranges = scan_ranges([filling.slice for filling in self._fillings])
         by_producer: dict[int, list[_Filling]] = {}
         for filling in self._fillings:
             by_producer.setdefault(filling.slice.producer_id, []).append(filling)
@@ -142,25 +169,35 @@ class Planner:
     def add(self, batch: StagedBatch) -> None:
         """Note a batch of the staging partition; batches come ascending by offset."""
         fillings = self._by_producer.get(batch.producer_id)
-        if fillings is None or self._overflow is not None:
+        if fillings is None:
             return
         # Slices of a producer do not overlap, so the first one that ends behind the begin of the batch is the one.
         at = bisect_left(self._ends[batch.producer_id], batch.base_offset + 1)
         if at == len(fillings) or fillings[at].slice.first_offset >= batch.next_offset:
             return
-        if self._left == 0:
-            self._overflow = fillings[at]
-            return
         if fillings[at].add(batch):
-            self._left -= 1
+            self._count += 1
+            if self._count > self._max_batches:
+                self._shed()
+
+    def _shed(self) -> None:
+        """Leave the last slices to a later plan; if there is only one, its rest."""
+        kept = [filling for filling in self._fillings if filling.is_kept]
+        while self._count > self._max_batches:
+            last = kept.pop()
+            last.is_kept = False
+            if not kept:
+                # Its batches so far are the next ones of the part.
+                return
+            self._count -= len(last.batches) // _FIELDS
+            last.batches = array("q")
 
     def plan(self) -> Plan | MissingSlice:
         """Return the plan, or the first slice that is not complete."""
-        if self._overflow is not None:
-            return MissingSlice(self._overflow.index, self._overflow.slice.producer_id, Gap.TOO_MANY)
         for missing in self.missing():
             return missing
-        return Plan([filling.batches for filling in self._fillings])
+        # What is left to later plans has no batches here, and nothing follows it.
+        return Plan([filling.batches for filling in self._fillings], first_record=self._done_records)
 
     def missing(self) -> Iterator[MissingSlice]:
         """Yield the slices that are not complete, in their order."""
@@ -171,47 +208,34 @@ class Planner:
 
 
 class Plan:
-    """The batches of a part in the order of their publication. It does not change."""
+    """The next batches of a part in the order of their publication. It does not change.
 
-    __slots__ = ("_batches", "_starts")
+    Attributes:
+        first_record: records of the part before the first batch.
+        end_record: records of the part up to the end of the last batch.
+    """
 
-    def __init__(self, batches: Sequence[array[int]]) -> None:
+    __slots__ = ("_batches", "end_record", "first_record")
+
+    def __init__(self, batches: Sequence[array[int]], *, first_record: int) -> None:
         self._batches = batches
-        # Records before each slice, and after the last one.
-        self._starts = list(accumulate((sum(each[2::_FIELDS]) for each in batches), initial=0))
-
-    @property
-    def records(self) -> int:
-        """Number of records."""
-        return self._starts[-1]
+        self.first_record = first_record
+        self.end_record = first_record + sum(sum(each[_FIELDS - 1 :: _FIELDS]) for each in batches)
 
     def batches(self) -> Iterator[PlannedBatch]:
         """Yield all batches in order."""
-        first_record = 0
+        first_record = self.first_record
         for each in self._batches:
             for at in range(0, len(each), _FIELDS):
                 base_offset, size_bytes, records = each[at : at + _FIELDS]
                 yield PlannedBatch(base_offset, size_bytes, records, first_record)
                 first_record += records
 
-    def is_border(self, record: int) -> bool:
-        """Tell whether a batch ends where `record` records are published, or nothing is."""
-        if record == 0:
-            return True
-        return any(each.first_record + each.records == record for each in self.batches())
-
-    def runs(self, done_records: int, *, max_bytes: int) -> Iterator[Run]:
-        """Yield what is left once `done_records` are published, which is a border.
-
-        Args:
-            done_records: records from the begin of the part on that are published already.
-            max_bytes: most bytes of a run of several batches.
-        """
+    def runs(self, *, max_bytes: int) -> Iterator[Run]:
+        """Yield the batches in runs of at most `max_bytes`; a larger batch is a run of its own."""
         run: list[PlannedBatch] = []
         size_bytes = 0
         for batch in self.batches():
-            if batch.first_record < done_records:
-                continue
             if run and (run[-1].next_offset != batch.base_offset or size_bytes + batch.size_bytes > max_bytes):
                 yield Run(run[0].base_offset, run[-1].next_offset, tuple(run))
                 run, size_bytes = [], 0
@@ -219,3 +243,30 @@ class Plan:
             size_bytes += batch.size_bytes
         if run:
             yield Run(run[0].base_offset, run[-1].next_offset, tuple(run))
+
+
+def is_shown(wanted: Slice, known: Sequence[KnownBatch], *, begin: KnownBatch | None) -> bool:
+    """Tell whether a slice is complete, as far as the producer state of the log and its first batch show.
+
+    The log takes the batches of a producer only in sequence, so what begins and ends where the slice does is the slice.
+
+    Args:
+        wanted: the slice.
+        known: the newest batches of its producer, ascending by offset.
+        begin: the batch of its producer at the begin of the slice, where `known` does not go back that far; None: there is none.
+    """
+    inside = [each for each in known if wanted.first_offset <= each.base_offset < wanted.end_offset]
+    if not inside:
+        return False
+    first, last = inside[0], inside[-1]
+    if first.base_offset != wanted.first_offset:
+        if known[0].base_offset < wanted.first_offset or begin is None:
+            return False
+        first = begin
+    end_sequence = last.base_sequence + last.next_offset - last.base_offset
+    return (
+        first.base_offset == wanted.first_offset
+        and first.base_sequence == wanted.first_sequence
+        and last.next_offset == wanted.end_offset
+        and (end_sequence - wanted.first_sequence - wanted.records) % SEQUENCE_COUNT == 0
+    )

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from brokerd.publishing.limits import SEQUENCE_COUNT
-from brokerd.publishing.parts import PublishedPart
+from brokerd.publishing.parts import KnownBatch, PublishedPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +20,6 @@ class Lost:
     """The log lacks this many records that were published before the part: it was elected uncleanly, or restored from an old copy."""
 
     records: int
-
-
-class KnownBatch(NamedTuple):
-    """A batch of the publishing producer in the log; `next_offset` is exclusive."""
-
-    base_sequence: int
-    base_offset: int
-    next_offset: int
 
 
 def done_records(base_sequence: int, records: int, next_sequence: int | None) -> int | Lost:

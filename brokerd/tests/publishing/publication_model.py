@@ -16,8 +16,8 @@ from lograft.wire.limits import STAGING_PRODUCER_ID_MIN
 
 from brokerd.publishing import garbage, resumption
 from brokerd.publishing.limits import SEQUENCE_COUNT
-from brokerd.publishing.parts import MissingSlice, Slice, slices_problem
-from brokerd.publishing.plan import Plan, Planner, StagedBatch, scan_ranges
+from brokerd.publishing.parts import KnownBatch, MissingSlice, Slice, slices_problem
+from brokerd.publishing.plan import Plan, Planner, StagedBatch, is_shown
 
 Record = tuple[int, int]
 """Producer id of the attempt, and the number of the record in it."""
@@ -96,13 +96,12 @@ def staged_partition(rng: Random, *, attempts: int) -> tuple[list[ModelBatch], l
     return log, made
 
 
-def make_plan(log: Iterable[ModelBatch], slices: list[Slice]) -> Plan | MissingSlice:
+def make_plan(log: Iterable[ModelBatch], slices: list[Slice], *, done_records: int, max_batches: int) -> Plan | MissingSlice:
     """Plan the slices from the batches that their ranges hold."""
     assert slices_problem(slices) is None, slices_problem(slices)
-    planner = Planner(slices)
-    ranges = scan_ranges(slices)
+    planner = Planner(slices, done_records=done_records, max_batches=max_batches)
     for batch in log:
-        if any(first <= batch.header.base_offset < end for first, end in ranges):
+        if any(first <= batch.header.base_offset < end for first, end in planner.ranges):
             planner.add(batch.header)
     return planner.plan()
 
@@ -158,12 +157,13 @@ def publish_once(
     """Publish a part as a leader does, until it crashes; return its offsets if it does not crash."""
     done = resumption.done_records(base_sequence, records, target.next_sequence)
     assert isinstance(done, int), done
-    if done < records:
-        plan = make_plan(log.values(), slices)
+    max_batches = rng.choice((1, 2, 5, 1_000))
+    while done < records:
+        plan = make_plan(log.values(), slices, done_records=done, max_batches=max_batches)
         assert isinstance(plan, Plan), plan
-        assert plan.records == records
-        assert plan.is_border(done), done
-        for run in plan.runs(done, max_bytes=rng.choice((1, 150, 250, 10_000))):
+        assert plan.first_record == done < plan.end_record
+        assert len(list(plan.batches())) <= max_batches + 1
+        for run in plan.runs(max_bytes=rng.choice((1, 150, 250, 10_000))):
             assert run.batches[0].base_offset == run.base_offset
             covered = run.base_offset
             for batch in run.batches:
@@ -177,11 +177,12 @@ def publish_once(
                 if crash and rng.random() < 0.3:
                     return None
             assert covered == run.end_offset
+        done = plan.end_record
     if crash:
         return None
     search = resumption.PartSearch(base_sequence, records)
     search.add(
-        resumption.KnownBatch(each.base_sequence, each.base_offset, each.next_offset)
+        KnownBatch(each.base_sequence, each.base_offset, each.next_offset)
         for each in target.batches
         if each.records
     )
@@ -271,12 +272,35 @@ def check_damage(rng: Random) -> None:
             slices[index] = hit._replace(first_offset=hit.first_offset + 1)
     if slices_problem(slices) is not None:
         return
-    planner = Planner(slices)
+    planner = Planner(slices, max_batches=rng.choice((0, 1, 1_000)))
     for batch in log:
         planner.add(batch.header)
     found = [each.index for each in planner.missing()]
     assert found == [index], (found, index)
     assert isinstance(planner.plan(), MissingSlice)
+
+
+def check_shown(rng: Random) -> None:
+    """Judge slices by what a log knows of their producers: whole ones are shown, those that say something else are not."""
+    log, attempts = staged_partition(rng, attempts=rng.randint(1, 3))
+    originals = [each.header for at, each in enumerate(log) if not _is_copy(log, at)]
+    for attempt in attempts:
+        own = [each for each in originals if each.producer_id == attempt.producer_id]
+        cut = rng.randint(0, len(own))
+        window = [KnownBatch(each.base_sequence, each.base_offset, each.next_offset) for each in own[-16:]][:cut]
+        whole = {each.base_offset: KnownBatch(each.base_sequence, each.base_offset, each.next_offset) for each in own}
+        for wanted in attempt.slices:
+            begin = whole[wanted.first_offset]
+            recent = window[rng.randint(0, len(window)) :]
+            is_ended = any(each.next_offset == wanted.end_offset for each in recent)
+            assert is_shown(wanted, recent, begin=begin) is is_ended, (wanted, recent)
+            assert not is_shown(wanted._replace(records=wanted.records + 1), recent, begin=begin)
+            assert not is_shown(wanted._replace(end_offset=wanted.end_offset + 1), recent, begin=begin)
+            moved = (wanted.first_sequence + 1) % SEQUENCE_COUNT
+            assert not is_shown(wanted._replace(first_sequence=moved), recent, begin=begin)
+            assert not is_shown(wanted._replace(first_sequence=moved, records=wanted.records - 1), recent, begin=begin)
+            if recent and recent[0].base_offset > wanted.first_offset:
+                assert not is_shown(wanted, recent, begin=None)
 
 
 def _is_copy(log: list[ModelBatch], at: int) -> bool:

@@ -13,7 +13,12 @@ from brokerd.publishing.limits import PART_RECORDS_MAX, SEQUENCE_COUNT
 from brokerd.publishing.parts import Gap, MissingSlice, Part, Slice, part_problem, slices_problem
 from brokerd.publishing.plan import Planner, StagedBatch
 from brokerd.publishing.resumption import Lost, done_records
-from brokerd.tests.publishing.publication_model import check_damage, check_garbage, check_publication
+from brokerd.tests.publishing.publication_model import (
+    check_damage,
+    check_garbage,
+    check_publication,
+    check_shown,
+)
 from brokerd.tests.publishing.publication_mutants import MUTANTS
 from metaquorum.testing.mutants import Mutant, apply
 
@@ -35,6 +40,12 @@ def test_each_record_is_published_once_and_in_order(rng: Random) -> None:
 def test_damage_names_its_slice(rng: Random) -> None:
     """A missing, shortened or foreign batch, or a slice that says something else, makes that slice incomplete, and no other one."""
     check_damage(rng)
+
+
+@given(worlds)
+def test_producer_state_shows_whole_slices_only(rng: Random) -> None:
+    """As far back as it goes, and with the first batch of the slice."""
+    check_shown(rng)
 
 
 @given(worlds)
@@ -109,16 +120,11 @@ def test_first_incomplete_slice_is_named() -> None:
     assert "slice 1" in str(planner.plan())
 
 
-def test_part_with_too_many_batches_is_refused() -> None:
-    """The limit holds for what is taken, not for what lies between."""
-    slices = [piece(0, records=3)]
-    for limit, expected in ((3, True), (2, False)):
-        planner = Planner(slices, max_batches=limit)
-        for number in range(3):
-            planner.add(StagedBatch(number, number + 1, 100, STAGING, number, 1))
-            planner.add(StagedBatch(number, number + 1, 100, STAGING + 9, number, 1))
-        found = planner.plan()
-        assert (found == MissingSlice(0, STAGING, Gap.TOO_MANY)) is not expected
+def test_a_border_that_no_batch_has_is_refused() -> None:
+    """What was published ends within a batch: the staged batches are not those that were published."""
+    planner = Planner([piece(0)], done_records=3)
+    planner.add(StagedBatch(0, 5, 100, STAGING, 0, 5))
+    assert planner.plan() == MissingSlice(0, STAGING, Gap.PUBLISHED)
 
 
 def test_no_slices_are_no_part() -> None:
@@ -133,7 +139,7 @@ def test_mutant_is_found(mutant: Mutant) -> None:
     with apply(mutant):
         for seed in range(MUTANT_SEEDS):
             try:
-                for check in (check_publication, check_damage, check_garbage):
+                for check in (check_publication, check_damage, check_shown, check_garbage):
                     check(Random(seed))
             except Exception:
                 found = True
