@@ -439,8 +439,22 @@ class Replica:
     # ------------------------------------------------------------------------------------------------------------------
     # Appends of a leader, and their acknowledgements.
 
-    def append(self, batch: bytes | memoryview, header: BatchHeader, *, level: AckLevel = AckLevel.LEADER) -> Appended:
+    def append(
+        self,
+        batch: bytes | memoryview,
+        header: BatchHeader,
+        *,
+        level: AckLevel = AckLevel.LEADER,
+        is_decided: bool = False,
+    ) -> Appended:
         """Append a batch that `check_batch` has accepted, for a client that waits for `level`.
+
+        Args:
+            batch: the batch.
+            header: its header.
+            level: the level that must be reachable.
+            is_decided: True for a batch of an ingest. The configs of the topic judged its records when they were staged, and must not
+                refuse what is decided.
 
         Raises:
             RefusedError: not appended. STORAGE_FAILED after a write error: a part may be in the log.
@@ -454,7 +468,8 @@ class Replica:
         if self._unlocked is not None:
             raise RefusedError(moving_failure(str(self)))
         now_ms = wall_ms()
-        check_records(batch, header, self.settings, topic=self.topic, now_ms=now_ms)
+        if not is_decided:
+            check_records(batch, header, self.settings, topic=self.topic, now_ms=now_ms)
         try:
             self.directory.space.admit(len(batch), now_ms=monotonic_ms())
             appended = self._log.append_as_leader(batch, header, leader_epoch=leader_epoch, now_ms=now_ms)

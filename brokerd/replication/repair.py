@@ -2,8 +2,9 @@
 """`FetchRange`: how a replica gets the batches for a damaged range of its log from another replica.
 
 `RangeSource` answers. It owns what may be sent: whole batches below the high watermark here, byte for byte as the leader appended them.
-Any replica answers, whoever leads, and only for other replicas of the partition. `RepairCalls` asks. The replicas decide what to
-repair, and when. Everything runs on the thread of the event loop.
+Any replica answers, whoever leads, and only for other replicas of the partition; batches of staging topics go to every broker, because
+the leader of another partition publishes them (docs/ingest.md). `RepairCalls` asks. The replicas decide what to repair, and when.
+Everything runs on the thread of the event loop.
 
 Law: nothing is sent from a range that may have been compacted here, because compacted batches differ from those of the other replica.
 Source: docs/replication.md, "Damage".
@@ -27,6 +28,7 @@ from brokerd.replica.replica import Replica
 from brokerd.replica.replication_border import RepairCallError
 from brokerd.replication.peer_errors import PeerError, peer_error
 from metaquorum.metadata.loader import MetadataLoader
+from metaquorum.metadata.topic_names import staged_topic_id
 from metaquorum.net.link import CallError
 from metaquorum.net.methods import Method
 from metaquorum.net.peers import Peers
@@ -78,7 +80,8 @@ class RangeSource:
         if topic is None or not 0 <= request.partition < len(topic.partitions):
             message = f"no partition {request.partition} of topic {request.topic_id.hex()} is known here"
             raise refused(ErrorCode.UNKNOWN_PARTITION, message)
-        if request.replica_id not in topic.partitions[request.partition].replicas:
+        is_staging = staged_topic_id(topic.topic) is not None
+        if not is_staging and request.replica_id not in topic.partitions[request.partition].replicas:
             # It may get the replica in metadata that this broker lacks, so the asking broker tries again.
             message = f"broker {request.replica_id} has no replica of partition {request.partition} of {topic.topic!r}"
             raise refused(ErrorCode.UNKNOWN_PARTITION, message)
@@ -157,12 +160,23 @@ class RepairCalls:
         Raises:
             RepairCallError: the replica does not have them, or does not answer in time.
         """
+        try:
+            return await self.ask(broker_id, topic_id, partition, wanted)
+        except PeerError as error:
+            raise RepairCallError(f"broker {broker_id}: {error}") from error
+
+    async def ask(self, broker_id: int, topic_id: bytes, partition: int, wanted: range) -> bytes:
+        """Return the first batches of a range from another replica, as `fetch`.
+
+        Raises:
+            PeerError: with the code of the refusal, if the broker refuses.
+        """
         address = internal_address(self._observer.image, broker_id)
         if address is None:
-            raise RepairCallError(f"broker {broker_id} is not registered")
+            raise PeerError(f"broker {broker_id} is not registered")
         own_epoch = self._broker_epoch()
         if own_epoch is None:
-            raise RepairCallError("this broker is not registered")
+            raise PeerError("this broker is not registered")
         request = pb.FetchRangeRequest(
             cluster_id=self._cluster_id,
             broker_id=broker_id,
@@ -174,10 +188,7 @@ class RepairCalls:
             broker_epoch=own_epoch,
             incarnation_id=self._incarnation_id,
         )
-        try:
-            return (await fetch_range(self._peers, address, request)).batches
-        except PeerError as error:
-            raise RepairCallError(f"broker {broker_id}: {error}") from error
+        return (await fetch_range(self._peers, address, request)).batches
 
 
 async def fetch_range(peers: Peers, address: Address, request: pb.FetchRangeRequest) -> pb.FetchRangeResponse:

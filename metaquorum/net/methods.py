@@ -29,6 +29,8 @@ class Method(IntEnum):
     FETCH_RANGE = 33
     FORWARDED_CALL = 34
     """Carries a request of the public `LogService` and names its method."""
+    PUBLISH_PART = 35
+    CHECK_STAGED = 36
 
     ADMIN = 48
     """Carries a request of the public `AdminService` and names its method."""

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from lograft.wire.header import BatchHeader
-from lograft.wire.limits import DEDUP_WINDOW_BATCHES
+from lograft.wire.limits import DEDUP_WINDOW_BATCHES, PUBLISHING_PRODUCER_ID_MIN
 
 from storage.errors import OutOfOrderSequenceError, ProducerFencedError
 
@@ -136,6 +136,10 @@ class ProducerWindows:
         """Return (producer id, state) of all producers, ascending by id."""
         return iter(sorted(self._states.items()))
 
+    def find(self, producer_id: int) -> ProducerState | None:
+        """Return the state of one producer, only for reading; None: the log does not know it."""
+        return self._states.get(producer_id)
+
     def check(self, header: BatchHeader) -> ProducedBatch | None:
         """Judge a batch of a producer before it is appended; change nothing.
 
@@ -207,13 +211,14 @@ class ProducerWindows:
         """Forget the producers whose newest batch was appended more than `expiration_ms` ago; return their number.
 
         The clock is that of the log's owner, not record timestamps, because a producer that loads old records is not
-        idle. A producer whose time is unknown counts from now on. A producer in an open transaction stays.
+        idle. A producer whose time is unknown counts from now on. A producer in an open transaction stays, and so does
+        a publishing producer.
         """
         gone: list[int] = []
         for producer_id, state in self._states.items():
             if state.last_append_ms == 0:
                 state.last_append_ms = now_ms
-            elif now_ms - state.last_append_ms > expiration_ms and not self._is_in_transaction(producer_id):
+            elif now_ms - state.last_append_ms > expiration_ms and not self._must_stay(producer_id):
                 gone.append(producer_id)
         return self._forget(gone)
 
@@ -224,9 +229,7 @@ class ProducerWindows:
             return 0
         count = min(len(self._states), excess + max_producers // EVICTED_SHARE)
         by_age = sorted(self._states.items(), key=lambda item: item[1].last_base_offset)
-        return self._forget(
-            [producer_id for producer_id, _ in by_age if not self._is_in_transaction(producer_id)][:count]
-        )
+        return self._forget([producer_id for producer_id, _ in by_age if not self._must_stay(producer_id)][:count])
 
     def _forget(self, producer_ids: list[int]) -> int:
         for producer_id in producer_ids:
@@ -235,6 +238,13 @@ class ProducerWindows:
                 self._transactions.forget_coordinator(producer_id)
         return len(producer_ids)
 
+    def _must_stay(self, producer_id: int) -> bool:
+        """Tell whether a producer must stay.
+
+        Otherwise one of its older epochs could write into its open transaction, or what an ingest published before
+        could be published again.
+        """
+        return producer_id >= PUBLISHING_PRODUCER_ID_MIN or self._is_in_transaction(producer_id)
+
     def _is_in_transaction(self, producer_id: int) -> bool:
-        """Tell whether a producer must stay: otherwise one of its older epochs could write into its open transaction."""
         return self._transactions is not None and self._transactions.is_open(producer_id)

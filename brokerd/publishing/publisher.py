@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Publishes parts at the broker that leads their partition.
+
+`Publisher` owns which parts are under way: one at a time of each coordinator in each partition, and a request for a part under way waits
+for its end. A publication goes on when nobody waits for it any more. `_Publication` owns one part: it looks where to go on, plans,
+appends, and waits for the high watermark.
+
+Laws
+    The log takes the batches of a publication only in the order of their sequences, so no fault here publishes a record twice.
+    Nothing is appended in a later leader epoch than the one whose producer state said where to go on.
+    No more than `IN_FLIGHT_BYTES` are beyond the high watermark.
+    A part is answered only when its last record is committed.
+
+*Where a part is.* What was just appended is known, and so is what the producer state remembers: the last 16 batches. For a longer part
+that was published before, or resumed, the log is searched, from the end down, one segment after another. A part whose begin or end was
+deleted in the meantime is answered with `UNKNOWN_OFFSET` there.
+Source: docs/ingest.md, section "Publication".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from lograft.wire.codes import ErrorCode
+from lograft.wire.errors import BatchError
+from lograft.wire.header import iter_batches, read_header, with_producer
+
+from brokerd.failure import Failure, RefusedError, refused
+from brokerd.partition.events import AckLevel
+from brokerd.publishing.commits import wait_committed
+from brokerd.publishing.limits import (
+    ACTIVE_PUBLICATIONS_MAX,
+    COMMIT_WAIT_MS,
+    IN_FLIGHT_BYTES,
+    KEEP_BYTES,
+    PART_BATCHES_MAX,
+    PUBLICATIONS_MAX,
+    READ_BYTES,
+    RETRY_MS,
+    SEQUENCE_COUNT,
+)
+from brokerd.publishing.parts import UNKNOWN_OFFSET, KnownBatch, MissingSlice, Part, PublishedPart, part_problem
+from brokerd.publishing.plan import Plan, PlannedBatch, Planner, Run
+from brokerd.publishing.resumption import Lost, PartSearch, done_records
+from brokerd.publishing.staged_reads import StagedReads, split
+from brokerd.replica.replica import Replica
+from metaquorum.metadata.loader import MetadataLoader
+
+logger = logging.getLogger(__name__)
+
+
+class Publisher:
+    """The publications of one broker.
+
+    Args:
+        observer: the metadata.
+        find: returns the open replica of a topic id and partition.
+        staged: reads staged batches.
+        max_batches: most batches of one plan.
+    """
+
+    def __init__(
+        self,
+        *,
+        observer: MetadataLoader,
+        find: Callable[[bytes, int], Replica | None],
+        staged: StagedReads,
+        max_batches: int = PART_BATCHES_MAX,
+    ) -> None:
+        self._observer = observer
+        self._find = find
+        self._staged = staged
+        self._max_batches = max_batches
+        self._running: dict[tuple[bytes, int, int], tuple[Part, asyncio.Task[PublishedPart]]] = {}
+        self._waiting_count = 0
+        self._active = asyncio.Semaphore(ACTIVE_PUBLICATIONS_MAX)
+        self._is_closed = False
+
+    def __len__(self) -> int:
+        """Return the number of parts under way."""
+        return len(self._running)
+
+    async def publish(self, part: Part) -> PublishedPart:
+        """Publish a part, or what is left of it; return where it is, also if it was published before.
+
+        Raises:
+            RefusedError: INVALID_REQUEST, the part is absurd; UNKNOWN_TOPIC, the topic was deleted; METADATA_NOT_REACHED, the topic is
+                not known here yet; NOT_LEADER, LEADER_NOT_AVAILABLE; NOT_ENOUGH_REPLICAS (AFTER_APPEND); STORAGE_FAILED, for example
+                because the disk is full; OVERLOADED; TIMED_OUT, not committed in time; INGEST_INCOMPLETE, staged records are
+                missing; DATA_LOSS, staged records are damaged, or the log has lost what was published before. Asking again goes on where
+                it stopped.
+        """
+        problem = part_problem(part)
+        if problem is not None:
+            raise refused(ErrorCode.INVALID_REQUEST, problem)
+        key = (part.topic_id, part.partition, part.producer_id)
+        while (running := self._running.get(key)) is not None and running[0] != part:
+            if self._waiting_count >= PUBLICATIONS_MAX:
+                raise _overloaded()
+            self._waiting_count += 1
+            try:
+                await asyncio.wait((running[1],))
+            finally:
+                self._waiting_count -= 1
+        if running is None:
+            if self._is_closed:
+                raise refused(ErrorCode.SHUTTING_DOWN, "this broker is stopping")
+            if len(self._running) >= PUBLICATIONS_MAX:
+                raise _overloaded()
+            task = asyncio.create_task(self._run(part), name="publication")
+            running = self._running[key] = (part, task)
+            task.add_done_callback(lambda done: self._on_done(key, part, done))
+        try:
+            return await asyncio.shield(running[1])
+        except asyncio.CancelledError:
+            if running[1].cancelled():
+                raise refused(ErrorCode.SHUTTING_DOWN, "this broker is stopping") from None
+            raise
+
+    async def close(self) -> None:
+        """Publish nothing any more. Idempotent."""
+        self._is_closed = True
+        tasks = [task for _, task in self._running.values()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _run(self, part: Part) -> PublishedPart:
+        async with self._active:
+            replica = led_replica(self._observer, self._find, part.topic_id, part.partition)
+            return await _Publication(part, replica, self._staged, self._max_batches).run()
+
+    def _on_done(self, key: tuple[bytes, int, int], part: Part, task: asyncio.Task[PublishedPart]) -> None:
+        del self._running[key]
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is None:
+            return
+        if isinstance(error, RefusedError):
+            logger.info("part not published: partition=%s-%d records=%d: %s", key[0].hex(), key[1], part.records, error)
+        else:
+            logger.error("publication failed: partition=%s-%d", key[0].hex(), key[1], exc_info=error)
+
+
+def _overloaded() -> RefusedError:
+    message = f"{PUBLICATIONS_MAX} parts are being published here"
+    return refused(ErrorCode.OVERLOADED, message, retry_after_ms=RETRY_MS)
+
+
+def led_replica(
+    observer: MetadataLoader, find: Callable[[bytes, int], Replica | None], topic_id: bytes, partition: int
+) -> Replica:
+    """Return the replica of a partition that this broker leads.
+
+    Raises:
+        RefusedError: UNKNOWN_TOPIC, the topic was deleted; METADATA_NOT_REACHED, it is not known here yet; NOT_LEADER,
+            LEADER_NOT_AVAILABLE.
+    """
+    replica = find(topic_id, partition)
+    if replica is not None:
+        if not replica.is_leader:
+            raise RefusedError(replica.refusal())
+        return replica
+    image = observer.image
+    if topic_id in image.deleted_topics.ids():
+        raise refused(ErrorCode.UNKNOWN_TOPIC, f"topic {topic_id.hex()} was deleted")
+    topic = image.topic_by_id(topic_id)
+    if topic is None or not 0 <= partition < len(topic.partitions):
+        message = f"partition {partition} of topic {topic_id.hex()} is not known here"
+        raise refused(ErrorCode.METADATA_NOT_REACHED, message, retry_after_ms=RETRY_MS)
+    message = f"{topic.topic}-{partition} is not open here"
+    raise refused(ErrorCode.LEADER_NOT_AVAILABLE, message, retry_after_ms=RETRY_MS)
+
+
+def known_batches(replica: Replica, producer_id: int) -> list[KnownBatch]:
+    """Return the newest batches of a producer, as the log knows them, ascending by offset."""
+    state = replica.log.producers.find(producer_id)
+    if state is None:
+        return []
+    return [KnownBatch(each.base_sequence, each.base_offset, each.next_offset) for each in state.batches()]
+
+
+class _Publication:
+    """One part under way."""
+
+    def __init__(self, part: Part, replica: Replica, staged: StagedReads, max_batches: int) -> None:
+        self._part = part
+        self._replica = replica
+        self._staged = staged
+        self._max_batches = max_batches
+        self._leader_epoch = replica.leader_epoch
+        self._search = PartSearch(part.base_sequence, part.records)
+        # Appended and not known to be committed: end offset (exclusive) and bytes of each batch.
+        self._in_flight: deque[tuple[int, int]] = deque()
+        self._in_flight_bytes = 0
+
+    async def run(self) -> PublishedPart:
+        part, replica = self._part, self._replica
+        window = known_batches(replica, part.producer_id)
+        next_sequence = None
+        if window:
+            last = window[-1]
+            next_sequence = (last.base_sequence + last.next_offset - last.base_offset) % SEQUENCE_COUNT
+        done = done_records(part.base_sequence, part.records, next_sequence)
+        if isinstance(done, Lost):
+            message = f"{replica} lacks {done.records} records that producer {part.producer_id} published before this part"
+            logger.error("publication stopped: partition=%s: %s", replica, message)
+            raise refused(ErrorCode.DATA_LOSS, message, retry_after_ms=RETRY_MS)
+        self._search.add(window)
+        while done < part.records:
+            plan, kept = await self._plan(done)
+            for run in plan.runs(max_bytes=READ_BYTES):
+                await self._publish_run(run, kept)
+            done = plan.end_record
+        if self._search.found is None:
+            await self._search_log(window[0].base_offset if window else replica.log_end_offset)
+        end_offset = self._search.end_offset
+        if end_offset is not None:
+            await wait_committed(replica, end_offset, timeout_ms=COMMIT_WAIT_MS)
+        first_offset = self._search.first_offset
+        return PublishedPart(
+            UNKNOWN_OFFSET if first_offset is None else first_offset,
+            UNKNOWN_OFFSET if end_offset is None else end_offset,
+        )
+
+    # Plan and append.
+
+    async def _plan(self, done: int) -> tuple[Plan, dict[int, memoryview]]:
+        """Return the next plan and, if what it looked at is little, the batches of it by base offset."""
+        part = self._part
+        planner = Planner(part.slices, done_records=done, max_batches=self._max_batches)
+        kept: dict[int, memoryview] = {}
+        kept_bytes = 0
+        async for piece in self._staged.pieces(part.topic_id, part.partition, planner.ranges):
+            for batch, data in piece:
+                planner.add(batch)
+                kept_bytes += batch.size_bytes
+                if kept_bytes <= KEEP_BYTES:
+                    kept[batch.base_offset] = data
+        found = planner.plan()
+        if isinstance(found, MissingSlice):
+            raise refused(ErrorCode.INGEST_INCOMPLETE, f"{self._replica} cannot be published: {found}")
+        return found, kept if kept_bytes <= KEEP_BYTES else {}
+
+    async def _publish_run(self, run: Run, kept: dict[int, memoryview]) -> None:
+        """Read the batches of a run and append them."""
+        position = 0
+        while position < len(run.batches):
+            data = kept.get(run.batches[position].base_offset)
+            if data is None:
+                offset = run.batches[position].base_offset
+                read = await self._staged.read(self._part.topic_id, self._part.partition, offset, run.end_offset)
+                pieces = [each for _, each in split(read)]
+            else:
+                pieces = [data]
+            if not pieces:
+                raise self._changed(run.batches[position])
+            for piece, planned in zip(pieces, run.batches[position:], strict=False):
+                await self._append(piece, planned)
+            position += len(pieces)
+            await asyncio.sleep(0)
+
+    async def _append(self, data: memoryview, planned: PlannedBatch) -> None:
+        """Append one staged batch under its publishing sequence."""
+        part, replica = self._part, self._replica
+        header = read_header(data)
+        if (header.base_offset, header.record_count, len(data)) != (
+            planned.base_offset,
+            planned.records,
+            planned.size_bytes,
+        ):
+            raise self._changed(planned)
+        base_sequence = (part.base_sequence + planned.first_record) % SEQUENCE_COUNT
+        try:
+            batch = with_producer(data, header, producer_id=part.producer_id, base_sequence=base_sequence)
+        except BatchError as error:
+            message = f"the staged batch at {planned.base_offset} for {replica} is damaged: {error}"
+            raise refused(ErrorCode.DATA_LOSS, message, retry_after_ms=RETRY_MS) from error
+        await self._wait_room(len(batch))
+        if not replica.is_leader:
+            raise RefusedError(replica.refusal())
+        if replica.leader_epoch != self._leader_epoch:
+            message = f"{replica} has another leader epoch than when the publication began"
+            raise refused(ErrorCode.LEADER_NOT_AVAILABLE, message, retry_after_ms=RETRY_MS)
+        appended = replica.append(memoryview(batch), read_header(batch), level=AckLevel.ALL, is_decided=True)
+        self._search.add((KnownBatch(base_sequence, appended.base_offset, appended.next_offset),))
+        self._in_flight.append((appended.next_offset, len(batch)))
+        self._in_flight_bytes += len(batch)
+
+    async def _wait_room(self, size_bytes: int) -> None:
+        while self._in_flight and self._in_flight_bytes + size_bytes > IN_FLIGHT_BYTES:
+            end_offset, committed_bytes = self._in_flight.popleft()
+            if end_offset > self._replica.high_watermark:
+                await wait_committed(self._replica, end_offset, timeout_ms=COMMIT_WAIT_MS)
+            self._in_flight_bytes -= committed_bytes
+
+    def _changed(self, planned: PlannedBatch) -> RefusedError:
+        message = f"the staged batch at {planned.base_offset} for {self._replica} is another one than a moment ago"
+        return RefusedError(Failure(code=ErrorCode.LEADER_NOT_AVAILABLE, message=message, retry_after_ms=RETRY_MS))
+
+    # Where a part is that was published before.
+
+    async def _search_log(self, end_offset: int) -> None:
+        """Look for the ends of the part in the log below an offset (exclusive), the newest segment first."""
+        for first_offset in self._segment_starts(end_offset):
+            try:
+                await self._search_segment(first_offset, end_offset)
+            except RefusedError as error:
+                if error.failure.code is ErrorCode.OFFSET_OUT_OF_RANGE:
+                    # Retention was faster.
+                    return
+                if error.failure.code is not ErrorCode.DATA_LOSS:
+                    raise
+                logger.warning("offsets of a published part not found: partition=%s: %s", self._replica, error)
+            if self._search.first_offset is not None:
+                return
+            end_offset = first_offset
+
+    def _segment_starts(self, end_offset: int) -> Iterator[int]:
+        replica = self._replica
+        starts = [each.base_offset for each in replica.log.segments if each.base_offset < end_offset]
+        for start in reversed(starts):
+            first_offset = max(start, replica.log_start_offset)
+            if first_offset < end_offset:
+                yield first_offset
+
+    async def _search_segment(self, offset: int, end_offset: int) -> None:
+        producer_id = self._part.producer_id
+        while offset < end_offset:
+            found = self._replica.read(offset, READ_BYTES, end_offset=end_offset)
+            if not found.data:
+                return
+            self._search.add(
+                KnownBatch(header.base_sequence, header.base_offset, header.next_offset)
+                for _, header in iter_batches(found.data)
+                if header.producer_id == producer_id and header.base_sequence >= 0
+            )
+            offset = found.next_offset
+            await asyncio.sleep(0)
