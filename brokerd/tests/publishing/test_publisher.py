@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Publication of parts on one broker: once, in order, with every byte that the attempts staged, from wherever it stopped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from lograft.wire.batch import Codec, RecordBatch, check_batch
+from lograft.wire.codes import ErrorCode
+from lograft.wire.header import iter_batches
+
+from brokerd.failure import RefusedError, refused
+from brokerd.publishing import publisher as publisher_module
+from brokerd.publishing.parts import UNKNOWN_OFFSET, Part, PublishedPart, Slice
+from brokerd.replica.replica import Replica
+from brokerd.tests.publishing.publishing_broker import (
+    PUBLISHING,
+    SEQUENCES,
+    STAGING,
+    PublishingBroker,
+    append_foreign,
+    part,
+    values_of,
+)
+from brokerd.tests.replica.lone_broker import TOPIC_ID
+from metaquorum.metadata.records import RemoveTopicRecord
+from storage.testing.sim_disk import Refusal
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[PublishingBroker]:
+    made = PublishingBroker()
+    await made.start(segment_bytes="4096")
+    yield made
+    await made.publisher.close()
+    await made.manager.stop()
+
+
+async def staged(broker: PublishingBroker, *, batches: int = 20, sequence: int = 0) -> tuple[Part, list[bytes]]:
+    """Stage the batches of two attempts in turns, and garbage between them. The second attempt comes first in the part."""
+    first, second, garbage = [await broker.attempt(number, sequence=sequence) for number in (0, 1, 2)]
+    for number in range(batches):
+        first.stage(b"first %d" % number, b"and %d" % number)
+        garbage.stage(b"garbage")
+        second.stage(b"second %d" % number)
+    one, values = await first.seal()
+    two, more = await second.seal()
+    return part(two, one), more + values
+
+
+async def test_part_is_published_in_its_order(broker: PublishingBroker) -> None:
+    """Slice after slice, each in its own order, below the high watermark; what is not named stays out."""
+    target = await broker.target()
+    append_foreign(target, b"before")
+    wanted, values = await staged(broker)
+    found = await broker.publisher.publish(wanted)
+    assert found == PublishedPart(1, 1 + len(values))
+    assert target.high_watermark >= found.end_offset
+    assert values_of(target) == [b"before", *values]
+
+
+async def test_batches_keep_everything_but_their_producer(broker: PublishingBroker) -> None:
+    """Payload, timestamps and codec are those that were staged; the header names the coordinator's producer, and the CRC fits."""
+    attempt = await broker.attempt(0)
+    attempt.stage(b"x" * 300, b"y" * 300, codec=Codec.ZSTD, timestamps_ms=[1_000, 2_000])
+    attempt.stage(b"z", timestamps_ms=[5])
+    made, _ = await attempt.seal()
+    await broker.publisher.publish(part(made, base_sequence=SEQUENCES - 2))
+    staging, target = await broker.staging(), await broker.target()
+    before = memoryview(staging.read(0, 1 << 20, end_offset=3).data)
+    after = memoryview(target.read(0, 1 << 20, end_offset=3).data)
+    sequences: list[int] = []
+    for (at, old), (to, new) in zip(iter_batches(before), iter_batches(after), strict=True):
+        published = after[to : to + new.size_bytes]
+        check_batch(published, max_bytes=1 << 20)
+        assert published[61:] == before[at : at + old.size_bytes][61:]
+        same = {"producer_id": 0, "producer_epoch": 0, "base_sequence": 0, "crc": 0, "base_offset": 0, "leader_epoch": 0}
+        assert old._replace(**same) == new._replace(**same)
+        assert (new.producer_id, new.producer_epoch) == (PUBLISHING, 0)
+        sequences.append(new.base_sequence)
+        assert RecordBatch(published).timestamps_ms() == RecordBatch(before[at : at + old.size_bytes]).timestamps_ms()
+    assert sequences == [SEQUENCES - 2, 0]
+
+
+async def test_part_that_comes_twice_is_answered_with_its_first_offsets(broker: PublishingBroker) -> None:
+    """At once, later, to another publisher, and long after others have written, through the search in the log."""
+    target = await broker.target()
+    wanted, values = await staged(broker)
+    answers = await asyncio.gather(*(broker.publisher.publish(wanted) for _ in range(3)))
+    for number in range(200):
+        append_foreign(target, b"other %d" % number)
+    answers.append(await broker.new_publisher().publish(wanted))
+    assert set(answers) == {PublishedPart(0, len(values))}
+    assert values_of(target)[: len(values)] == values
+    assert target.log_end_offset == len(values) + 200
+    assert target.log.segment_count > 3
+
+
+async def test_old_part_is_found_behind_later_ones(broker: PublishingBroker) -> None:
+    """Even if the producer state remembers nothing of it."""
+    wanted, values = await staged(broker)
+    first = await broker.publisher.publish(wanted)
+    attempt = await broker.attempt(5)
+    for number in range(40):
+        attempt.stage(b"later %d" % number)
+    later, more = await attempt.seal()
+    second = await broker.publisher.publish(part(later, base_sequence=wanted.records))
+    assert await broker.new_publisher().publish(wanted) == first == PublishedPart(0, len(values))
+    assert second == PublishedPart(len(values), len(values) + len(more))
+
+
+async def test_part_whose_records_were_deleted_since_says_so(broker: PublishingBroker) -> None:
+    """The begin of it is unknown, and nothing is published again."""
+    target = await broker.target()
+    wanted, values = await staged(broker)
+    await broker.publisher.publish(wanted)
+    await target.delete_before(30, 0)
+    found = await broker.new_publisher().publish(wanted)
+    assert found == PublishedPart(UNKNOWN_OFFSET, len(values))
+    assert target.log_end_offset == len(values)
+
+
+async def test_publication_goes_on_where_it_stopped(broker: PublishingBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever number of batches was appended before the failure, and whoever wrote in between."""
+    target = await broker.target()
+    wanted, values = await staged(broker, sequence=SEQUENCES - 7)
+    append = Replica.append
+    left = 0
+
+    def append_some(replica: Replica, *args: object, **options: object) -> object:
+        nonlocal left
+        if left == 0:
+            raise refused(ErrorCode.NOT_ENOUGH_REPLICAS, "too few")
+        left -= 1
+        return append(replica, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Replica, "append", append_some)
+    others = 0
+    for count in (0, 1, 3, 11, 2, 1):
+        left = count
+        with pytest.raises(RefusedError) as caught:
+            await broker.new_publisher(max_batches=7).publish(wanted)
+        assert caught.value.failure.code is ErrorCode.NOT_ENOUGH_REPLICAS
+        left = 1
+        append_foreign(target, b"other")
+        others += 1
+    left = 1_000
+    found = await broker.new_publisher(max_batches=3).publish(wanted)
+    assert [each for each in values_of(target) if each != b"other"] == values
+    assert found.end_offset == target.log_end_offset == len(values) + others
+    assert found.first_offset == 1, "the first attempt appended nothing, the second one appends behind one other record"
+
+
+async def test_restarted_broker_goes_on(broker: PublishingBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The producer state comes back with the log."""
+    wanted, values = await staged(broker)
+    monkeypatch.setattr(publisher_module, "IN_FLIGHT_BYTES", 1_000)
+    publishing = asyncio.create_task(broker.publisher.publish(wanted))
+    target = await broker.target()
+    while target.log_end_offset < 10:
+        await asyncio.sleep(0)
+    await broker.publisher.close()
+    with pytest.raises(RefusedError) as caught:
+        await publishing
+    assert caught.value.failure.code is ErrorCode.SHUTTING_DOWN
+    assert 10 <= target.log_end_offset < len(values)
+    await broker.manager.stop()
+    again = PublishingBroker(broker.disk)
+    await again.start(segment_bytes="4096")
+    try:
+        assert await again.publisher.publish(wanted) == PublishedPart(0, len(values))
+        assert values_of(await again.target()) == values
+    finally:
+        await again.publisher.close()
+        await again.manager.stop()
+
+
+async def test_bytes_beyond_the_high_watermark_are_bounded(
+    broker: PublishingBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A publication waits for the high watermark before it appends more."""
+    target = await broker.target()
+    wanted, values = await staged(broker, batches=60)
+    monkeypatch.setattr(publisher_module, "IN_FLIGHT_BYTES", 500)
+    append, beyond = Replica.append, list[int]()
+
+    def append_and_look(replica: Replica, *args: object, **options: object) -> object:
+        appended = append(replica, *args, **options)  # type: ignore[arg-type]
+        beyond.append(replica.log_end_offset - replica.high_watermark)
+        return appended
+
+    monkeypatch.setattr(Replica, "append", append_and_look)
+    await broker.publisher.publish(wanted)
+    assert values_of(target) == values
+    # A batch has 76 bytes or more.
+    assert 2 <= max(beyond) <= 12
+
+
+async def test_several_coordinators_publish_at_once(broker: PublishingBroker) -> None:
+    """Their batches may lie between each other's; each part is whole and in order."""
+    target = await broker.target()
+    parts: list[tuple[Part, list[bytes]]] = []
+    for number in range(4):
+        attempt = await broker.attempt(10 + number)
+        for at in range(30):
+            attempt.stage(b"%d: %d" % (number, at))
+        made, values = await attempt.seal()
+        parts.append((part(made, producer_id=PUBLISHING + number), values))
+    await asyncio.gather(*(broker.publisher.publish(each) for each, _ in parts))
+    everything = values_of(target)
+    for number, (_, values) in enumerate(parts):
+        assert [each for each in everything if each is not None and each.startswith(b"%d:" % number)] == values
+    assert len(everything) == 120
+
+
+async def test_parts_of_one_coordinator_wait_for_each_other(broker: PublishingBroker) -> None:
+    """A part that is asked for while the one before is under way follows it."""
+    first, values = await staged(broker)
+    attempt = await broker.attempt(9)
+    attempt.stage(b"next")
+    made, _ = await attempt.seal()
+    second = part(made, base_sequence=first.records)
+    found = await asyncio.gather(broker.publisher.publish(first), broker.publisher.publish(second))
+    assert found == [PublishedPart(0, len(values)), PublishedPart(len(values), len(values) + 1)]
+    assert len(broker.publisher) == 0
+
+
+async def test_caller_that_leaves_does_not_stop_a_publication(broker: PublishingBroker) -> None:
+    """The next caller gets its answer."""
+    wanted, values = await staged(broker)
+    impatient = asyncio.create_task(broker.publisher.publish(wanted))
+    while len(broker.publisher) == 0:
+        await asyncio.sleep(0)
+    impatient.cancel()
+    assert await broker.publisher.publish(wanted) == PublishedPart(0, len(values))
+    with pytest.raises(asyncio.CancelledError):
+        await impatient
+
+
+async def test_config_that_came_later_does_not_refuse_what_is_decided(broker: PublishingBroker) -> None:
+    """The rules for records were asked when they were staged: keys of a compacted topic here."""
+    wanted, values = await staged(broker)
+    target = await broker.target()
+    broker.commit(*broker.config(TOPIC_ID, cleanup_policy="compact"))
+    assert target.is_compacted
+    with pytest.raises(RefusedError):
+        append_foreign(target, b"no key")
+    await broker.publisher.publish(wanted)
+    assert values_of(target) == values
+
+
+async def code_of(broker: PublishingBroker, wanted: Part) -> ErrorCode:
+    with pytest.raises(RefusedError) as caught:
+        await broker.publisher.publish(wanted)
+    return caught.value.failure.code
+
+
+async def test_missing_records_publish_nothing(broker: PublishingBroker) -> None:
+    """Not even those that are there: a part without them all is refused before its first append."""
+    wanted, _ = await staged(broker)
+    target, staging = await broker.target(), await broker.staging()
+    last = wanted.slices[-1]
+    beyond = last._replace(end_offset=staging.log_end_offset + 5, records=last.records + 5)
+    wrong = last._replace(first_sequence=last.first_sequence + 1)
+    stranger = last._replace(producer_id=STAGING + 77)
+    for each in (beyond, wrong, stranger):
+        assert await code_of(broker, part(wanted.slices[0], each)) is ErrorCode.INGEST_INCOMPLETE
+    await staging.delete_before(5, 0)
+    assert await code_of(broker, wanted) is ErrorCode.INGEST_INCOMPLETE
+    assert target.log_end_offset == 0
+
+
+async def test_log_that_lost_earlier_parts_publishes_nothing(broker: PublishingBroker) -> None:
+    """A hole in the sequences is told apart from a part that is there."""
+    wanted, _ = await staged(broker)
+    await broker.publisher.publish(wanted)
+    attempt = await broker.attempt(9)
+    attempt.stage(b"next")
+    made, _ = await attempt.seal()
+    assert await code_of(broker, part(made, base_sequence=wanted.records + 3)) is ErrorCode.DATA_LOSS
+    assert (await broker.target()).log_end_offset == wanted.records
+
+
+async def test_absurd_part_and_foreign_partitions_are_refused(broker: PublishingBroker) -> None:
+    """Each with its code; a topic that is only not known yet is not taken for a deleted one."""
+    wanted, _ = await staged(broker)
+    absurd = part(Slice(5, 0, 1, 0, 1))
+    assert await code_of(broker, absurd) is ErrorCode.INVALID_REQUEST
+    unknown = part_at(wanted, topic_id=b"u" * 16)
+    assert await code_of(broker, unknown) is ErrorCode.METADATA_NOT_REACHED
+    assert await code_of(broker, part_at(wanted, partition=9)) is ErrorCode.METADATA_NOT_REACHED
+    broker.commit(RemoveTopicRecord(topic_id=TOPIC_ID))
+    assert await code_of(broker, wanted) is ErrorCode.UNKNOWN_TOPIC
+
+
+def part_at(wanted: Part, *, topic_id: bytes = TOPIC_ID, partition: int = 0) -> Part:
+    return Part(
+        topic_id=topic_id,
+        partition=partition,
+        producer_id=wanted.producer_id,
+        base_sequence=wanted.base_sequence,
+        records=wanted.records,
+        slices=wanted.slices,
+    )
+
+
+async def test_full_disk_stops_a_publication_and_free_space_lets_it_go_on(broker: PublishingBroker) -> None:
+    """The failure is typed, and nothing is doubled."""
+    wanted, values = await staged(broker)
+    broker.disk.refuse("append", TOPIC_ID.hex(), Refusal.FULL)
+    assert await code_of(broker, wanted) is ErrorCode.STORAGE_FAILED
+    broker.disk.forgive()
+    await broker.publisher.publish(wanted)
+    assert values_of(await broker.target()) == values
