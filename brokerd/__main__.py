@@ -156,6 +156,14 @@ def run(
             help="Bytes of compressed batches that are being inflated; 0: by the memory limit of the container.",
         ),
     ] = 0,
+    ingest_staging_max_bytes: Annotated[
+        int,
+        typer.Option(
+            envvar="LOGRAFT_INGEST_STAGING_MAX_BYTES",
+            min=0,
+            help="Bytes that clients may stage for ingests in the partitions that this broker leads; 0: a quarter of the disk.",
+        ),
+    ] = 0,
     log_level: Annotated[str, typer.Option(envvar="LOGRAFT_LOG_LEVEL", help="DEBUG, INFO, WARNING, ERROR.")] = "INFO",
 ) -> None:
     """Run a broker until SIGTERM."""
@@ -172,6 +180,7 @@ def run(
             replication_port=replication_port,
             fetch_buffer_max_bytes=fetch_buffer_max_bytes or None,
             inflate_max_bytes=inflate_max_bytes or None,
+            staging_max_bytes=ingest_staging_max_bytes or None,
             node_id=node_id,
             listen=parse_address(listen),
             advertise=parse_address(advertise) if advertise else None,

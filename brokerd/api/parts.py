@@ -9,6 +9,7 @@ from brokerd.api.log_service.batch_check import BatchThreads
 from brokerd.api.log_service.fetch_buffer import FetchBuffer
 from brokerd.controller_client.lifecycle import ControllerSession
 from brokerd.controller_client.producer_ids import ProducerIds
+from brokerd.publishing.quota import StagingQuota
 from brokerd.replica.locator import Locator
 from brokerd.stream_register import StreamRegister
 from metaquorum.metadata.loader import MetadataLoader
@@ -32,3 +33,4 @@ class BrokerParts:
     fetch_buffer: FetchBuffer
     batch_threads: BatchThreads
     session: ControllerSession
+    staging_quota: StagingQuota

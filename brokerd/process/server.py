@@ -58,6 +58,13 @@ from brokerd.process.metrics import open_metrics
 from brokerd.process.quorum import QuorumMember, open_quorum_member
 from brokerd.process.replication import Replication
 from brokerd.process.settings import BrokerSettings
+from brokerd.publishing.calls import PublicationCalls
+from brokerd.publishing.checks import StagedChecks
+from brokerd.publishing.limits import STAGING_SWEEP_MS
+from brokerd.publishing.publisher import Publisher
+from brokerd.publishing.quota import StagingQuota, default_limit_bytes
+from brokerd.publishing.service import LocalPublications, PublicationService
+from brokerd.publishing.staged_reads import StagedReads
 from brokerd.replica.locator import Locator
 from brokerd.replica.log_directories import OpenedDirectories, open_log_directories
 from brokerd.replica.manager import ReplicaManager
@@ -103,6 +110,8 @@ class _Broker:
         manager: the replicas.
         groups: the group coordinators.
         parts: the parts that the services for clients share.
+        publications: what this broker publishes and checks for coordinators of ingests.
+        publication_calls: asks the leaders of partitions to publish and to check.
     """
 
     calls: ControllerCalls
@@ -111,6 +120,8 @@ class _Broker:
     manager: ReplicaManager
     groups: GroupCoordinators
     parts: BrokerParts
+    publications: LocalPublications
+    publication_calls: PublicationCalls
 
 
 class BrokerServer:
@@ -137,6 +148,7 @@ class BrokerServer:
         # `start` opens these in this order; None before.
         self._followers: ReplicationService | None = None
         self._forwarded: ForwardedCalls | None = None
+        self._publications: PublicationService | None = None
         self._quorum: QuorumMember | None = None
         self._metrics: MetricsListener | None = None
         self._directories: OpenedDirectories | None = None
@@ -183,6 +195,16 @@ class BrokerServer:
     def lifecycle(self) -> BrokerLifecycle | None:
         """The registration and heartbeats of this broker; None before `start`."""
         return None if self._broker is None else self._broker.lifecycle
+
+    @property
+    def publication_calls(self) -> PublicationCalls | None:
+        """Asks the leaders of partitions to publish and to check; None before `start`."""
+        return None if self._broker is None else self._broker.publication_calls
+
+    @property
+    def staging_quota(self) -> StagingQuota | None:
+        """How much clients have staged here; None before `start`."""
+        return None if self._broker is None else self._broker.parts.staging_quota
 
     @property
     def groups(self) -> GroupCoordinators | None:
@@ -235,6 +257,7 @@ class BrokerServer:
         """Add this broker's services for other servers. Each refuses requests until it is attached."""
         self._followers = ReplicationService(table)
         self._forwarded = ForwardedCalls(table)
+        self._publications = PublicationService(table)
 
     def _open_metrics(self, quorum: QuorumMember) -> None:
         budgets = {"fetch_buffer": self._fetch_buffer.budget, "inflate": self._batch_threads.budget}
@@ -302,15 +325,43 @@ class BrokerServer:
             fetch_buffer=self._fetch_buffer,
             batch_threads=self._batch_threads,
             session=lifecycle.session,
+            staging_quota=StagingQuota(self._staging_max_bytes(), manager.replicas),
+        )
+        staged = StagedReads(node_id=node_id, observer=observer, find=manager.find, calls=replication.repairs)
+        publications = LocalPublications(
+            cluster_id=cluster_id,
+            node_id=node_id,
+            observer=observer,
+            publisher=Publisher(observer=observer, find=manager.find, staged=staged),
+            checks=StagedChecks(observer=observer, find=manager.find, staged=staged),
         )
         return _Broker(
-            calls=calls, lifecycle=lifecycle, replication=replication, manager=manager, groups=groups, parts=parts
+            calls=calls,
+            lifecycle=lifecycle,
+            replication=replication,
+            manager=manager,
+            groups=groups,
+            parts=parts,
+            publications=publications,
+            publication_calls=PublicationCalls(
+                publications,
+                quorum.peers,
+                incarnation_id=identity.incarnation_id,
+                broker_epoch=lambda: lifecycle.broker_epoch,
+            ),
         )
+
+    def _staging_max_bytes(self) -> int:
+        settings = self._settings
+        if settings.staging_max_bytes is not None:
+            return settings.staging_max_bytes
+        return default_limit_bytes((settings.data_directory, *settings.more_data_directories))
 
     async def _listen(self, broker: _Broker) -> None:
         """Open the services for other servers and for clients. Until the broker is unfenced, most calls are refused."""
         assert self._followers is not None, "the quorum member adds the services"
         assert self._forwarded is not None, "the quorum member adds the services"
+        assert self._publications is not None, "the quorum member adds the services"
         parts, observer = broker.parts, self._observer
         forwarder = Forwarder(parts.peers, observer)
         log_service = LogService(parts, forwarder)
@@ -326,6 +377,7 @@ class BrokerServer:
             group_service.handler(),
         )
         self._followers.attach(self._leader(broker))
+        self._publications.attach(broker.publications)
         self._listener, bound = await make_server(handlers, self._health, self._settings.listen)
         self._address = self._settings.advertise or bound
         await self._listener.start()
@@ -363,6 +415,7 @@ class BrokerServer:
         self._run("watch over free space", _every(SPACE_CHECK_MS, manager.tend_space))
         self._run("deletion of set-aside directories", _every(REMOVED_CHECK_MS, manager.delete_due))
         self._run("expiry of idle producers", _every(PRODUCER_EXPIRY_CHECK_MS, expire_producers))
+        self._run("quota of staged records", _every(STAGING_SWEEP_MS, broker.parts.staging_quota.measure))
         self._run("repair of damaged ranges", DamageRepairs(manager.replicas, broker.replication.repairs).run())
 
     async def _come_up(self, lifecycle: BrokerLifecycle, manager: ReplicaManager) -> None:
@@ -530,6 +583,8 @@ class BrokerServer:
 
     async def _close_listeners(self) -> None:
         """End the requests of followers, other brokers and clients."""
+        if self._publications is not None:
+            await self._publications.close()
         if self._followers is not None:
             await self._followers.close()
         closing: list[Awaitable[None]] = []

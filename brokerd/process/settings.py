@@ -73,6 +73,8 @@ class BrokerSettings:
         replication_port: internal port, on the host of `listen`; 0: the system chooses one.
         fetch_buffer_max_bytes: maximum bytes read for fetch streams and not yet taken; None: a share of the memory limit.
         inflate_max_bytes: maximum bytes for inflating batches, with all memory that this takes; None: a share of the memory limit.
+        staging_max_bytes: maximum bytes of all staging partitions that this broker leads (`ingest.staging.max.bytes`); None: a quarter
+            of the disks that hold its log directories.
     """
 
     data_directory: Path
@@ -92,6 +94,7 @@ class BrokerSettings:
     replication_port: int = 0
     fetch_buffer_max_bytes: int | None = None
     inflate_max_bytes: int | None = None
+    staging_max_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.node_id <= MAX_NODE_ID:
@@ -120,6 +123,10 @@ class BrokerSettings:
                 raise SettingsError(
                     f"{option} {max_bytes} is less than {MIN_BUDGET_BYTES}; 0 leaves it to the memory limit"
                 )
+        if self.staging_max_bytes is not None and self.staging_max_bytes < MIN_BUDGET_BYTES:
+            raise SettingsError(
+                f"--ingest-staging-max-bytes {self.staging_max_bytes} is less than {MIN_BUDGET_BYTES}; 0 leaves it to the disk"
+            )
         listeners = [("--listen", self.listen)]
         if self.combined is not None:
             listeners.append(("--quorum-listen", self.combined.quorum_listen))

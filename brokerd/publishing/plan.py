@@ -127,7 +127,7 @@ class _Filling:
         if self.gap is not None:
             return self.gap
         if self.taken < self.slice.records:
-            return Gap.NOT_STAGED if self.taken else Gap.BEGIN
+            return Gap.END if self.taken else Gap.BEGIN
         return None if self.next_offset == self.slice.end_offset else Gap.END
 
 

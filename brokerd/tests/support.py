@@ -34,6 +34,7 @@ from brokerd.limits import MIN_BUDGET_BYTES
 from brokerd.process.server import BrokerServer
 from brokerd.process.settings import BrokerSettings
 from brokerd.process.standalone import standalone_settings
+from brokerd.publishing.quota import StagingQuota
 from brokerd.replica.locator import Locator
 from brokerd.replica.manager import ReplicaManager
 from brokerd.replica.metadata_view import OwnBroker
@@ -302,4 +303,5 @@ def offline_parts(observer: MetadataLoader, manager: ReplicaManager | None = Non
         fetch_buffer=FetchBuffer(MIN_BUDGET_BYTES, end_connections=len),
         batch_threads=BatchThreads(MIN_BUDGET_BYTES),
         session=lifecycle.session,
+        staging_quota=StagingQuota(1 << 40, manager.replicas),
     )

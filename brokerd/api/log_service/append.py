@@ -26,6 +26,7 @@ from brokerd.api.calls import CallContext, CallFailedError, check_cluster, left_
 from brokerd.api.forward import Forwarder, was_forwarded
 from brokerd.api.log_service.batch_check import needs_recompression
 from brokerd.api.log_service.init_producer import check_identity
+from brokerd.api.log_service.staging import check_use, staging_rules
 from brokerd.api.parts import BrokerParts
 from brokerd.clock import wall_ms
 from brokerd.failure import Failure, LeaderPlace, RefusedError, refused
@@ -35,9 +36,13 @@ from brokerd.partition.events import AckLevel, Durability
 from brokerd.replica.refusals import too_few_after_failure
 from brokerd.replica.replica import Replica
 from metaquorum.metadata.image import TopicImage
+from metaquorum.metadata.topic_configs import TopicSettings
 
 METHOD: Final = "Append"
 """Name of the method in the service."""
+
+NO_PRODUCER: Final = -1
+"""Producer id of an append without a sequence."""
 
 THREAD_RECORDS: Final = 1_000
 """Number of records from which on a thread encodes the request, so that other streams are not delayed."""
@@ -73,7 +78,8 @@ class AppendCalls:
             RefusedError: not all records were appended.
         """
         check_cluster(request.cluster_id, self._parts.cluster_id)
-        self._parts.locator.refuse_internal(request.topic)
+        producer_id = request.sequence.producer.producer_id if request.HasField("sequence") else NO_PRODUCER
+        check_use(self._parts, request.topic, producer_id)
         level = _read_level(request.acks)
         if not 1 <= len(request.records) <= MAX_RECORDS_PER_BATCH:
             message = f"an append takes 1 to {MAX_RECORDS_PER_BATCH} records, this one has {len(request.records)}"
@@ -134,12 +140,17 @@ class AppendCalls:
             batch = await asyncio.to_thread(_encode, request, part.indexes)
         else:
             batch = _encode(request, part.indexes)
-        if len(batch) > replica.max_message_bytes:
-            message = f"the records make a batch of {len(batch)} bytes, the topic takes {replica.max_message_bytes}"
+        staging = staging_rules(self._parts, replica)
+        settings = replica.settings if staging is None else staging.settings
+        max_bytes = min(replica.max_message_bytes, settings.max_message_bytes)
+        if len(batch) > max_bytes:
+            message = f"the records make a batch of {len(batch)} bytes, the topic takes {max_bytes}"
             raise refused(ErrorCode.MESSAGE_TOO_LARGE, message)
         stored = memoryview(batch)
-        if needs_recompression(stored, replica.settings):
-            stored = await self._recompress(stored, replica)
+        if needs_recompression(stored, settings):
+            stored = await self._recompress(stored, settings, max_bytes)
+        if staging is not None:
+            staging.admit(stored, read_header(stored))
         appended = replica.append(stored, read_header(stored), level=level)
         durability = await self._wait_for_ack(replica, appended.next_offset, level, context)
         return log_pb2.AppendedRange(
@@ -150,10 +161,10 @@ class AppendCalls:
             duplicate=appended.duplicate,
         )
 
-    async def _recompress(self, batch: memoryview, replica: Replica) -> memoryview:
+    async def _recompress(self, batch: memoryview, settings: TopicSettings, max_bytes: int) -> memoryview:
         """Return a batch with the codec of its topic."""
-        threads, max_bytes = self._parts.batch_threads, replica.max_message_bytes
-        stored, checked = await threads.check_and_recompress(batch, replica.settings, max_bytes=max_bytes)
+        threads = self._parts.batch_threads
+        stored, checked = await threads.check_and_recompress(batch, settings, max_bytes=max_bytes)
         if isinstance(checked, BatchError):
             raise refused(checked.code, str(checked)) from checked
         return stored

@@ -7,6 +7,7 @@ from typing import Final
 
 from lograft.v1 import log_pb2
 from lograft.wire.codes import ErrorCode
+from lograft.wire.limits import PUBLISHING_PRODUCER_ID_MIN, STAGING_PRODUCER_ID_MIN
 
 from brokerd.api.calls import ServicerContext, check_cluster, left_ms
 from brokerd.api.parts import BrokerParts
@@ -59,6 +60,12 @@ async def check_identity(observer: MetadataLoader, producer_id: int, producer_ep
             ErrorCode.INVALID_REQUEST,
             f"producer {producer_id} epoch {producer_epoch} was never given out: ask for an id with InitProducer",
         )
+    if producer_id >= STAGING_PRODUCER_ID_MIN:
+        # The coordinators of ingests give these, and this broker cannot tell which. Another attempt never gets the same one.
+        if producer_id >= PUBLISHING_PRODUCER_ID_MIN or producer_epoch != 0:
+            message = f"producer {producer_id} epoch {producer_epoch} was never given out: open an attempt of an ingest"
+            raise refused(ErrorCode.INVALID_REQUEST, message)
+        return
     give_up_ms = monotonic_ms() + IDENTITY_LAG_MS
     while producer_id >= observer.image.next_producer_id:
         left_ms = give_up_ms - monotonic_ms()

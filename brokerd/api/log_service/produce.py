@@ -37,6 +37,7 @@ from brokerd.api.log_service.produce_session import (
     RouteEnded,
     RouteWanted,
 )
+from brokerd.api.log_service.staging import StagingRules, check_use, staging_rules
 from brokerd.api.parts import BrokerParts
 from brokerd.api.status import partition_error
 from brokerd.failure import Failure, RefusedError, refused
@@ -47,6 +48,7 @@ from brokerd.replica.refusals import too_few_after_failure
 from brokerd.replica.replica import Replica
 from brokerd.stream_register import GOING_AWAY
 from brokerd.wake import Wake
+from metaquorum.metadata.topic_configs import TopicSettings
 
 LIMITS: Final = ProduceLimits(
     max_routes=MAX_ROUTES_PER_STREAM,
@@ -68,15 +70,23 @@ _NO_PRODUCER: Final = (-1, -1)
 class _Binding:
     """The replica of a route at the time of its binding. Hears when the replica ends its service."""
 
-    __slots__ = ("_stream", "leader_epoch", "max_batch_bytes", "replica", "route")
+    __slots__ = ("_stream", "leader_epoch", "max_batch_bytes", "replica", "route", "staging")
 
-    def __init__(self, stream: ProduceStream, route: int, replica: Replica) -> None:
+    def __init__(self, stream: ProduceStream, route: int, replica: Replica, staging: StagingRules | None) -> None:
         self._stream = stream
         self.route = route
         self.replica = replica
         self.leader_epoch = replica.leader_epoch
+        self.staging = staging
         self.max_batch_bytes = replica.max_message_bytes
+        if staging is not None:
+            self.max_batch_bytes = min(self.max_batch_bytes, staging.settings.max_message_bytes)
         replica.listeners.add_service(self)
+
+    @property
+    def settings(self) -> TopicSettings:
+        """Configs of the topic whose codec the batches get."""
+        return self.replica.settings if self.staging is None else self.staging.settings
 
     def release(self) -> None:
         """Stop listening to the replica."""
@@ -161,7 +171,7 @@ class ProduceStream:
             if type(request) is ProduceFrame:
                 body = memoryview(request.body)
                 binding = session.find(request.route)
-                if is_costly(body) or (binding is not None and needs_recompression(body, binding.replica.settings)):
+                if is_costly(body) or (binding is not None and needs_recompression(body, binding.settings)):
                     await self._on_costly_batch(request, body, binding)
                 else:
                     self._on_batch(request, body, body, None)
@@ -203,19 +213,20 @@ class ProduceStream:
         for wanted in routes:
             left_ms = max(0, int((deadline - loop.time()) * 1000))
             try:
-                self._parts.locator.refuse_internal(wanted.topic)
+                check_use(self._parts, wanted.topic, self._identity[0])
                 replica = await self._parts.locator.local_leader(wanted.topic, wanted.partition, timeout_ms=left_ms)
+                staging = staging_rules(self._parts, replica)
             except RefusedError as error:
                 session.refuse_route(wanted.route, error.failure)
                 continue
-            session.bind_route(wanted.route, _Binding(self, wanted.route, replica))
+            session.bind_route(wanted.route, _Binding(self, wanted.route, replica, staging))
         session.end_binding()
         self._wake.set()
 
     async def _on_costly_batch(self, frame: ProduceFrame, body: memoryview, binding: _Binding | None) -> None:
         stored, checked = body, None
         if binding is not None and len(body) <= binding.max_batch_bytes:
-            threads, settings = self._parts.batch_threads, binding.replica.settings
+            threads, settings = self._parts.batch_threads, binding.settings
             stored, checked = await threads.check_and_recompress(body, settings, max_bytes=binding.max_batch_bytes)
         self._on_batch(frame, body, stored, checked)
 
@@ -238,6 +249,8 @@ class ProduceStream:
         session, route, replica = self._session, binding.route, binding.replica
         try:
             self._check_producer(header)
+            if binding.staging is not None:
+                binding.staging.admit(batch, header)
             appended = replica.append(batch, header, level=self._wanted)
         except RefusedError as error:
             session.fail_batch(route, batch_number, error.failure)

@@ -116,7 +116,7 @@ def test_first_incomplete_slice_is_named() -> None:
     planner.add(StagedBatch(0, 5, 100, STAGING, 0, 5))
     planner.add(StagedBatch(10, 14, 100, STAGING + 2, 0, 4))
     assert planner.plan() == MissingSlice(1, STAGING + 1, Gap.BEGIN)
-    assert list(planner.missing())[1] == MissingSlice(2, STAGING + 2, Gap.NOT_STAGED)
+    assert list(planner.missing())[1] == MissingSlice(2, STAGING + 2, Gap.END)
     assert "slice 1" in str(planner.plan())
 
 

@@ -13,6 +13,7 @@ import pytest
 from lograft.wire.batch import encode_batch, read_header
 from lograft.wire.checksum import crc32c
 from lograft.wire.header import TRANSACTIONAL_BIT
+from lograft.wire.limits import PUBLISHING_PRODUCER_ID_MIN
 
 import brokerd.process.server
 from brokerd.clock import wall_ms
@@ -161,3 +162,14 @@ def test_expiration_outside_its_range_is_refused(tmp_path: Path, expiration_ms: 
             combined=good.combined,
             producer_id_expiration_ms=expiration_ms,
         )
+
+
+async def test_publishing_producers_are_never_forgotten(lone: LoneBroker) -> None:
+    """Otherwise a part of an ingest that was published long ago could be published again. Producers of attempts expire like others."""
+    replica = await lone.replica()
+    send(replica, PUBLISHING_PRODUCER_ID_MIN)
+    send(replica, PUBLISHING_PRODUCER_ID_MIN + 31)
+    send(replica, PUBLISHING_PRODUCER_ID_MIN - 1)
+    lone.now_ms = wall_ms() + 400 * DAY_MS
+    assert await lone.manager.expire_producers(DAY_MS) == 1
+    assert known(replica) == [PUBLISHING_PRODUCER_ID_MIN, PUBLISHING_PRODUCER_ID_MIN + 31]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 from lograft.wire.header import BatchHeader
+from lograft.wire.limits import PUBLISHING_PRODUCER_ID_MIN
 
 from storage.errors import OutOfOrderSequenceError, ProducerFencedError
 from storage.log.producer_snapshots import SNAPSHOTS_KEPT, ProducerSnapshots, decode_snapshot, encode_snapshot
@@ -231,3 +232,15 @@ def test_full_disk_leaves_the_snapshot_out() -> None:
     files.take(windows(1), 10)
     assert files.offsets == []
     assert disk.list_directory("/log") == []
+
+
+def test_publishing_producer_is_not_forgotten_for_room_either() -> None:
+    """It may be the idlest of all."""
+    producers = ProducerWindows()
+    producers.update(header(0, producer_id=PUBLISHING_PRODUCER_ID_MIN), 0)
+    for number in range(10):
+        producers.update(header(0, producer_id=number), 1 + number)
+    assert producers.evict_idlest(5) == 6
+    assert PUBLISHING_PRODUCER_ID_MIN in dict(producers.states())
+    assert producers.find(PUBLISHING_PRODUCER_ID_MIN) is not None
+    assert producers.find(0) is None

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Frees staged records that no ingest needs: the sweep over the staging partitions that this broker leads.
+
+A sweep of a partition reads the batches from its log start on, asks for the attempts that it has not asked for yet, and stops at the
+first batch that may be needed. The log start moves there, by the rules of `DeleteRecords`; if nothing is needed, to the high watermark.
+A log whose active segment lies wholly below its log start rolls it, so an idle staging partition has no batches on disk.
+
+Owns the pace. Does not know who answers for attempts.
+Source: docs/ingest.md, section "Staging".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+
+from lograft.wire.header import iter_batches
+
+from brokerd.clock import wall_ms
+from brokerd.failure import RefusedError
+from brokerd.publishing.garbage import first_needed, is_staging_id
+from brokerd.publishing.limits import READ_BYTES, STAGING_SWEEP_MS, SWEEP_IDS_MAX, SWEEP_READ_BYTES
+from brokerd.publishing.quota import staging_partitions
+from brokerd.publishing.staged_reads import staged_batch
+from brokerd.replica.replica import Replica
+from storage.errors import StorageError
+
+logger = logging.getLogger(__name__)
+
+LiveAttempts = Callable[[Sequence[int]], Awaitable[Mapping[int, int | None]]]
+"""Returns for producer ids of attempts the sequence from which on staged records may be needed, or None: nothing is. Those whose
+coordinator did not answer are missing from the result. It raises nothing."""
+
+
+class StagingSweep:
+    """The sweeps of one broker.
+
+    Args:
+        replicas: returns the open replicas.
+        live_attempts: answers for attempts.
+        now_ms: wall clock in milliseconds.
+        read_bytes: bytes that one sweep of one partition reads, about.
+    """
+
+    def __init__(
+        self,
+        replicas: Callable[[], Iterable[Replica]],
+        live_attempts: LiveAttempts,
+        *,
+        now_ms: Callable[[], int] = wall_ms,
+        read_bytes: int = SWEEP_READ_BYTES,
+    ) -> None:
+        self._replicas = replicas
+        self._live_attempts = live_attempts
+        self._now_ms = now_ms
+        self._read_bytes = read_bytes
+
+    async def run(self) -> None:
+        """Sweep again and again, until it is cancelled."""
+        while True:
+            await asyncio.sleep(STAGING_SWEEP_MS / 1000)
+            await self.sweep()
+
+    async def sweep(self) -> int:
+        """Sweep every staging partition once; return the number of those whose log start has moved."""
+        moved_count = 0
+        for replica in list(staging_partitions(self._replicas())):
+            try:
+                moved_count += await self._sweep_partition(replica)
+            except (RefusedError, StorageError) as error:
+                # It has moved, its log is being moved, or its disk is full. The next sweep tries again.
+                logger.warning("staging partition not swept: partition=%s: %s", replica, error)
+        return moved_count
+
+    async def _sweep_partition(self, replica: Replica) -> bool:
+        # A leader that does not know what is committed yet frees nothing.
+        start_offset, end_offset = replica.log_start_offset, replica.high_watermark
+        if start_offset >= end_offset or not replica.is_end_known:
+            return False
+        to_offset = await self._first_needed(replica, start_offset, end_offset)
+        if to_offset <= start_offset or not replica.is_leader:
+            return False
+        await replica.delete_before(to_offset, self._now_ms())
+        logger.debug("staged records freed: partition=%s from_offset=%d to_offset=%d", replica, start_offset, to_offset)
+        return True
+
+    async def _first_needed(self, replica: Replica, offset: int, end_offset: int) -> int:
+        """Return the offset below which nothing is needed, as far as this sweep reads."""
+        live: dict[int, int | None] = {}
+        asked: set[int] = set()
+        left_bytes = self._read_bytes
+        while offset < end_offset and left_bytes > 0:
+            found = replica.read(offset, READ_BYTES, end_offset=end_offset)
+            if not found.data:
+                break
+            batches = [staged_batch(header) for _, header in iter_batches(found.data)]
+            unknown = sorted({each.producer_id for each in batches if is_staging_id(each.producer_id)} - asked)
+            for at in range(0, len(unknown), SWEEP_IDS_MAX):
+                live.update(await self._live_attempts(unknown[at : at + SWEEP_IDS_MAX]))
+            asked.update(unknown)
+            needed = first_needed(batches, live)
+            if needed is not None:
+                return max(needed, offset)
+            offset = found.next_offset
+            left_bytes -= len(found.data)
+            await asyncio.sleep(0)
+        return min(offset, end_offset)
