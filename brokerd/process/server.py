@@ -60,6 +60,7 @@ from brokerd.process.replication import Replication
 from brokerd.process.settings import BrokerSettings
 from brokerd.publishing.calls import PublicationCalls
 from brokerd.publishing.checks import StagedChecks
+from brokerd.publishing.led_partitions import LedPartitions
 from brokerd.publishing.limits import STAGING_SWEEP_MS
 from brokerd.publishing.publisher import Publisher
 from brokerd.publishing.quota import StagingQuota, default_limit_bytes
@@ -328,12 +329,13 @@ class BrokerServer:
             staging_quota=StagingQuota(self._staging_max_bytes(), manager.replicas),
         )
         staged = StagedReads(node_id=node_id, observer=observer, find=manager.find, calls=replication.repairs)
+        led = LedPartitions(node_id=node_id, observer=observer, find=manager.find)
         publications = LocalPublications(
             cluster_id=cluster_id,
             node_id=node_id,
             observer=observer,
-            publisher=Publisher(observer=observer, find=manager.find, staged=staged),
-            checks=StagedChecks(observer=observer, find=manager.find, staged=staged),
+            publisher=Publisher(led=led, staged=staged),
+            checks=StagedChecks(led=led, staged=staged),
         )
         return _Broker(
             calls=calls,

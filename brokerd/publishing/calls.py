@@ -7,7 +7,8 @@ repeats what failed with a retriable code: publications and checks may be repeat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -29,6 +30,7 @@ from metaquorum.net.methods import Method
 from metaquorum.net.peers import Peers
 from metaquorum.net.service import decode_refusal
 
+AnswerT = TypeVar("AnswerT")
 ResponseT = TypeVar("ResponseT", bound=Message)
 
 
@@ -72,7 +74,7 @@ class PublicationCalls:
         """
         leader_id = self._leader(self._topic(part.topic_id), part.partition)
         if leader_id == self._local.node_id:
-            return await self._local.publisher.publish(part)
+            return await _in_time(self._local.publisher.publish(part), timeout_ms)
         request = write_part(part, self._names(leader_id))
         answer = await self._ask(leader_id, Method.PUBLISH_PART, request, pb.PublishPartResponse, timeout_ms)
         return PublishedPart(answer.first_offset, answer.end_offset)
@@ -97,7 +99,7 @@ class PublicationCalls:
             raise refused(ErrorCode.METADATA_NOT_REACHED, message, retry_after_ms=RETRY_MS)
         leader_id = self._leader(staging, partition)
         if leader_id == self._local.node_id:
-            missing = await self._local.checks.check(topic_id, partition, slices)
+            missing = await _in_time(self._local.checks.check(topic_id, partition, slices), timeout_ms)
             return [Unstaged(each.index, each.gap.value) for each in missing]
         request = pb.CheckStagedRequest(
             peers=self._names(leader_id), topic_id=topic_id, partition=partition, slices=write_slices(slices)
@@ -161,3 +163,16 @@ class PublicationCalls:
             raise refused(code, f"broker {leader_id}: {error}", retry_after_ms=RETRY_MS) from error
         except DecodeError as error:
             raise refused(ErrorCode.INTERNAL, f"the answer of broker {leader_id} cannot be decoded") from error
+
+
+async def _in_time(answer: Coroutine[None, None, AnswerT], timeout_ms: int) -> AnswerT:
+    """Wait for this broker's own answer as long as for another one's.
+
+    Raises:
+        RefusedError: TIMED_OUT.
+    """
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            return await answer
+    except TimeoutError:
+        raise refused(ErrorCode.TIMED_OUT, f"no answer in {timeout_ms} ms", retry_after_ms=RETRY_MS) from None

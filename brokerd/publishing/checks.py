@@ -7,35 +7,31 @@ headers of their batches are read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from lograft.wire.codes import ErrorCode
 
 from brokerd.failure import refused
 from brokerd.publishing.commits import wait_committed
+from brokerd.publishing.led_partitions import LedPartitions
 from brokerd.publishing.limits import CHECK_CALL_MS, MISSING_MAX, RETRY_MS
 from brokerd.publishing.parts import Gap, KnownBatch, MissingSlice, Slice, slices_problem
 from brokerd.publishing.plan import Planner, is_shown
-from brokerd.publishing.publisher import known_batches, led_replica
+from brokerd.publishing.publisher import known_batches
 from brokerd.publishing.staged_reads import StagedReads, split
 from brokerd.replica.replica import Replica
-from metaquorum.metadata.loader import MetadataLoader
 
 
 class StagedChecks:
     """The checks of one broker.
 
     Args:
-        observer: the metadata.
-        find: returns the open replica of a topic id and partition.
+        led: finds the partitions that this broker leads.
         staged: reads staged batches.
     """
 
-    def __init__(
-        self, *, observer: MetadataLoader, find: Callable[[bytes, int], Replica | None], staged: StagedReads
-    ) -> None:
-        self._observer = observer
-        self._find = find
+    def __init__(self, *, led: LedPartitions, staged: StagedReads) -> None:
+        self._led = led
         self._staged = staged
 
     async def check(self, topic_id: bytes, partition: int, slices: Sequence[Slice]) -> list[MissingSlice]:
@@ -53,7 +49,7 @@ class StagedChecks:
         problem = slices_problem(slices)
         if problem is not None:
             raise refused(ErrorCode.INVALID_REQUEST, problem)
-        replica = led_replica(self._observer, self._find, self._staged.topic(topic_id).topic_id, partition)
+        replica = self._led.replica(self._staged.topic(topic_id).topic_id, partition)
         if not replica.is_end_known:
             message = f"this broker is about to lead {replica}"
             raise refused(ErrorCode.LEADER_NOT_AVAILABLE, message, retry_after_ms=RETRY_MS)

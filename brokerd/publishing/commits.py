@@ -21,6 +21,9 @@ async def wait_committed(replica: Replica, end_offset: int, *, timeout_ms: int) 
     Raises:
         RefusedError: NOT_ENOUGH_REPLICAS_AFTER_APPEND; LEADER_NOT_AVAILABLE, this broker no longer leads; TIMED_OUT.
     """
+    if not replica.is_leader or end_offset > replica.log_end_offset:
+        message = f"{replica} does not lead any more, or its log was truncated"
+        raise refused(ErrorCode.LEADER_NOT_AVAILABLE, message, retry_after_ms=RETRY_MS)
     reached: asyncio.Future[Durability | LossReason] = asyncio.get_running_loop().create_future()
 
     def on_ack(outcome: Durability | LossReason) -> None:

@@ -9,13 +9,13 @@ SEQUENCE_COUNT: Final = 2**31
 """Sequences count modulo this."""
 
 PART_RECORDS_MAX: Final = 2**30 - 1
-"""Most records of one part: from the next sequence of a producer it must be clear whether the producer is before a part or behind it."""
+"""Most records of one part. The next sequence of a producer must show whether the producer is before a part or behind it."""
 
 PART_SLICES_MAX: Final = 20_000
 """Most slices of one part: as many as a manifest has attempts."""
 
 PART_BATCHES_MAX: Final = 500_000
-"""Most staged batches of one plan, which takes 24 bytes for each. A part with more takes several plans, and so several looks at what is staged."""
+"""Most staged batches of one plan, which takes 24 bytes for each. A part with more takes several plans, one after another."""
 
 READ_BYTES: Final = 1024 * 1024
 """Bytes of one read of staged batches. A single larger batch is read whole."""

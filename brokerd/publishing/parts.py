@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 from typing import NamedTuple
 
 from lograft.wire.limits import MAX_OFFSET, PUBLISHING_PRODUCER_ID_MIN, STAGING_PRODUCER_ID_MIN
@@ -109,7 +110,7 @@ def slices_problem(slices: Sequence[Slice]) -> str | None:
         ends.setdefault(each.producer_id, []).append((each.first_offset, each.end_offset))
     for producer_id, ranges in ends.items():
         ranges.sort()
-        if any(later[0] < earlier[1] for earlier, later in zip(ranges, ranges[1:], strict=False)):
+        if any(later[0] < earlier[1] for earlier, later in pairwise(ranges)):
             return f"two slices of producer {producer_id} overlap"
     return None
 

@@ -143,9 +143,7 @@ class Planner:
         ranges: the offsets to look at: ascending ranges (begin, exclusive end).
     """
 
-    def __init__(
-        self, slices: Sequence[Slice], *, done_records: int = 0, max_batches: int = PART_BATCHES_MAX
-    ) -> None:
+    def __init__(self, slices: Sequence[Slice], *, done_records: int = 0, max_batches: int = PART_BATCHES_MAX) -> None:
         self._done_records = done_records
         self._max_batches = max_batches
         self._count = 0

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Publishes parts at the broker that leads their partition.
 
-`Publisher` owns which parts are under way: one at a time of each coordinator in each partition, and a request for a part under way waits
-for its end. A publication goes on when nobody waits for it any more. `_Publication` owns one part: it looks where to go on, plans,
+`Publisher` owns which parts are under way: one at a time of each coordinator in each partition. A request for a part under way waits
+for its end, and a publication goes on when nobody waits for it any more. `_Publication` owns one part: it looks where to go on, plans,
 appends, and waits for the high watermark.
 
 Laws
@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from lograft.wire.codes import ErrorCode
 from lograft.wire.errors import BatchError
@@ -31,6 +31,7 @@ from lograft.wire.header import iter_batches, read_header, with_producer
 from brokerd.failure import Failure, RefusedError, refused
 from brokerd.partition.events import AckLevel
 from brokerd.publishing.commits import wait_committed
+from brokerd.publishing.led_partitions import LedPartitions
 from brokerd.publishing.limits import (
     ACTIVE_PUBLICATIONS_MAX,
     COMMIT_WAIT_MS,
@@ -47,7 +48,6 @@ from brokerd.publishing.plan import Plan, PlannedBatch, Planner, Run
 from brokerd.publishing.resumption import Lost, PartSearch, done_records
 from brokerd.publishing.staged_reads import StagedReads, split
 from brokerd.replica.replica import Replica
-from metaquorum.metadata.loader import MetadataLoader
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +56,7 @@ class Publisher:
     """The publications of one broker.
 
     Args:
-        observer: the metadata.
-        find: returns the open replica of a topic id and partition.
+        led: finds the partitions that this broker leads.
         staged: reads staged batches.
         max_batches: most batches of one plan.
     """
@@ -65,13 +64,11 @@ class Publisher:
     def __init__(
         self,
         *,
-        observer: MetadataLoader,
-        find: Callable[[bytes, int], Replica | None],
+        led: LedPartitions,
         staged: StagedReads,
         max_batches: int = PART_BATCHES_MAX,
     ) -> None:
-        self._observer = observer
-        self._find = find
+        self._led = led
         self._staged = staged
         self._max_batches = max_batches
         self._running: dict[tuple[bytes, int, int], tuple[Part, asyncio.Task[PublishedPart]]] = {}
@@ -90,8 +87,8 @@ class Publisher:
             RefusedError: INVALID_REQUEST, the part is absurd; UNKNOWN_TOPIC, the topic was deleted; METADATA_NOT_REACHED, the topic is
                 not known here yet; NOT_LEADER, LEADER_NOT_AVAILABLE; NOT_ENOUGH_REPLICAS (AFTER_APPEND); STORAGE_FAILED, for example
                 because the disk is full; OVERLOADED; TIMED_OUT, not committed in time; INGEST_INCOMPLETE, staged records are
-                missing; DATA_LOSS, staged records are damaged, or the log has lost what was published before. Asking again goes on where
-                it stopped.
+                missing; DATA_LOSS, staged records are damaged, or the log has lost what was published before. The next request goes on
+                where this one stopped.
         """
         problem = part_problem(part)
         if problem is not None:
@@ -131,7 +128,7 @@ class Publisher:
 
     async def _run(self, part: Part) -> PublishedPart:
         async with self._active:
-            replica = led_replica(self._observer, self._find, part.topic_id, part.partition)
+            replica = self._led.replica(part.topic_id, part.partition)
             return await _Publication(part, replica, self._staged, self._max_batches).run()
 
     def _on_done(self, key: tuple[bytes, int, int], part: Part, task: asyncio.Task[PublishedPart]) -> None:
@@ -150,31 +147,6 @@ class Publisher:
 def _overloaded() -> RefusedError:
     message = f"{PUBLICATIONS_MAX} parts are being published here"
     return refused(ErrorCode.OVERLOADED, message, retry_after_ms=RETRY_MS)
-
-
-def led_replica(
-    observer: MetadataLoader, find: Callable[[bytes, int], Replica | None], topic_id: bytes, partition: int
-) -> Replica:
-    """Return the replica of a partition that this broker leads.
-
-    Raises:
-        RefusedError: UNKNOWN_TOPIC, the topic was deleted; METADATA_NOT_REACHED, it is not known here yet; NOT_LEADER,
-            LEADER_NOT_AVAILABLE.
-    """
-    replica = find(topic_id, partition)
-    if replica is not None:
-        if not replica.is_leader:
-            raise RefusedError(replica.refusal())
-        return replica
-    image = observer.image
-    if topic_id in image.deleted_topics.ids():
-        raise refused(ErrorCode.UNKNOWN_TOPIC, f"topic {topic_id.hex()} was deleted")
-    topic = image.topic_by_id(topic_id)
-    if topic is None or not 0 <= partition < len(topic.partitions):
-        message = f"partition {partition} of topic {topic_id.hex()} is not known here"
-        raise refused(ErrorCode.METADATA_NOT_REACHED, message, retry_after_ms=RETRY_MS)
-    message = f"{topic.topic}-{partition} is not open here"
-    raise refused(ErrorCode.LEADER_NOT_AVAILABLE, message, retry_after_ms=RETRY_MS)
 
 
 def known_batches(replica: Replica, producer_id: int) -> list[KnownBatch]:
@@ -208,7 +180,9 @@ class _Publication:
             next_sequence = (last.base_sequence + last.next_offset - last.base_offset) % SEQUENCE_COUNT
         done = done_records(part.base_sequence, part.records, next_sequence)
         if isinstance(done, Lost):
-            message = f"{replica} lacks {done.records} records that producer {part.producer_id} published before this part"
+            message = (
+                f"{replica} lacks {done.records} records that producer {part.producer_id} published before this part"
+            )
             logger.error("publication stopped: partition=%s: %s", replica, message)
             raise refused(ErrorCode.DATA_LOSS, message, retry_after_ms=RETRY_MS)
         self._search.add(window)

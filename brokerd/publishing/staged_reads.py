@@ -2,15 +2,14 @@
 """Reads staged batches: from this broker's own replica of the staging partition, else from the partition's leader.
 
 The own replica serves what is below the high watermark that it knows, whoever leads. Staging partitions are placed on the replicas of
-the partitions that they belong to, so this is the rule. The leader is asked with `FetchRange`, a piece at a time. Owns the choice. Every
-read gives the event loop its turn.
+the partitions that they belong to, so this is the usual way. The leader is asked with `FetchRange`, a piece at a time. Owns the choice.
+Every read gives the event loop its turn.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-
 
 from lograft.wire.codes import ErrorCode
 from lograft.wire.errors import BatchError
@@ -52,7 +51,9 @@ def split(data: bytes | memoryview) -> Piece:
     try:
         return [(staged_batch(header), view[at : at + header.size_bytes]) for at, header in iter_batches(view)]
     except BatchError as error:
-        raise refused(ErrorCode.DATA_LOSS, f"staged batches cannot be read: {error}", retry_after_ms=RETRY_MS) from error
+        raise refused(
+            ErrorCode.DATA_LOSS, f"staged batches cannot be read: {error}", retry_after_ms=RETRY_MS
+        ) from error
 
 
 class StagedReads:
@@ -119,8 +120,8 @@ class StagedReads:
             The batches; empty if none ends there, or (asked of the leader) if none begins at `offset`.
 
         Raises:
-            RefusedError: INGEST_INCOMPLETE, the records were deleted, or never were; OFFSET_NOT_AVAILABLE, it is not known yet that they
-                are committed; LEADER_NOT_AVAILABLE, nobody can be asked; DATA_LOSS, STORAGE_FAILED, as for any read.
+            RefusedError: INGEST_INCOMPLETE, the records were deleted, or never were; OFFSET_NOT_AVAILABLE, not known yet to be
+                committed; LEADER_NOT_AVAILABLE, nobody can be asked; DATA_LOSS, STORAGE_FAILED, as for any read.
         """
         await asyncio.sleep(0)
         topic = self.topic(topic_id)
@@ -149,7 +150,9 @@ class StagedReads:
             message = f"this broker is about to lead {partition}"
             return refused(ErrorCode.LEADER_NOT_AVAILABLE, message, retry_after_ms=RETRY_MS)
         if end_offset > replica.log_end_offset:
-            message = f"{partition} ends at {replica.log_end_offset}, before the staged records that end at {end_offset}"
+            message = (
+                f"{partition} ends at {replica.log_end_offset}, before the staged records that end at {end_offset}"
+            )
             return refused(ErrorCode.INGEST_INCOMPLETE, message)
         message = f"{partition} is committed up to {replica.high_watermark}, not yet up to {end_offset}"
         return refused(ErrorCode.OFFSET_NOT_AVAILABLE, message, retry_after_ms=RETRY_MS)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What clients may append where, by producer id, and the rules for what they stage.
 
-A producer id of an attempt of an ingest stages into staging topics and nowhere else, and nothing else does. What is staged has to fit the
-topic that it is published in, because a decision cannot be refused afterwards: the configs of that topic judge it, beside those of the
-staging topic.
+The producer id of an attempt of an ingest stages into staging topics and nowhere else, and no other producer does. What is staged must
+fit the topic that it is published in, because a decision cannot be refused afterwards: the configs of that topic judge it, beside those
+of the staging topic.
 Source: docs/ingest.md, section "Staging".
 """
 
@@ -39,7 +39,9 @@ def check_use(parts: BrokerParts, topic: str, producer_id: int) -> None:
     if staged_topic_id(topic) is None:
         parts.locator.refuse_internal(topic)
         if producer_id >= STAGING_PRODUCER_ID_MIN:
-            message = f"producer {producer_id} belongs to an ingest: it appends to staging topics only, not to {topic!r}"
+            message = (
+                f"producer {producer_id} belongs to an ingest: it appends to staging topics only, not to {topic!r}"
+            )
             raise refused(ErrorCode.INVALID_REQUEST, message)
     elif not STAGING_PRODUCER_ID_MIN <= producer_id < PUBLISHING_PRODUCER_ID_MIN:
         message = f"{topic!r} takes the records of ingests: open an attempt, and append with its producer id, not {producer_id}"

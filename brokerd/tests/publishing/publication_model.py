@@ -48,7 +48,9 @@ def staged_partition(rng: Random, *, attempts: int) -> tuple[list[ModelBatch], l
     """
     near_end = SEQUENCE_COUNT - rng.randint(0, 12)
     made = [
-        Attempt(STAGING_PRODUCER_ID_MIN + number, rng.choice((0, near_end, rng.randrange(SEQUENCE_COUNT)))%SEQUENCE_COUNT)
+        Attempt(
+            STAGING_PRODUCER_ID_MIN + number, rng.choice((0, near_end, rng.randrange(SEQUENCE_COUNT))) % SEQUENCE_COUNT
+        )
         for number in range(attempts)
     ]
     todo = [attempt for attempt in made for _ in range(rng.randint(1, 3))]
@@ -66,7 +68,9 @@ def staged_partition(rng: Random, *, attempts: int) -> tuple[list[ModelBatch], l
         roll = rng.random()
         if roll < 0.15:
             count = rng.randint(1, 3)
-            stranger = StagedBatch(offset, offset + count, 100 + count, STAGING_PRODUCER_ID_MIN + 1_000, rng.randrange(9), count)
+            stranger = StagedBatch(
+                offset, offset + count, 100 + count, STAGING_PRODUCER_ID_MIN + 1_000, rng.randrange(9), count
+            )
             log.append(ModelBatch(stranger, tuple((stranger.producer_id, -1) for _ in range(count))))
             offset += count
             continue
@@ -74,7 +78,9 @@ def staged_partition(rng: Random, *, attempts: int) -> tuple[list[ModelBatch], l
         if batches and roll < 0.25:
             copied = rng.choice(batches)
             count = copied.header.records
-            log.append(ModelBatch(copied.header._replace(base_offset=offset, next_offset=offset + count), copied.records))
+            log.append(
+                ModelBatch(copied.header._replace(base_offset=offset, next_offset=offset + count), copied.records)
+            )
             offset += count
             continue
         count = rng.randint(1, 4)
@@ -91,12 +97,16 @@ def staged_partition(rng: Random, *, attempts: int) -> tuple[list[ModelBatch], l
         del open_slices[attempt.producer_id]
         first, last = batches[0].header, batches[-1].header
         total = sum(each.header.records for each in batches)
-        attempt.slices.append(Slice(attempt.producer_id, first.base_sequence, total, first.base_offset, last.next_offset))
+        attempt.slices.append(
+            Slice(attempt.producer_id, first.base_sequence, total, first.base_offset, last.next_offset)
+        )
         attempt.parts.append(tuple(record for each in batches for record in each.records))
     return log, made
 
 
-def make_plan(log: Iterable[ModelBatch], slices: list[Slice], *, done_records: int, max_batches: int) -> Plan | MissingSlice:
+def make_plan(
+    log: Iterable[ModelBatch], slices: list[Slice], *, done_records: int, max_batches: int
+) -> Plan | MissingSlice:
     """Plan the slices from the batches that their ranges hold."""
     assert slices_problem(slices) is None, slices_problem(slices)
     planner = Planner(slices, done_records=done_records, max_batches=max_batches)
@@ -152,7 +162,14 @@ class Target:
 
 
 def publish_once(
-    rng: Random, target: Target, log: dict[int, ModelBatch], slices: list[Slice], base_sequence: int, records: int, *, crash: bool
+    rng: Random,
+    target: Target,
+    log: dict[int, ModelBatch],
+    slices: list[Slice],
+    base_sequence: int,
+    records: int,
+    *,
+    crash: bool,
 ) -> tuple[int, int] | None:
     """Publish a part as a leader does, until it crashes; return its offsets if it does not crash."""
     done = resumption.done_records(base_sequence, records, target.next_sequence)
@@ -182,9 +199,7 @@ def publish_once(
         return None
     search = resumption.PartSearch(base_sequence, records)
     search.add(
-        KnownBatch(each.base_sequence, each.base_offset, each.next_offset)
-        for each in target.batches
-        if each.records
+        KnownBatch(each.base_sequence, each.base_offset, each.next_offset) for each in target.batches if each.records
     )
     assert search.found is not None, "the part is published and not found"
     return search.found
@@ -221,7 +236,9 @@ def check_publication(rng: Random) -> None:
         assert target.published() == expected, "not every record once and in order"
         assert found is not None
         at_offsets = [each for each in target.batches if found[0] <= each.base_offset < found[1]]
-        assert [record for each in at_offsets for record in each.records] == wanted, "the offsets are not those of the part"
+        assert [record for each in at_offsets for record in each.records] == wanted, (
+            "the offsets are not those of the part"
+        )
         before_end = len(target.batches)
         if before is not None:
             old = publish_once(rng, target, by_offset, before[2], before[0], before[1], crash=False)

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from lograft.wire.batch import Codec, RecordBatch, encode_batch
 from lograft.wire.header import iter_batches, read_header
 
-from brokerd.publishing.commits import wait_committed
 from brokerd.publishing.checks import StagedChecks
+from brokerd.publishing.commits import wait_committed
+from brokerd.publishing.led_partitions import LedPartitions
 from brokerd.publishing.parts import Part, Slice
 from brokerd.publishing.publisher import Publisher
 from brokerd.publishing.staged_reads import StagedReads
@@ -94,14 +95,13 @@ class PublishingBroker(LoneBroker):
             broker_epoch=lambda: 1,
         )
         self.staged = StagedReads(node_id=1, observer=self.observer, find=self.manager.find, calls=calls)
-        self.checks = StagedChecks(observer=self.observer, find=self.manager.find, staged=self.staged)
+        self.led = LedPartitions(node_id=1, observer=self.observer, find=self.manager.find)
+        self.checks = StagedChecks(led=self.led, staged=self.staged)
         self.publisher = self.new_publisher()
 
     def new_publisher(self, *, max_batches: int = 1_000) -> Publisher:
         """Return a publisher that knows nothing of the earlier one."""
-        return Publisher(
-            observer=self.observer, find=self.manager.find, staged=self.staged, max_batches=max_batches
-        )
+        return Publisher(led=self.led, staged=self.staged, max_batches=max_batches)
 
     async def start(self, *, partition_count: int = 1, **configs: str) -> None:
         """Register the broker and make both topics."""

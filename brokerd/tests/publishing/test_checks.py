@@ -42,9 +42,7 @@ async def test_producer_state_spares_reads(broker: PublishingBroker, monkeypatch
     """At most the first batch of a slice is read; where an attempt went on, the headers are."""
     read, offsets = StagedReads.read, list[int]()
 
-    async def read_and_note(
-        reads: StagedReads, topic_id: bytes, partition: int, offset: int, end_offset: int
-    ) -> bytes:
+    async def read_and_note(reads: StagedReads, topic_id: bytes, partition: int, offset: int, end_offset: int) -> bytes:
         offsets.append(offset)
         return await read(reads, topic_id, partition, offset, end_offset)
 

@@ -25,6 +25,7 @@ from brokerd.tests.publishing.publishing_broker import (
     values_of,
 )
 from brokerd.tests.replica.lone_broker import TOPIC_ID
+from brokerd.tests.support import WAIT_S
 from metaquorum.metadata.records import RemoveTopicRecord
 from storage.testing.sim_disk import Refusal
 
@@ -76,7 +77,14 @@ async def test_batches_keep_everything_but_their_producer(broker: PublishingBrok
         published = after[to : to + new.size_bytes]
         check_batch(published, max_bytes=1 << 20)
         assert published[61:] == before[at : at + old.size_bytes][61:]
-        same = {"producer_id": 0, "producer_epoch": 0, "base_sequence": 0, "crc": 0, "base_offset": 0, "leader_epoch": 0}
+        same = {
+            "producer_id": 0,
+            "producer_epoch": 0,
+            "base_sequence": 0,
+            "crc": 0,
+            "base_offset": 0,
+            "leader_epoch": 0,
+        }
         assert old._replace(**same) == new._replace(**same)
         assert (new.producer_id, new.producer_epoch) == (PUBLISHING, 0)
         sequences.append(new.base_sequence)
@@ -153,14 +161,31 @@ async def test_publication_goes_on_where_it_stopped(broker: PublishingBroker, mo
     assert found.first_offset == 1, "the first attempt appended nothing, the second one appends behind one other record"
 
 
+class Listener:
+    """Hears of the high watermark."""
+
+    def __init__(self) -> None:
+        self.moved = asyncio.Event()
+
+    def on_high_watermark(self, _high_watermark: int) -> None:
+        self.moved.set()
+
+    def on_service_end(self, _failure: object) -> None:
+        self.moved.set()
+
+
 async def test_restarted_broker_goes_on(broker: PublishingBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     """The producer state comes back with the log."""
     wanted, values = await staged(broker)
     monkeypatch.setattr(publisher_module, "IN_FLIGHT_BYTES", 1_000)
     publishing = asyncio.create_task(broker.publisher.publish(wanted))
     target = await broker.target()
-    while target.log_end_offset < 10:
-        await asyncio.sleep(0)
+    listener = Listener()
+    target.listeners.add_read(listener)
+    async with asyncio.timeout(WAIT_S):
+        while target.high_watermark < 10:
+            listener.moved.clear()
+            await listener.moved.wait()
     await broker.publisher.close()
     with pytest.raises(RefusedError) as caught:
         await publishing
@@ -231,8 +256,8 @@ async def test_caller_that_leaves_does_not_stop_a_publication(broker: Publishing
     """The next caller gets its answer."""
     wanted, values = await staged(broker)
     impatient = asyncio.create_task(broker.publisher.publish(wanted))
-    while len(broker.publisher) == 0:
-        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert len(broker.publisher) == 1
     impatient.cancel()
     assert await broker.publisher.publish(wanted) == PublishedPart(0, len(values))
     with pytest.raises(asyncio.CancelledError):

@@ -61,10 +61,10 @@ DEDUP_WINDOW_BATCHES = 16
 """Batches of each producer that the leader of a partition remembers: as many as may be in flight."""
 
 STAGING_PRODUCER_ID_MIN = 2**61
-"""First producer id of the attempts of ingests (docs/ingest.md); exclusive end: `PUBLISHING_PRODUCER_ID_MIN`. Smaller ids are those of producers."""
+"""First producer id of the attempts of ingests; they end below `PUBLISHING_PRODUCER_ID_MIN`. Smaller ids are those of producers."""
 
 PUBLISHING_PRODUCER_ID_MIN = 2**62
-"""First producer id with which partition leaders publish ingests. There is one for each partition of `__ingests`, and none is a client's."""
+"""First producer id with which partition leaders publish ingests: one for each partition of `__ingests`, and none for clients."""
 
 DEFAULT_MAX_CHUNK_BYTES = 1024 * 1024
 """Default limit of one fetch chunk. The broker still sends a single larger batch."""
