@@ -61,7 +61,7 @@ class StagedChecks:
         there = [(index, each) for index, each in enumerate(slices) if index not in missing]
         end_offset = max((each.end_offset for _, each in there), default=0)
         if end_offset > replica.high_watermark:
-            await wait_committed(replica, end_offset, timeout_ms=CHECK_CALL_MS // 2)
+            await wait_committed(replica, end_offset, leader_epoch=replica.leader_epoch, timeout_ms=CHECK_CALL_MS // 2)
         unclear = [(index, each) for index, each in there if not await self._is_shown(replica, topic_id, each)]
         planner = Planner([each for _, each in unclear], max_batches=0)
         async for piece in self._staged.pieces(topic_id, partition, planner.ranges):

@@ -15,14 +15,20 @@ from brokerd.replica.refusals import too_few_after_failure
 from brokerd.replica.replica import Replica
 
 
-async def wait_committed(replica: Replica, end_offset: int, *, timeout_ms: int) -> None:
-    """Wait until everything below an offset of a led partition is committed, as its `flush.policy` says.
+async def wait_committed(replica: Replica, end_offset: int, *, leader_epoch: int, timeout_ms: int) -> None:
+    """Wait until everything below an offset is committed, as the `flush.policy` of the partition says.
+
+    Args:
+        replica: the replica.
+        end_offset: the offset (exclusive).
+        leader_epoch: leader epoch in which this broker saw the log. In a later one, other records may have these offsets.
+        timeout_ms: longest wait in milliseconds.
 
     Raises:
         RefusedError: NOT_ENOUGH_REPLICAS_AFTER_APPEND; LEADER_NOT_AVAILABLE, this broker no longer leads; TIMED_OUT.
     """
-    if not replica.is_leader or end_offset > replica.log_end_offset:
-        message = f"{replica} does not lead any more, or its log was truncated"
+    if not replica.is_leader or replica.leader_epoch != leader_epoch:
+        message = f"this broker does not lead {replica} in epoch {leader_epoch} any more"
         raise refused(ErrorCode.LEADER_NOT_AVAILABLE, message, retry_after_ms=RETRY_MS)
     reached: asyncio.Future[Durability | LossReason] = asyncio.get_running_loop().create_future()
 

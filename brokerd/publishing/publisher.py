@@ -195,7 +195,7 @@ class _Publication:
             await self._search_log(window[0].base_offset if window else replica.log_end_offset)
         end_offset = self._search.end_offset
         if end_offset is not None:
-            await wait_committed(replica, end_offset, timeout_ms=COMMIT_WAIT_MS)
+            await self._wait_committed(end_offset)
         first_offset = self._search.first_offset
         return PublishedPart(
             UNKNOWN_OFFSET if first_offset is None else first_offset,
@@ -270,8 +270,11 @@ class _Publication:
         while self._in_flight and self._in_flight_bytes + size_bytes > IN_FLIGHT_BYTES:
             end_offset, committed_bytes = self._in_flight.popleft()
             if end_offset > self._replica.high_watermark:
-                await wait_committed(self._replica, end_offset, timeout_ms=COMMIT_WAIT_MS)
+                await self._wait_committed(end_offset)
             self._in_flight_bytes -= committed_bytes
+
+    async def _wait_committed(self, end_offset: int) -> None:
+        await wait_committed(self._replica, end_offset, leader_epoch=self._leader_epoch, timeout_ms=COMMIT_WAIT_MS)
 
     def _changed(self, planned: PlannedBatch) -> RefusedError:
         message = f"the staged batch at {planned.base_offset} for {self._replica} is another one than a moment ago"

@@ -69,7 +69,9 @@ class StagingAttempt:
     async def seal(self) -> tuple[Slice, list[bytes]]:
         """Return the slice since the last seal, and its values, once everything is committed."""
         assert self.first is not None, "nothing is staged"
-        await wait_committed(self.replica, self.end_offset, timeout_ms=int(WAIT_S * 1000))
+        await wait_committed(
+            self.replica, self.end_offset, leader_epoch=self.replica.leader_epoch, timeout_ms=int(WAIT_S * 1000)
+        )
         first_offset, first_sequence = self.first
         made = Slice(self.producer_id, first_sequence, len(self.values), first_offset, self.end_offset)
         values, self.values, self.first = self.values, [], None

@@ -26,7 +26,7 @@ from brokerd.tests.publishing.publishing_broker import (
 )
 from brokerd.tests.replica.lone_broker import TOPIC_ID
 from brokerd.tests.support import WAIT_S
-from metaquorum.metadata.records import RemoveTopicRecord
+from metaquorum.metadata.records import LeaderChange, PartitionChangeRecord, RemoveTopicRecord
 from storage.testing.sim_disk import Refusal
 
 
@@ -200,6 +200,30 @@ async def test_restarted_broker_goes_on(broker: PublishingBroker, monkeypatch: p
     finally:
         await again.publisher.close()
         await again.manager.stop()
+
+
+@pytest.mark.parametrize("at", [1, 12, 39])
+async def test_publication_ends_with_its_leader_epoch(
+    broker: PublishingBroker, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """Even if the same broker leads on: in between, others may have led, and written other records at these offsets."""
+    wanted, values = await staged(broker)
+    target, wait_committed, waits = await broker.target(), publisher_module.wait_committed, 0
+
+    async def move_and_wait(replica: Replica, end_offset: int, **options: int) -> None:
+        nonlocal waits
+        waits += 1
+        if waits == at:
+            broker.commit(PartitionChangeRecord(topic_id=TOPIC_ID, partition=0, leader=LeaderChange(leader_id=1)))
+        await wait_committed(replica, end_offset, **options)
+
+    monkeypatch.setattr(publisher_module, "IN_FLIGHT_BYTES", 1)
+    monkeypatch.setattr(publisher_module, "wait_committed", move_and_wait)
+    assert await code_of(broker, wanted) is ErrorCode.LEADER_NOT_AVAILABLE
+    assert target.leader_epoch == 1
+    assert waits == at
+    assert await broker.publisher.publish(wanted) == PublishedPart(0, len(values))
+    assert values_of(target) == values
 
 
 async def test_bytes_beyond_the_high_watermark_are_bounded(

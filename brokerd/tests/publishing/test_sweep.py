@@ -88,7 +88,7 @@ async def test_sweep_reads_a_bounded_piece_and_goes_on(broker: PublishingBroker)
     for attempt in attempts:
         attempt.stage(b"x" * 100)
         answers.live[attempt.producer_id] = None
-    await wait_committed(staging, 40, timeout_ms=30_000)
+    await wait_committed(staging, 40, leader_epoch=0, timeout_ms=30_000)
     sweep = StagingSweep(broker.manager.replicas, answers, read_bytes=1)
     starts: list[int] = []
     while await sweep.sweep():
@@ -104,7 +104,7 @@ async def test_what_is_no_attempt_is_garbage_and_other_topics_are_left_alone(bro
     append_foreign(staging, b"stray")
     append_foreign(target, b"kept")
     for replica in (staging, target):
-        await wait_committed(replica, 1, timeout_ms=30_000)
+        await wait_committed(replica, 1, leader_epoch=0, timeout_ms=30_000)
     assert await StagingSweep(broker.manager.replicas, Answers()).sweep() == 1
     assert (staging.log_start_offset, target.log_start_offset) == (1, 0)
 
