@@ -86,6 +86,8 @@ class PublishingBroker(LoneBroker):
             disk = SimDisk()
             disk.make_directory("/data")
             disk.make_directory(ROOT)
+            for path in ("/", "/data"):
+                disk.sync_directory(path)
         super().__init__(disk)
         own = Identity(cluster_id="c", node_id=1, incarnation_id=bytes(16), address=None)
         calls = RepairCalls(
