@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,9 @@ from lograft.wire.codes import ErrorCode
 
 from brokerd.publishing import publisher as publisher_module
 from brokerd.publishing.parts import Part, PublishedPart
+from brokerd.publishing.quota import log_bytes
+from brokerd.publishing.sweep import StagingSweep
+from brokerd.replica.replica import Replica
 from brokerd.tests.publishing.staging_clients import (
     RemoteAttempt,
     calls_of,
@@ -18,10 +22,13 @@ from brokerd.tests.publishing.staging_clients import (
     part_of,
     publish_until_done,
     read_all,
+    replica_of,
     wait_seen,
 )
-from brokerd.tests.support import Client, connected
+from brokerd.tests.support import WAIT_S, Client, connected
 from brokerd.tests.three_brokers import Cluster, assert_equal, three_brokers
+from metaquorum.metadata.topic_names import staging_topic
+from storage.log.log_start import LogStartWork
 
 
 async def staged(cluster: Cluster, client: Client, *, batches: int) -> tuple[Part, list[bytes]]:
@@ -62,6 +69,41 @@ async def test_next_leader_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         await cluster.start(leader_id)
         await cluster.wait(lambda: len(cluster.partition(wanted.partition).isr) == 3)
         await assert_equal(cluster, wanted.partition, len(values))
+        assert await read_all(client, "t", wanted.partition) == values
+
+
+async def test_freed_space_returns_on_every_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Followers follow the log start, so that the next leader has nothing to free again."""
+    async with three_brokers(tmp_path) as cluster, connected(cluster.brokers[1]) as client:
+        wanted, values = await staged(cluster, client, batches=5)
+        name = staging_topic(wanted.topic_id)
+        await publish_until_done(lambda: calls_of(cluster.brokers[1]), wanted)
+        replicas: list[Replica] = []
+        for server in cluster.brokers.values():
+            found = replica_of(server, name, wanted.partition)
+            assert found is not None
+            replicas.append(found)
+        leader = next(each for each in replicas if each.is_leader)
+
+        async def nothing_is_live(producer_ids: Sequence[int]) -> Mapping[int, int | None]:
+            return dict.fromkeys(producer_ids)
+
+        has_moved, move = asyncio.Event(), Replica._move_log_start
+
+        async def move_and_tell(replica: Replica, work: LogStartWork, now_ms: int) -> int:
+            removed_count = await move(replica, work, now_ms)
+            has_moved.set()
+            return removed_count
+
+        monkeypatch.setattr(Replica, "_move_log_start", move_and_tell)
+        moved = [await StagingSweep(lambda: replicas, nothing_is_live).sweep() for _ in range(2)]
+        assert moved == [1, 0]
+        assert leader.log_start_offset == leader.log_end_offset == len(values)
+        async with asyncio.timeout(WAIT_S):
+            while any(log_bytes(each) for each in replicas):
+                has_moved.clear()
+                await has_moved.wait()
+        assert {each.log_start_offset for each in replicas} == {len(values)}
         assert await read_all(client, "t", wanted.partition) == values
 
 

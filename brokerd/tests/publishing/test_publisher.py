@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 from lograft.wire.batch import Codec, RecordBatch, check_batch
@@ -337,22 +338,11 @@ async def test_absurd_part_and_foreign_partitions_are_refused(broker: Publishing
     wanted, _ = await staged(broker)
     absurd = part(Slice(5, 0, 1, 0, 1))
     assert await code_of(broker, absurd) is ErrorCode.INVALID_REQUEST
-    unknown = part_at(wanted, topic_id=b"u" * 16)
+    unknown = replace(wanted, topic_id=b"u" * 16)
     assert await code_of(broker, unknown) is ErrorCode.METADATA_NOT_REACHED
-    assert await code_of(broker, part_at(wanted, partition=9)) is ErrorCode.METADATA_NOT_REACHED
+    assert await code_of(broker, replace(wanted, partition=9)) is ErrorCode.METADATA_NOT_REACHED
     broker.commit(RemoveTopicRecord(topic_id=TOPIC_ID))
     assert await code_of(broker, wanted) is ErrorCode.UNKNOWN_TOPIC
-
-
-def part_at(wanted: Part, *, topic_id: bytes = TOPIC_ID, partition: int = 0) -> Part:
-    return Part(
-        topic_id=topic_id,
-        partition=partition,
-        producer_id=wanted.producer_id,
-        base_sequence=wanted.base_sequence,
-        records=wanted.records,
-        slices=wanted.slices,
-    )
 
 
 async def test_full_disk_stops_a_publication_and_free_space_lets_it_go_on(broker: PublishingBroker) -> None:
@@ -363,3 +353,24 @@ async def test_full_disk_stops_a_publication_and_free_space_lets_it_go_on(broker
     broker.disk.forgive()
     await broker.publisher.publish(wanted)
     assert values_of(await broker.target()) == values
+
+
+async def test_too_many_parts_are_refused_and_close_ends_all(
+    broker: PublishingBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OVERLOADED comes at once, with advice; after the close nothing is published any more."""
+    monkeypatch.setattr(publisher_module, "PUBLICATIONS_MAX", 1)
+    first, _ = await staged(broker)
+    publishing = asyncio.create_task(broker.publisher.publish(first))
+    await asyncio.sleep(0)
+    assert await code_of(broker, replace(first, producer_id=PUBLISHING + 1)) is ErrorCode.OVERLOADED
+    following = asyncio.create_task(code_of(broker, replace(first, base_sequence=5)))
+    await asyncio.sleep(0)
+    assert await code_of(broker, replace(first, base_sequence=6)) is ErrorCode.OVERLOADED
+    await broker.publisher.close()
+    with pytest.raises(RefusedError) as caught:
+        await publishing
+    assert caught.value.failure.code is ErrorCode.SHUTTING_DOWN
+    assert await following is ErrorCode.SHUTTING_DOWN
+    assert await code_of(broker, first) is ErrorCode.SHUTTING_DOWN
+    assert len(broker.publisher) == 0
