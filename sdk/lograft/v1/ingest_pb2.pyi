@@ -705,19 +705,23 @@ class AbortIngestRequest(_message.Message):
 
     INGEST_ID_FIELD_NUMBER: _builtins.int
     INGEST_EPOCH_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
     ingest_id: _builtins.str
     """Ingest id."""
     ingest_epoch: _builtins.int
     """Epoch of the open; 0: whatever it is, for an administrator."""
+    round: _builtins.int
+    """Round that is aborted. If it was committed, the call fails with INGEST_COMMITTED. 0: the present round, whatever it is."""
     def __init__(
         self,
         *,
         ingest_id: _builtins.str = ...,
         ingest_epoch: _builtins.int = ...,
+        round: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ingest_epoch", b"ingest_epoch", "ingest_id", b"ingest_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ingest_epoch", b"ingest_epoch", "ingest_id", b"ingest_id", "round", b"round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
