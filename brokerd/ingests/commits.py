@@ -139,8 +139,13 @@ def _verify(state: IngestsState, command: PlanCommit | DecideCommit) -> _Verifie
     if known is None:
         return not_found(command.ingest_id)
     ingest, value = known
+    if value.state is IngestState.OPEN and command.ingest_epoch == value.ingest_epoch:
+        state.touch(ingest)
     if value.decision is not None and value.decision.round == command.round:
         return _answered_before(ingest, value, value.decision, command)
+    if value.decision is not None and command.round < value.decision.round:
+        # It may have been committed: nothing that sounds like the contrary may be said.
+        return wrong_round(value, command.round)
     if value.state is IngestState.ABORTED:
         return aborted(value) if command.round == value.round else wrong_round(value, command.round)
     if command.ingest_epoch != value.ingest_epoch:
@@ -149,7 +154,6 @@ def _verify(state: IngestsState, command: PlanCommit | DecideCommit) -> _Verifie
         return publishing(value)
     if value.state is not IngestState.OPEN or command.round != value.round:
         return wrong_round(value, command.round)
-    state.touch(ingest)
     if value.group is not None and value.group.is_committed:
         return refused(
             Refusal.INGEST_PUBLISHING,

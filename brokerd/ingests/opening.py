@@ -156,6 +156,8 @@ def abort(state: IngestsState, command: AbortIngest) -> IngestDecision:
     was_decided = value.decision is not None and command.round == value.decision.round
     if was_decided or value.state in (IngestState.DECIDED, IngestState.COMMITTED):
         return committed(value)
+    if value.decision is not None and 0 < command.round < value.decision.round:
+        return wrong_round(value, command.round)
     if value.state is IngestState.ABORTED:
         return decided(Aborted())
     if command.ingest_epoch not in (0, value.ingest_epoch):
