@@ -53,7 +53,7 @@ from brokerd.ingests.state import IngestsState
 
 
 def open_attempt(state: IngestsState, command: OpenAttempt) -> IngestDecision:
-    """Open an attempt. It gets a producer id of its own, which it keeps if the round before has published it."""
+    """Open an attempt. It gets a producer id of its own, which it keeps if it was sealed in the last round."""
     if not 1 <= len(command.attempt_id) <= ATTEMPT_ID_BYTES_MAX:
         return refused(Refusal.INVALID_REQUEST, f"an attempt id has 1 to {ATTEMPT_ID_BYTES_MAX} bytes")
     if not 0 <= command.task < 2**63:
@@ -66,7 +66,7 @@ def open_attempt(state: IngestsState, command: OpenAttempt) -> IngestDecision:
     attempt = ingest.attempts.get(key)
     if attempt is not None and ingest.is_current(attempt):
         return decided(AttemptOpened(producer_id=attempt.producer_id), touched(state, ingest))
-    if attempt is not None and ingest.is_reusable(key, attempt):
+    if attempt is not None and ingest.is_reusable(attempt):
         again = replace(attempt, round=value.round, is_sealed=False, parts=(), freed=_freed(attempt))
         records = [*touched(state, ingest), AttemptRecord(ingest.ingest_id, key, again)]
         return decided(AttemptOpened(producer_id=again.producer_id), records)
@@ -101,7 +101,7 @@ def seal(state: IngestsState, command: SealAttempt) -> IngestDecision:
     key = AttemptKey(command.task, command.attempt_id)
     attempt = ingest.attempts.get(key)
     parts = tuple(sorted(command.parts, key=lambda each: each.topic_partition))
-    if attempt is None or not (ingest.is_current(attempt) or ingest.is_reusable(key, attempt)):
+    if attempt is None or not (ingest.is_current(attempt) or ingest.is_reusable(attempt)):
         return refused(
             Refusal.INVALID_REQUEST, f"attempt {command.attempt_id.hex()} of task {command.task} is not open"
         )

@@ -30,7 +30,7 @@ class OpenIngest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenAttempt:
-    """Opens an attempt, or one that the last round has published once more."""
+    """Opens an attempt, or one that was sealed in the last round once more."""
 
     ingest_id: str
     ingest_epoch: int

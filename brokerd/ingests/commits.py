@@ -230,8 +230,7 @@ def _outline(state: IngestsState, command: PlanCommit | DecideCommit, verified: 
         numbers[at] = advanced(base, records)
     value = _decided_value(state, command, verified, sum(totals.values()))
     outline: list[IngestLogRecord] = [IngestRecord(command.ingest_id, value)]
-    if plans or value.kind is IngestKind.REPEATED:
-        # Also an empty one: it says which attempts of the round may not go on.
+    if plans:
         keys = tuple(key for key, _ in verified.attempts)
         outline.append(ManifestRecord(command.ingest_id, command.round, keys))
     outline += [PlanRecord(command.ingest_id, command.round, each, plan) for each, plan in plans.items()]

@@ -120,16 +120,13 @@ class Ingest:
         value = self.value
         return value is not None and (attempt.ingest_epoch, attempt.round) == (value.ingest_epoch, value.round)
 
-    def is_reusable(self, key: AttemptKey, attempt: AttemptValue) -> bool:
-        """Return True if the last round has published an attempt, so that it may go on in the present one."""
+    def is_reusable(self, attempt: AttemptValue) -> bool:
+        """Return True if an attempt may go on in the present round: it was sealed in the last one, so it is known where it ended."""
         value = self.value
         if value is None or value.state is not IngestState.OPEN or value.decision is None:
             return False
-        decision = value.decision
-        if (attempt.ingest_epoch, attempt.round) != (value.ingest_epoch, decision.round):
-            return False
-        # The manifest is deleted after the attempts that it does not name.
-        return attempt.is_sealed and (decision.round not in self.manifests or self.is_named(decision.round, key))
+        is_of_last_round = (attempt.ingest_epoch, attempt.round) == (value.ingest_epoch, value.decision.round)
+        return is_of_last_round and attempt.is_sealed
 
     def is_live(self, key: AttemptKey) -> bool:
         """Return True if an attempt may still count. Once it cannot, it never can again."""
@@ -137,7 +134,7 @@ class Ingest:
         if value is None or attempt.ingest_epoch != value.ingest_epoch:
             return False
         if value.state is IngestState.OPEN:
-            return attempt.round == value.round or self.is_reusable(key, attempt)
+            return attempt.round == value.round or self.is_reusable(attempt)
         if value.state is IngestState.DECIDED:
             return attempt.round == value.round and self.is_named(value.round, key)
         return False

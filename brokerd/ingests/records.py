@@ -171,7 +171,7 @@ class StagedPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FreedPart:
-    """Staged records of a partition that earlier rounds have published.
+    """Staged records of a partition that earlier rounds have published or dropped.
 
     Attributes:
         topic_id: topic.
@@ -194,7 +194,7 @@ class AttemptValue:
         round: round that it belongs to.
         is_sealed: True: it has staged everything.
         parts: what it has staged, once it is sealed, by topic id and partition.
-        freed: what its earlier rounds have published, by topic id and partition.
+        freed: what its earlier rounds have published or dropped, by topic id and partition.
     """
 
     producer_id: int

@@ -149,10 +149,7 @@ def delete_garbage(state: IngestsState, work: Work) -> None:
 
 
 def _delete_garbage(ingest: Ingest, work: Work, *, is_forgotten: bool) -> bool:
-    """Delete what an ingest needs no more. Return False if something did not fit.
-
-    Manifests go last: they say which attempts may go on.
-    """
+    """Delete what an ingest needs no more. Return False if something did not fit."""
     for key in ingest.attempts:
         if (is_forgotten or not ingest.is_live(key)) and not work.take([AttemptRecord(ingest.ingest_id, key, None)]):
             return False

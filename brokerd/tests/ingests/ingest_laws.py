@@ -102,7 +102,9 @@ class Laws:
             self.counts["forgotten"] += 1
             return
         former_epoch = self._epochs.get((ingest_id, life), 0)
-        assert value.ingest_epoch == former_epoch + isinstance(command, OpenIngest), "5: an open does not raise the epoch"
+        assert value.ingest_epoch == former_epoch + isinstance(command, OpenIngest), (
+            "5: an open does not raise the epoch"
+        )
         self._epochs[ingest_id, life] = value.ingest_epoch
         if value.state is IngestState.ABORTED:
             self._never[ingest_id, life, value.ingest_epoch, value.round] = None
@@ -115,12 +117,12 @@ class Laws:
             assert known.ingest_epoch == decision.ingest_epoch, "1: a round has two decisions"
             return
         assert isinstance(command, DecideCommit), "1: a decision that nobody asked for"
-        assert (command.ingest_epoch, command.round) == (value.ingest_epoch, decision.round), "5: a fenced client decides"
+        assert (command.ingest_epoch, command.round) == (value.ingest_epoch, decision.round), (
+            "5: a fenced client decides"
+        )
         self._note_decision(command, life, records, batch)
 
-    def _note_decision(
-        self, command: DecideCommit, life: int, records: Sequence[IngestLogRecord], batch: int
-    ) -> None:
+    def _note_decision(self, command: DecideCommit, life: int, records: Sequence[IngestLogRecord], batch: int) -> None:
         ingest_id = command.ingest_id
         expected: dict[TopicPartition, list[int]] = {}
         for entry in sorted(command.manifest, key=lambda each: each.task):
@@ -129,7 +131,9 @@ class Laws:
             assert attempt.is_sealed, "2: an attempt counts that is not sealed"
             assert attempt.ingest_epoch == command.ingest_epoch, "5: an attempt of a lower epoch counts"
             assert attempt.round == command.round, "2: an attempt counts in two rounds"
-            assert sum(each.records for each in attempt.parts) == entry.records, "2: other records than the manifest says"
+            assert sum(each.records for each in attempt.parts) == entry.records, (
+                "2: other records than the manifest says"
+            )
             for part in attempt.parts:
                 where = part.topic_partition
                 staged = self.world.content(attempt.producer_id, where, part.first_sequence, part.records)
@@ -161,7 +165,9 @@ class Laws:
         where = TopicPartition(effect.part.topic_id, effect.part.partition)
         decision = next((each for each in self._of(effect.ingest_id, effect.round) if where in each.bases), None)
         matching = [
-            each for each in self._of(effect.ingest_id, effect.round) if each.bases.get(where) == effect.part.base_sequence
+            each
+            for each in self._of(effect.ingest_id, effect.round)
+            if each.bases.get(where) == effect.part.base_sequence
         ]
         assert decision is not None, "2: published before the decision is committed"
         assert matching, "2: published what no decision names"
@@ -196,15 +202,19 @@ class Laws:
         """
         self.counts[type(outcome).__name__] += 1
         match command, outcome:
-            case (PlanCommit() | DecideCommit()), (Committed() | Decided()):
+            case ((PlanCommit() | DecideCommit()), (Committed() | Decided())):
                 decision = self.decisions[command.ingest_id, life, command.round]
-                assert digest_of(command.manifest, command.offsets) == decision.digest, "1: another manifest is committed"
+                assert digest_of(command.manifest, command.offsets) == decision.digest, (
+                    "1: another manifest is committed"
+                )
                 if isinstance(outcome, Committed):
                     self._check_result(decision, outcome.result)
-            case (PlanCommit() | DecideCommit()), Refused(code=Refusal.INGEST_CONFLICT):
+            case ((PlanCommit() | DecideCommit()), Refused(code=Refusal.INGEST_CONFLICT)):
                 decision = self.decisions[command.ingest_id, life, command.round]
-                assert digest_of(command.manifest, command.offsets) != decision.digest, "1: the same manifest is refused"
-            case (PlanCommit() | DecideCommit()), Refused(code=Refusal.INGEST_FENCED | Refusal.INGEST_ABORTED):
+                assert digest_of(command.manifest, command.offsets) != decision.digest, (
+                    "1: the same manifest is refused"
+                )
+            case ((PlanCommit() | DecideCommit()), Refused(code=Refusal.INGEST_FENCED | Refusal.INGEST_ABORTED)):
                 self._promise_never(command.ingest_id, life, command.ingest_epoch, command.round)
             case AbortIngest(), Aborted() if command.round:
                 self._promise_never(command.ingest_id, life, command.ingest_epoch, command.round)

@@ -55,7 +55,6 @@ from brokerd.ingests.effects import Effect, IngestCompleted, IngestExpired, Publ
 from brokerd.ingests.limits import LOADED_GRACE_MS
 from brokerd.ingests.records import (
     IngestKind,
-    IngestLogRecord,
     IngestRecord,
     IngestState,
     IngestTopic,
@@ -71,8 +70,8 @@ PARTITION = 3
 UNIX_MS = 1_700_000_000_000
 SKEW_MS = 2_000
 SINGLES = ("s0", "s1", "s2")
-REPEATED = ("r0", "r1")
-CLIENTS = 4
+REPEATED = ("r0", "r1", "r2")
+CLIENTS = 5
 TTLS = (10_000, 20_000)
 FINAL = (Refusal.INGEST_FENCED, Refusal.INGEST_ABORTED, Refusal.INGEST_COMMITTED, Refusal.INGEST_NOT_FOUND)
 
@@ -121,6 +120,7 @@ class Client:
     """A client, with the request that it waits for, by number."""
 
     program: Program
+    ingest_id: str
     request: int = 0
     is_dead: bool = False
 
@@ -170,11 +170,14 @@ class Walk:
         self._begun_ms = 0
         self._generation = 0
         self._stale: tuple[IngestCore, int, int] | None = None
+        self._leaders_back_ms = 0
+        self._group_back_ms = 0
+        self._manifests: dict[str, list[ManifestEntry]] = {}
         self._heard_ms: dict[str, int] = {}
         self._clients: list[Client] = []
         self._client_number = 0
         self._shift_ms = 0
-        for count in (3, 1):
+        for count in (2, 1):
             topic_id = self.world.create(count, NEAR_THE_END)
             first = SequencesRecord(topic_id, 0, (NEAR_THE_END,) * count)
             self._log.append([Entry(None, (encode(first),))])
@@ -190,7 +193,7 @@ class Walk:
         """Take steps with faults."""
         for _ in range(steps):
             self.step()
-            if self.rng.random() < 0.03:
+            if self.rng.random() < 0.015:
                 self._incident()
 
     def step(self) -> None:
@@ -221,7 +224,9 @@ class Walk:
         for _ in range(600):
             self.step()
         for ingest in self.core.state.ingests.values():
-            assert ingest.value is None or ingest.value.state is not IngestState.DECIDED, "3: a decision is never complete"
+            assert ingest.value is None or ingest.value.state is not IngestState.DECIDED, (
+                "3: a decision is never complete"
+            )
         self.laws.check_everything_published()
         self.laws.check_offsets()
         for where in self.world.partitions():
@@ -251,19 +256,23 @@ class Walk:
         dice = self.rng.random()
         if dice < 0.35:
             self.fail_over()
-        elif dice < 0.55:
+        elif dice < 0.50:
             self._kill_client()
-        elif dice < 0.85:
+        elif dice < 0.65:
             self.now_ms += self.rng.randint(1_000, 12_000)
-        elif dice < 0.92:
+        elif dice < 0.72:
             self.now_ms += self.rng.randint(20_000, 150_000)
+        elif dice < 0.84:
+            self._leaders_back_ms = self.now_ms + self.rng.randint(1_000, 6_000)
+        elif dice < 0.97:
+            self._group_back_ms = self.now_ms + self.rng.choice((3_000, 10_000, 120_000))
         else:
             self._delete_topic()
 
     def _delete_topic(self) -> None:
         topic_id = self.rng.choice(sorted(self.world.topics))
         self.world.delete(topic_id)
-        self.world.create(self.rng.randint(1, 3))
+        self.world.create(self.rng.randint(1, 2))
         self.counts["deleted topic"] += 1
         if self.rng.random() < 0.5:
             self._enqueue(TopicsDeleted(topic_ids=(topic_id,)), lambda outcome: None)
@@ -321,7 +330,11 @@ class Walk:
     def _check_expiry(self, decision: IngestDecision) -> None:
         """An ingest is aborted by time only if nobody could be heard for its time to live."""
         for record in decision.records:
-            if not isinstance(record, IngestRecord) or record.value is None or record.value.state is not IngestState.ABORTED:
+            if (
+                not isinstance(record, IngestRecord)
+                or record.value is None
+                or record.value.state is not IngestState.ABORTED
+            ):
                 continue
             ttl_ms = record.value.ttl_ms
             assert self.now_ms - self._begun_ms >= min(ttl_ms, LOADED_GRACE_MS), "aborted at once after loading"
@@ -351,8 +364,12 @@ class Walk:
         self._append(decided)
 
     def _note_heard(self, command: Command, decision: IngestDecision) -> None:
-        is_client = isinstance(command, OpenIngest | OpenAttempt | SealAttempt | PlanCommit | DecideCommit | TouchIngest)
-        if is_client and not isinstance(decision.response.outcome, Refused):
+        is_client = isinstance(
+            command, OpenIngest | OpenAttempt | SealAttempt | PlanCommit | DecideCommit | TouchIngest
+        )
+        known = self.core.state.value_of(command.ingest_id) if is_client else None
+        is_present = known is not None and getattr(command, "ingest_epoch", 0) in (0, known[1].ingest_epoch)
+        if is_client and is_present and not isinstance(decision.response.outcome, Refused):
             self._heard_ms[command.ingest_id] = self.now_ms
 
     def _append(
@@ -373,7 +390,9 @@ class Walk:
             for entry in batch:
                 for record in entry.records:
                     known = decode(record)
-                    self._lives[getattr(known, "ingest_id", "")] += isinstance(known, IngestRecord) and known.value is None
+                    self._lives[getattr(known, "ingest_id", "")] += (
+                        isinstance(known, IngestRecord) and known.value is None
+                    )
                     self.core.replay(known)
         for command, decision, give in decided:
             if is_refused and decision.records:
@@ -465,6 +484,8 @@ class Walk:
 
     def _publish(self, effect: Publish) -> None:
         part = effect.part
+        if self._faults and self.now_ms < self._leaders_back_ms:
+            return
         offsets = self.world.publish(part, is_cut=self._faults and self.rng.random() < 0.15)
         if offsets is None:
             return
@@ -485,10 +506,10 @@ class Walk:
 
     def _resolve(self, effect: ResolveOffsets) -> None:
         key = (effect.ingest_id, effect.ingest_epoch, effect.round)
+        if self._faults and self.now_ms < self._group_back_ms:
+            return
         self._settle_group(key, is_committed=effect.is_committed)
-        command = OffsetsResolved(
-            ingest_id=effect.ingest_id, ingest_epoch=effect.ingest_epoch, round=effect.round
-        )
+        command = OffsetsResolved(ingest_id=effect.ingest_id, ingest_epoch=effect.ingest_epoch, round=effect.round)
         for delay_ms in self._deliveries():
             self._later(delay_ms, lambda: self._enqueue(command, lambda outcome: None))
 
@@ -499,11 +520,13 @@ class Walk:
             self.world.applied.append((key, pending.offset))
 
     def _ask_outcomes(self) -> None:
+        if self._faults and self.now_ms < self._group_back_ms:
+            return
         for key, pending in list(self.world.pending.items()):
             if self.now_ms - pending.asked_ms < PENDING_MS:
                 continue
             pending.asked_ms = self.now_ms
-            if self._faults and self.rng.random() < 0.2:
+            if self._faults and self.rng.random() < 0.4:
                 continue
 
             def hear(outcome: Outcome | None, key: tuple[str, int, int] = key, pending: Pending = pending) -> None:
@@ -543,10 +566,12 @@ class Walk:
 
     def _start_client(self) -> None:
         self._client_number += 1
-        is_single = self.rng.random() < 0.5
-        ingest_id = self.rng.choice(SINGLES if is_single else REPEATED)
-        kind = IngestKind.SINGLE if is_single else IngestKind.REPEATED
-        client = Client(self._program(ingest_id, kind))
+        ids = SINGLES + REPEATED
+        free = [each for each in ids if all(each != client.ingest_id for client in self._clients)]
+        # Most often nobody is disturbed, so that there are many rounds in one epoch.
+        ingest_id = self.rng.choice(free if free and self.rng.random() < 0.8 else ids)
+        kind = IngestKind.SINGLE if ingest_id in SINGLES else IngestKind.REPEATED
+        client = Client(self._program(ingest_id, kind), ingest_id)
         self._clients.append(client)
         self._later(self.rng.randint(0, 1_000), lambda: self._advance(client, None, client.request))
 
@@ -604,7 +629,7 @@ class Walk:
             return
         epoch, number = opened.ingest_epoch, opened.round
         sequences: dict[tuple[int, TopicPartition], int] = {}
-        for _ in range(rng.randint(1, 5)):
+        for _ in range(rng.randint(1, 10)):
             manifest = yield from self._stage(ingest_id, epoch, partitions, sequences)
             if manifest is None:
                 return
@@ -612,9 +637,9 @@ class Walk:
                 yield TouchIngest(ingest_id=ingest_id, ingest_epoch=epoch)
                 yield Pause(rng.randint(0, 4_000))
             dice = rng.random()
-            if dice < 0.1:
+            if dice < 0.06:
                 return
-            if dice < 0.2:
+            if dice < 0.12:
                 yield from self._call(AbortIngest(ingest_id=ingest_id, ingest_epoch=epoch, round=number))
                 return
             offsets = self._offsets() if rng.random() < 0.5 else None
@@ -672,8 +697,16 @@ class Walk:
                     assert sealed is None or (isinstance(sealed, Refused) and sealed.code in FINAL), sealed
                     return None
                 manifest = [each for each in manifest if each.task != task]
+                if rng.random() < 0.1:
+                    # It forgets what it has staged, and names what an earlier round or client has.
+                    manifest += [each for each in self._manifests.get(ingest_id, ()) if each.task == task]
+                    continue
                 records = sum(each.records for each in parts)
                 manifest.append(ManifestEntry(task=task, attempt_id=attempt_id, records=records))
+        if rng.random() < 0.1:
+            known = {each.task for each in manifest}
+            manifest += [each for each in self._manifests.get(ingest_id, ()) if each.task not in known]
+        self._manifests[ingest_id] = manifest
         return manifest
 
     def _commit_again(
@@ -684,12 +717,14 @@ class Walk:
         manifest: list[ManifestEntry],
         offsets: GroupOffsets | None,
     ) -> Step:
-        """Commit the same once more, or something else under the same round."""
+        """Commit the same once more, or something else under the same round. A copy may come much later."""
         if self.rng.random() < 0.5:
             manifest = [*manifest, ManifestEntry(task=77, attempt_id=b"other", records=1)]
         command = PlanCommit(
             ingest_id=ingest_id, ingest_epoch=epoch, round=number, manifest=tuple(manifest), offsets=offsets
         )
+        if self.rng.random() < 0.5:
+            self._later(self.rng.randint(1_000, 20_000), lambda: self._enqueue(command, _ignore))
         return (yield from self._call(command))
 
     def _commit_ingest(
@@ -711,6 +746,8 @@ class Walk:
                 if offsets is not None:
                     key = (ingest_id, epoch, number)
                     self.world.pending[key] = Pending(offsets.offsets[0].offset, self.now_ms)
+                    if self.rng.random() < 0.1:
+                        return None
                 if self.rng.random() < 0.3:
                     yield Pause(self.rng.randint(0, 3_000))
                 outcome = yield DecideCommit(
@@ -750,11 +787,3 @@ def derived(core: IngestCore, world: World) -> list[object]:
     for where in sorted(world.staging):
         found += [where, state.incomplete_parts(where), state.first_unpublished(where)]
     return found
-
-
-def replayed(records: Sequence[IngestLogRecord], partition: int = PARTITION) -> IngestCore:
-    """Return a core with these records."""
-    core = IngestCore(partition, unix_offset_ms=UNIX_MS)
-    for record in records:
-        core.replay(record)
-    return core

@@ -11,7 +11,7 @@ from brokerd.ingests import asks, state, sweep
 from brokerd.tests.ingests.ingest_walk import Walk
 
 SEEDS = 16
-STEPS = 1_000
+STEPS = 3_000
 
 
 @pytest.fixture(autouse=True)
