@@ -24,6 +24,7 @@ from brokerd.ingests.records import (
     AttemptValue,
     CounterRecord,
     DecisionValue,
+    EpochsRecord,
     FreedPart,
     IngestKind,
     IngestLogRecord,
@@ -42,7 +43,7 @@ from brokerd.ingests.records import (
 )
 from brokerd.ingests.sequences import BLOCK_PARTITIONS, SEQUENCE_MODULUS, is_staging_producer_id
 
-_INGEST, _ATTEMPT, _PLAN, _SEQUENCES, _COUNTER, _MANIFEST = 1, 2, 3, 4, 5, 6
+_INGEST, _ATTEMPT, _PLAN, _SEQUENCES, _COUNTER, _MANIFEST, _EPOCHS = 1, 2, 3, 4, 5, 6, 7
 _KIND: Final = struct.Struct(">B")
 _LENGTH: Final = struct.Struct(">H")
 _TASK: Final = struct.Struct(">Q")
@@ -94,6 +95,9 @@ def encode(record: IngestLogRecord) -> Record:
         case CounterRecord():
             message = None if record.value is None else pb.IngestCounterRecord(given=record.value)
             return Record(_KIND.pack(_COUNTER), None if message is None else message.SerializeToString())
+        case EpochsRecord():
+            epochs = None if record.value is None else pb.IngestEpochsRecord(forgotten=record.value)
+            return Record(_KIND.pack(_EPOCHS), None if epochs is None else epochs.SerializeToString())
         case ManifestRecord():
             key = _KIND.pack(_MANIFEST) + _text(record.ingest_id) + _ROUND.pack(record.round)
             return Record(key, None if record.value is None else _encode_manifest(record.value))
@@ -140,6 +144,10 @@ def _decode(record: Record) -> IngestLogRecord:
             ingest_id, number = key.text(), key.number(_ROUND)
             key.end()
             return ManifestRecord(ingest_id, number, None if data is None else _decode_manifest(data))
+        case 7:
+            key.end()
+            forgotten = None if data is None else pb.IngestEpochsRecord.FromString(data).forgotten
+            return EpochsRecord(None if forgotten is None else _natural(forgotten))
         case _:
             raise ValueError(f"kind {kind} is unknown")
 

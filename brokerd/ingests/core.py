@@ -36,6 +36,7 @@ from brokerd.ingests.records import (
     AttemptKey,
     AttemptRecord,
     CounterRecord,
+    EpochsRecord,
     IngestLogRecord,
     IngestRecord,
     ManifestRecord,
@@ -145,6 +146,8 @@ class IngestCore:
         state = self._state
         if state.given:
             yield CounterRecord(state.given)
+        if state.forgotten_epoch:
+            yield EpochsRecord(state.forgotten_epoch)
         for topic_id, block in sorted(state.sequences):
             yield SequencesRecord(topic_id, block, state.sequences[topic_id, block])
         for ingest_id in sorted(state.ingests):

@@ -56,18 +56,16 @@ def open_ingest(state: IngestsState, command: OpenIngest) -> IngestDecision:
             f"the coordinator has {OPEN_INGESTS_MAX} open ingests; commit or abort some, or wait until they expire",
         )
     if known is None:
-        leftover = state.ingests.get(command.ingest_id)
-        if leftover is None and len(state.ingests) >= KNOWN_INGESTS_MAX:
+        if command.ingest_id not in state.ingests and len(state.ingests) >= KNOWN_INGESTS_MAX:
             return refused(
                 Refusal.LIMIT_EXCEEDED,
                 f"the coordinator keeps {KNOWN_INGESTS_MAX} ingests; it forgets the oldest ones with time",
             )
-        # A replica that was away for long may bring attempts of a deleted ingest back: they must not count.
-        former_epoch = max((each.ingest_epoch for each in leftover.attempts.values()), default=0) if leftover else 0
         value = IngestValue(
             kind=command.kind,
             state=IngestState.OPEN,
-            ingest_epoch=former_epoch + 1,
+            # Above that of an earlier ingest with this id: its clients, attempts and prepared offsets must not count here.
+            ingest_epoch=state.forgotten_epoch + 1,
             round=1,
             topics=command.topics,
             ttl_ms=command.ttl_ms or TTL_MS_DEFAULT,

@@ -123,7 +123,7 @@ class IngestValue:
     Attributes:
         kind: how often it is committed.
         state: where it stands.
-        ingest_epoch: epoch of the last open, from 1.
+        ingest_epoch: epoch of the last open. No id has an epoch twice, also after it was forgotten.
         round: round that is open or decided, or was aborted, or, of a single ingest, committed.
         topics: topics of the last open.
         ttl_ms: milliseconds without a call after which it is aborted while it is open.
@@ -276,7 +276,16 @@ class ManifestRecord:
     value: tuple[AttemptKey, ...] | None
 
 
-IngestLogRecord = IngestRecord | AttemptRecord | PlanRecord | SequencesRecord | CounterRecord | ManifestRecord
+@dataclass(frozen=True, slots=True)
+class EpochsRecord:
+    """The highest epoch of an ingest that was forgotten."""
+
+    value: int | None
+
+
+IngestLogRecord = (
+    IngestRecord | AttemptRecord | PlanRecord | SequencesRecord | CounterRecord | ManifestRecord | EpochsRecord
+)
 """Everything that the log of ingests may hold."""
 
 _RECORD_BYTES: Final = 96
@@ -291,7 +300,7 @@ def record_bytes(record: IngestLogRecord) -> int:
     match record:
         case SequencesRecord():
             return _RECORD_BYTES + 5 * len(record.value or ())
-        case CounterRecord():
+        case CounterRecord() | EpochsRecord():
             return _RECORD_BYTES
         case _:
             size = _RECORD_BYTES + len(record.ingest_id.encode())

@@ -21,6 +21,7 @@ from brokerd.ingests.records import (
     AttemptKey,
     AttemptRecord,
     CounterRecord,
+    EpochsRecord,
     IngestKind,
     IngestLogRecord,
     IngestRecord,
@@ -116,6 +117,7 @@ class IngestsState:
         ingests: ingests by id, or what is left of them.
         sequences: next publishing sequences, by topic id and block.
         given: number of staging producer ids that were given.
+        forgotten_epoch: highest epoch of an ingest that was forgotten.
         attempt_count: attempts of all ingests.
         slice_count: parts of these.
         part_count: parts of decisions and of results.
@@ -128,6 +130,7 @@ class IngestsState:
         self.ingests: dict[str, Ingest] = {}
         self.sequences: dict[tuple[bytes, int], tuple[int, ...]] = {}
         self.given = 0
+        self.forgotten_epoch = 0
         self.attempt_count = 0
         self.slice_count = 0
         self.part_count = 0
@@ -156,10 +159,11 @@ class IngestsState:
         soft = self.soft
         if soft.now_ms is None:
             soft.now_ms = soft.begun_ms = now_ms
-            for ingest in self.ingests.values():
-                self._after_value(ingest)
-                soft.sweep[ingest.ingest_id] = None
-            for topic_partition in self._planned:
+            # In an order that does not depend on how the log was compacted.
+            for ingest_id in sorted(self.ingests):
+                self._after_value(self.ingests[ingest_id])
+                soft.sweep[ingest_id] = None
+            for topic_partition in sorted(self._planned):
                 self._after_part(topic_partition)
         soft.now_ms = max(soft.now_ms, now_ms)
 
@@ -235,6 +239,8 @@ class IngestsState:
         match record:
             case CounterRecord():
                 self.given = record.value or 0
+            case EpochsRecord():
+                self.forgotten_epoch = record.value or 0
             case SequencesRecord():
                 if record.value is None:
                     self.sequences.pop((record.topic_id, record.block), None)

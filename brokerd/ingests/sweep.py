@@ -16,6 +16,7 @@ from brokerd.ingests.limits import SWEEP_ATTEMPTS, SWEEP_BYTES, SWEEP_RECORDS
 from brokerd.ingests.records import (
     NO_OFFSET,
     AttemptRecord,
+    EpochsRecord,
     IngestLogRecord,
     IngestRecord,
     IngestState,
@@ -105,6 +106,7 @@ def _forget_sequences(state: IngestsState, work: Work, topic_id: bytes) -> bool:
 
 def end_overdue(state: IngestsState, work: Work) -> None:
     """Abort open ingests that nobody has touched for their time to live, and forget others whose time is over."""
+    forgotten_epoch = state.forgotten_epoch
     for ingest_id in state.soft.deadlines.due(state.now_ms, SWEEP_RECORDS):
         ingest = state.ingests[ingest_id]
         value = ingest.value
@@ -112,7 +114,9 @@ def end_overdue(state: IngestsState, work: Work) -> None:
             continue
         if value.state is not IngestState.OPEN:
             if _delete_garbage(ingest, work, is_forgotten=True):
-                work.take([IngestRecord(ingest_id, None)])
+                risen = [EpochsRecord(value.ingest_epoch)] if value.ingest_epoch > forgotten_epoch else []
+                if work.take([*risen, IngestRecord(ingest_id, None)]):
+                    forgotten_epoch = max(forgotten_epoch, value.ingest_epoch)
             work.ingests[ingest_id] = None
         else:
             record, effects = opening.ending(state, ingest)

@@ -232,7 +232,14 @@ MUTANTS: Final = (
         name="parts are not asked for again after a failover",
         owner=IngestsState,
         function="note_time",
-        old="                self._after_part(topic_partition)",
-        new="                pass",
+        old="self._after_part(topic_partition)",
+        new="pass",
+    ),
+    IngestMutant(
+        name="a new ingest has the epochs of a forgotten one",
+        owner=opening,
+        function="open_ingest",
+        old="ingest_epoch=state.forgotten_epoch + 1",
+        new="ingest_epoch=1",
     ),
 )

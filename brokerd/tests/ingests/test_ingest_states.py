@@ -273,7 +273,10 @@ def test_id_is_free_again_after_its_time(
     assert host.core.state.value_of("x") is not None
     host.run(1)
     assert not host.core.state.ingests
-    assert host.open(kind=kind).ingest_epoch == 1
+    # But no epoch comes again: a client of the former ingest is fenced.
+    host.fail_over()
+    assert host.open(kind=kind).ingest_epoch == 2
+    assert host.refusal(OPEN_ATTEMPT) is Refusal.INGEST_FENCED
 
 
 def test_decided_ingest_has_no_end_by_time() -> None:

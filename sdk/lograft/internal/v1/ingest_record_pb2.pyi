@@ -484,6 +484,28 @@ class IngestCounterRecord(_message.Message):
 Global___IngestCounterRecord: _TypeAlias = IngestCounterRecord  # noqa: Y015
 
 @_typing.final
+class IngestEpochsRecord(_message.Message):
+    """Epochs of ingests that were forgotten (key kind 7)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FORGOTTEN_FIELD_NUMBER: _builtins.int
+    forgotten: _builtins.int
+    """The highest one. A new ingest begins above it, so that no id has an epoch twice."""
+    def __init__(
+        self,
+        *,
+        forgotten: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["forgotten", b"forgotten"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IngestEpochsRecord: _TypeAlias = IngestEpochsRecord  # noqa: Y015
+
+@_typing.final
 class IngestManifestRecord(_message.Message):
     """The attempts that count (key kind 6), by task."""
 
