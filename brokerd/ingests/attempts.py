@@ -29,7 +29,7 @@ from brokerd.ingests.limits import (
     SLICES_MAX,
     SLICES_TOTAL_MAX,
 )
-from brokerd.ingests.opening import aborted, committed, fenced, not_found, publishing, touched
+from brokerd.ingests.opening import aborted, committed, fenced, not_found, publishing, touched, wrong_round
 from brokerd.ingests.records import (
     AttemptKey,
     AttemptRecord,
@@ -101,6 +101,9 @@ def seal(state: IngestsState, command: SealAttempt) -> IngestDecision:
     key = AttemptKey(command.task, command.attempt_id)
     attempt = ingest.attempts.get(key)
     parts = tuple(sorted(command.parts, key=lambda each: each.topic_partition))
+    if attempt is not None and command.round not in (0, value.round):
+        is_repeated = (attempt.round, attempt.is_sealed, attempt.parts) == (command.round, True, parts)
+        return decided(Sealed()) if is_repeated else wrong_round(value, command.round)
     if attempt is None or not (ingest.is_current(attempt) or ingest.is_reusable(attempt)):
         return refused(
             Refusal.INVALID_REQUEST, f"attempt {command.attempt_id.hex()} of task {command.task} is not open"

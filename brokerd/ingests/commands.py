@@ -40,13 +40,23 @@ class OpenAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealAttempt:
-    """Ends an attempt that has staged everything: `parts` names each partition once."""
+    """Ends an attempt that has staged everything.
+
+    Attributes:
+        ingest_id: ingest.
+        ingest_epoch: epoch of the open.
+        task: task.
+        attempt_id: name of the try.
+        parts: what it has staged, each partition once.
+        round: round that it is sealed for, so that a late copy does nothing in the next one; 0: the present round.
+    """
 
     ingest_id: str
     ingest_epoch: int
     task: int
     attempt_id: bytes
     parts: tuple[StagedPart, ...]
+    round: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

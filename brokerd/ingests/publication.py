@@ -48,6 +48,9 @@ def part_published(state: IngestsState, command: PartPublished) -> IngestDecisio
             Refusal.INVALID_REQUEST,
             f"{plan.records} records are not at offsets {command.first_offset} to {command.end_offset}",
         )
+    if is_gone:
+        # Whatever else is decided for the topic ends as well, and its sequences are forgotten.
+        state.soft.deleted_topics[command.topic_id] = None
     records, effects = end_parts(state, ingest, command.round, {topic_partition: offsets})
     effects += _next_of_partition(
         state, topic_partition, PartIdentity(command.ingest_id, command.round, command.base_sequence)

@@ -242,4 +242,12 @@ MUTANTS: Final = (
         old="ingest_epoch=state.forgotten_epoch + 1",
         new="ingest_epoch=1",
     ),
+    IngestMutant(
+        name="a late copy seals an attempt in the next round",
+        owner=attempts,
+        function="seal",
+        old="if attempt is not None and command.round not in (0, value.round):",
+        new="if False:",
+        directed="test_late_copy_of_a_seal_of_the_last_round",
+    ),
 )

@@ -631,7 +631,7 @@ class Walk:
         epoch, number = opened.ingest_epoch, opened.round
         sequences: dict[tuple[int, TopicPartition], int] = {}
         for _ in range(rng.randint(1, 10)):
-            manifest = yield from self._stage(ingest_id, epoch, partitions, sequences)
+            manifest = yield from self._stage(ingest_id, epoch, number, partitions, sequences)
             if manifest is None:
                 return
             if rng.random() < 0.2:
@@ -661,6 +661,7 @@ class Walk:
         self,
         ingest_id: str,
         epoch: int,
+        number: int,
         partitions: Sequence[TopicPartition],
         sequences: dict[tuple[int, TopicPartition], int],
     ) -> Generator[Command | Pause, Outcome | None, list[ManifestEntry] | None]:
@@ -691,7 +692,12 @@ class Walk:
                     continue
                 sealed = yield from self._call(
                     SealAttempt(
-                        ingest_id=ingest_id, ingest_epoch=epoch, task=task, attempt_id=attempt_id, parts=tuple(parts)
+                        ingest_id=ingest_id,
+                        ingest_epoch=epoch,
+                        task=task,
+                        attempt_id=attempt_id,
+                        parts=tuple(parts),
+                        round=number,
                     )
                 )
                 if not isinstance(sealed, Sealed):

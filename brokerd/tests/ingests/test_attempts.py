@@ -107,8 +107,10 @@ def test_late_copy_of_a_seal_of_the_last_round() -> None:
     host.decide(entry)
     host.publish_all()
     assert host.refusal(seal_of(part(P0, 3))) is None
+    assert host.refusal(replace(seal_of(part(P0, 3)), round=1)) is None
     host.attempt()
     assert host.refusal(seal_of(part(P0, 3))) is Refusal.INVALID_REQUEST
+    assert host.refusal(replace(seal_of(), round=1)) is Refusal.INVALID_REQUEST
     host.seal(part(P0, 1, first_sequence=3))
 
 

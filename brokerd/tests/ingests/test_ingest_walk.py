@@ -10,7 +10,7 @@ import pytest
 
 from brokerd.ingests import asks, state, sweep
 from brokerd.ingests.codec import IngestRecordError
-from brokerd.tests.ingests import test_publication
+from brokerd.tests.ingests import test_attempts, test_publication
 from brokerd.tests.ingests.ingest_mutants import MUTANTS, IngestMutant
 from brokerd.tests.ingests.ingest_walk import Walk
 from metaquorum.testing.mutants import apply
@@ -21,6 +21,7 @@ STEPS = 3_000
 DIRECTED: dict[str, Callable[[], None]] = {
     each.__name__: each
     for each in (
+        test_attempts.test_late_copy_of_a_seal_of_the_last_round,
         test_publication.test_late_answer_about_a_forgotten_ingest_is_ignored,
         test_publication.test_sequences_wrap_around,
     )

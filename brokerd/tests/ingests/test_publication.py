@@ -237,6 +237,8 @@ def test_leader_of_a_deleted_topic_ends_a_part() -> None:
         )
     )
     assert host.value().state is IngestState.COMMITTED
+    host.run()
+    assert host.core.topics() == ()
 
 
 def test_offsets_of_a_decision() -> None:
