@@ -57,6 +57,7 @@ MUTANTS: Final = (
         function="_verify",
         old=" or not ingest.is_current(attempt)",
         new="",
+        seeds=range(6, 14),
     ),
     IngestMutant(
         name="another manifest gets the first answer",
