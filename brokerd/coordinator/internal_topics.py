@@ -44,6 +44,9 @@ class InternalTopic:
 GROUPS: Final = InternalTopic(name="__groups", partition_count=32)
 """Groups and their offsets."""
 
+INGESTS: Final = InternalTopic(name="__ingests", partition_count=32)
+"""Ingests, their attempts and decisions. Partition numbers are part of producer ids."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicPlan:

@@ -393,6 +393,7 @@ class SealAttemptRequest(_message.Message):
     TASK_FIELD_NUMBER: _builtins.int
     ATTEMPT_ID_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
     ingest_id: _builtins.str
     """Ingest id."""
     ingest_epoch: _builtins.int
@@ -401,6 +402,8 @@ class SealAttemptRequest(_message.Message):
     """Number of the task."""
     attempt_id: _builtins.bytes
     """Name of the try."""
+    round: _builtins.int
+    """Round that it is sealed for, so that a late copy of the call does not seal it in the next round. 0: the present round, whatever it is."""
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___StagedPart]:
         """What it has staged, each partition once; empty: nothing."""
@@ -413,10 +416,11 @@ class SealAttemptRequest(_message.Message):
         task: _builtins.int = ...,
         attempt_id: _builtins.bytes = ...,
         parts: _abc.Iterable[Global___StagedPart] | None = ...,
+        round: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "ingest_epoch", b"ingest_epoch", "ingest_id", b"ingest_id", "parts", b"parts", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "ingest_epoch", b"ingest_epoch", "ingest_id", b"ingest_id", "parts", b"parts", "round", b"round", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -705,19 +709,23 @@ class AbortIngestRequest(_message.Message):
 
     INGEST_ID_FIELD_NUMBER: _builtins.int
     INGEST_EPOCH_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
     ingest_id: _builtins.str
     """Ingest id."""
     ingest_epoch: _builtins.int
     """Epoch of the open; 0: whatever it is, for an administrator."""
+    round: _builtins.int
+    """Round that is aborted. If it was committed, the call fails with INGEST_COMMITTED. 0: the present round, whatever it is."""
     def __init__(
         self,
         *,
         ingest_id: _builtins.str = ...,
         ingest_epoch: _builtins.int = ...,
+        round: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ingest_epoch", b"ingest_epoch", "ingest_id", b"ingest_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ingest_epoch", b"ingest_epoch", "ingest_id", b"ingest_id", "round", b"round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

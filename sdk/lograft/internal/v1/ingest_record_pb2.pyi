@@ -154,6 +154,7 @@ class IngestDecisionRecord(_message.Message):
     RECORDS_FIELD_NUMBER: _builtins.int
     DROPPED_ATTEMPTS_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
+    INGEST_EPOCH_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """Round."""
     digest: _builtins.bytes
@@ -162,6 +163,8 @@ class IngestDecisionRecord(_message.Message):
     """Records of all partitions."""
     dropped_attempts: _builtins.int
     """Attempts that were not in the manifest."""
+    ingest_epoch: _builtins.int
+    """Epoch of the ingest that decided."""
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___PublishedPartRecord]:
         """Once everything is published: the partitions, by topic id and partition."""
@@ -174,10 +177,11 @@ class IngestDecisionRecord(_message.Message):
         records: _builtins.int = ...,
         dropped_attempts: _builtins.int = ...,
         parts: _abc.Iterable[Global___PublishedPartRecord] | None = ...,
+        ingest_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "dropped_attempts", b"dropped_attempts", "parts", b"parts", "records", b"records", "round", b"round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "dropped_attempts", b"dropped_attempts", "ingest_epoch", b"ingest_epoch", "parts", b"parts", "records", b"records", "round", b"round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -192,22 +196,26 @@ class IngestGroupRecord(_message.Message):
     GROUP_ID_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
     IS_COMMITTED_FIELD_NUMBER: _builtins.int
+    INGEST_EPOCH_FIELD_NUMBER: _builtins.int
     group_id: _builtins.str
     """Group id."""
     round: _builtins.int
     """Round whose outcome the group has to hear."""
     is_committed: _builtins.bool
     """True: the offsets count. False: they do not."""
+    ingest_epoch: _builtins.int
+    """Epoch of the ingest at which the offsets were prepared."""
     def __init__(
         self,
         *,
         group_id: _builtins.str = ...,
         round: _builtins.int = ...,
         is_committed: _builtins.bool = ...,
+        ingest_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_id", b"group_id", "is_committed", b"is_committed", "round", b"round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_id", b"group_id", "ingest_epoch", b"ingest_epoch", "is_committed", b"is_committed", "round", b"round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -239,7 +247,7 @@ class IngestStateRecord(_message.Message):
     ttl_ms: _builtins.int
     """Time to live in milliseconds."""
     touched_ms: _builtins.int
-    """Milliseconds since 1970 of the last touch."""
+    """Milliseconds since 1970 of the last touch or change of state."""
     @_builtins.property
     def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___IngestTopicRecord]:
         """Topics."""
@@ -474,6 +482,28 @@ class IngestCounterRecord(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___IngestCounterRecord: _TypeAlias = IngestCounterRecord  # noqa: Y015
+
+@_typing.final
+class IngestEpochsRecord(_message.Message):
+    """Epochs of ingests that were forgotten (key kind 7)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FORGOTTEN_FIELD_NUMBER: _builtins.int
+    forgotten: _builtins.int
+    """The highest one. A new ingest begins above it, so that no id has an epoch twice."""
+    def __init__(
+        self,
+        *,
+        forgotten: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["forgotten", b"forgotten"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IngestEpochsRecord: _TypeAlias = IngestEpochsRecord  # noqa: Y015
 
 @_typing.final
 class IngestManifestRecord(_message.Message):

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every limit of ingests, with its name and unit. Numbers only; `docs/ingest.md` says what happens at each."""
+
+from __future__ import annotations
+
+from typing import Final
+
+INGEST_ID_BYTES_MAX: Final = 255
+"""UTF-8 bytes of an ingest id."""
+
+ATTEMPT_ID_BYTES_MAX: Final = 64
+"""Bytes of an attempt id."""
+
+TOPIC_NAME_BYTES_MAX: Final = 249
+"""UTF-8 bytes of a topic name."""
+
+GROUP_ID_BYTES_MAX: Final = 255
+"""UTF-8 bytes of a group id."""
+
+TOPICS_MAX: Final = 100
+"""Topics of one ingest."""
+
+OPEN_INGESTS_MAX: Final = 10_000
+"""Open and decided ingests of one coordinator."""
+
+KNOWN_INGESTS_MAX: Final = 100_000
+"""Ingests of one coordinator in any state: committed and aborted ones are kept for days."""
+
+ATTEMPTS_MAX: Final = 40_000
+"""Attempts of one ingest."""
+
+ATTEMPTS_TOTAL_MAX: Final = 200_000
+"""Attempts of one coordinator."""
+
+SLICES_MAX: Final = 300_000
+"""Parts of all sealed attempts of one ingest: each is a slice of a publication."""
+
+SLICES_TOTAL_MAX: Final = 600_000
+"""Parts of all sealed attempts of one coordinator."""
+
+MANIFEST_ATTEMPTS_MAX: Final = 20_000
+"""Attempts of one manifest."""
+
+PARTITIONS_MAX: Final = 3_000
+"""Partitions that one decision, or one attempt over all its rounds, has records for."""
+
+PARTS_TOTAL_MAX: Final = 1_000_000
+"""Parts of all decisions that one coordinator knows, those of results included."""
+
+PARTITION_RECORDS_MAX: Final = 2**30 - 1
+"""Records of one partition in decisions that are not complete: half of the sequences, so that older and newer can be told apart."""
+
+OFFSETS_MAX: Final = 4_000
+"""Offsets of a group in one decision."""
+
+DECISION_RECORDS_MAX: Final = 4_096
+"""Records of a commit: what the coordinator runtime takes at once."""
+
+DECISION_BYTES_MAX: Final = 900 * 1024
+"""Estimated bytes of the records of a commit: below what the coordinator runtime takes at once."""
+
+SWEEP_RECORDS: Final = 1_000
+"""Records of one tick of long work; the rest follows in later ticks, so that the event loop serves others in between."""
+
+SWEEP_BYTES: Final = 192 * 1024
+"""Estimated bytes of the records of one tick of long work. A larger record goes alone, so that progress is certain."""
+
+SWEEP_ATTEMPTS: Final = 20_000
+"""Attempts that one tick looks at for garbage, in whole ingests."""
+
+TTL_MS_DEFAULT: Final = 3_600_000
+"""Milliseconds without a call after which an open ingest is aborted, unless its open says otherwise."""
+
+TTL_MS_MIN: Final = 10_000
+"""Shortest time to live, in milliseconds."""
+
+TTL_MS_MAX: Final = 604_800_000
+"""Longest time to live, in milliseconds."""
+
+LOADED_GRACE_MS: Final = 3_600_000
+"""Milliseconds after loading in which no ingest with a longer time to live is aborted; one with a shorter gets all of its own."""
+
+TOUCHES_PER_TTL: Final = 10
+"""The date of a touch is written when it is older than this fraction of the time to live."""
+
+COMMITTED_KEEP_MS: Final = 604_800_000
+"""Milliseconds that a committed single ingest is kept."""
+
+ABORTED_KEEP_MS: Final = 3_600_000
+"""Milliseconds that an aborted single ingest is kept."""
+
+REPEATED_KEEP_MS: Final = 604_800_000
+"""Milliseconds that an aborted repeated ingest is kept: its last decided round must be known for as long."""
+
+PUBLISH_RETRY_MS: Final = 1_000
+"""Milliseconds without an answer after which a publication, or the offsets of a group, are asked for again."""
+
+PUBLISHING_MAX: Final = 64
+"""Publications of one coordinator that are asked for at once, and groups that are told at once; further ones wait."""
+
+LISTED_MAX: Final = 1_000
+"""Ingests in one answer to a list."""
+
+LIVE_PRODUCERS_MAX: Final = 1_000
+"""Producer ids of one question for live attempts."""
