@@ -48,7 +48,7 @@ PARTS_TOTAL_MAX: Final = 1_000_000
 """Parts of all decisions that one coordinator knows, those of results included."""
 
 PARTITION_RECORDS_MAX: Final = 2**30 - 1
-"""Records of one partition in decisions that are not complete: half of the sequences, so that older and newer can be told apart."""
+"""Records of one partition in decisions that are not complete: less than half of the sequences, so that their order shows."""
 
 OFFSETS_MAX: Final = 4_000
 """Offsets of a group in one decision."""
