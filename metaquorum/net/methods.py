@@ -31,6 +31,9 @@ class Method(IntEnum):
     """Carries a request of the public `LogService` and names its method."""
     PUBLISH_PART = 35
     CHECK_STAGED = 36
+    FIND_LIVE_ATTEMPTS = 37
+    DECIDE_OUTCOME = 38
+    FIND_PUBLISHED = 39
 
     ADMIN = 48
     """Carries a request of the public `AdminService` and names its method."""
