@@ -161,7 +161,7 @@ class IngestCoordinators:
         )
         self._runtime.keep_loaded = keep_loaded
         self._deleted = DeletedTopicsFeed(observer, submit=self._runtime.submit, core=self.core)
-        self._waiting: dict[str, list[asyncio.Future[IngestResult]]] = {}
+        self._waiting: dict[str, list[asyncio.Future[IngestResult | None]]] = {}
         self._waiting_count = 0
         self._parts: dict[_PartKey, None] = {}
         self._groups: dict[ResolveOffsets, None] = {}
@@ -201,6 +201,7 @@ class IngestCoordinators:
     def _on_active(self, partition: int, is_active: bool) -> None:
         if not is_active:
             self._deleted.end(partition)
+            self._wake_waiting(partition)
             return
         if self.core(partition) is None:
             return
@@ -285,8 +286,10 @@ class IngestCoordinators:
     # Calls that wait for a decision to be published.
 
     @contextmanager
-    def completion(self, ingest_id: str) -> Generator[asyncio.Future[IngestResult]]:
+    def completion(self, ingest_id: str) -> Generator[asyncio.Future[IngestResult | None]]:
         """Yield a future that gets the result of the next decision of an ingest that is complete, if it is heard of here.
+
+        It gets None when this broker does not coordinate the ingest any more.
 
         Raises:
             RefusedError: OVERLOADED, too many calls wait.
@@ -294,7 +297,7 @@ class IngestCoordinators:
         if self._waiting_count >= COMMITS_MAX:
             message = f"{COMMITS_MAX} commits are being carried out here: try again"
             raise refused(ErrorCode.OVERLOADED, message, retry_after_ms=REPEAT_MS)
-        future: asyncio.Future[IngestResult] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[IngestResult | None] = asyncio.get_running_loop().create_future()
         waiting = self._waiting.setdefault(ingest_id, [])
         waiting.append(future)
         self._waiting_count += 1
@@ -309,9 +312,18 @@ class IngestCoordinators:
 
     def _complete(self, effect: IngestCompleted) -> None:
         self.totals.completed_decisions += 1
-        for future in self._waiting.get(effect.ingest_id, ()):
+        self._wake(effect.ingest_id, effect.result)
+
+    def _wake_waiting(self, partition: int) -> None:
+        """Wake the calls about the ingests of a partition: when they ask again, they hear who coordinates them now."""
+        for ingest_id in tuple(self._waiting):
+            if INGESTS.partition_of(ingest_id) == partition:
+                self._wake(ingest_id, None)
+
+    def _wake(self, ingest_id: str, result: IngestResult | None) -> None:
+        for future in self._waiting.get(ingest_id, ()):
             if not future.done():
-                future.set_result(effect.result)
+                future.set_result(result)
 
     # Effects.
 

@@ -239,7 +239,7 @@ async def _repeat(ask: Callable[[], Awaitable[AnswerT]], deadline: _Deadline) ->
         pause_ms = min(2 * pause_ms, COMMIT_RETRY_MAX_MS)
 
 
-async def _heard(completed: asyncio.Future[IngestResult], deadline: _Deadline) -> IngestResult | None:
+async def _heard(completed: asyncio.Future[IngestResult | None], deadline: _Deadline) -> IngestResult | None:
     """Wait a while for the word that a decision is published; None: ask again."""
     await asyncio.wait((completed,), timeout=min(ASK_AGAIN_MS, deadline.left_ms) / 1000)
     return completed.result() if completed.done() else None
