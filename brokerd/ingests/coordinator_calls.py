@@ -60,14 +60,12 @@ class LocalIngests:
         node_id: node id.
         observer: the metadata.
         coordinators: its coordinators.
-        is_lost: returns True while another broker may have taken over, because the controller has not been heard for a whole session.
     """
 
     cluster_id: str
     node_id: int
     observer: MetadataLoader
     coordinators: IngestCoordinators
-    is_lost: Callable[[], bool]
 
     async def live_attempts(
         self, coordinator: int, where: TopicPartition, producer_ids: Sequence[int], *, timeout_ms: int
@@ -84,13 +82,11 @@ class LocalIngests:
 
     async def decide_outcome(self, command: DecideOutcome, *, timeout_ms: int) -> bool:
         """Return True if the offsets of a group count; what is undecided is aborted by that. Raises as `live_attempts`."""
-        self._check_session()
         outcome = await self.coordinators.submit(command.ingest_id, command, timeout_ms=timeout_ms)
         return _expect(outcome, OutcomeKnown).is_committed
 
     async def published_up_to(self, coordinator: int, where: TopicPartition, *, timeout_ms: int) -> int | None:
         """Return the publishing sequence below which every decision is complete; None: all are. Raises as `live_attempts`."""
-        self._check_session()
         return (await self._ask(coordinator, PublishedUpTo(topic_partition=where), Watermark, timeout_ms)).sequence
 
     async def _ask(
@@ -99,14 +95,6 @@ class LocalIngests:
         if not 0 <= coordinator < INGESTS.partition_count:
             raise refused(ErrorCode.INVALID_REQUEST, f"{coordinator} is no partition of {INGESTS.name}")
         return _expect(await self.coordinators.submit_to(coordinator, command, timeout_ms=timeout_ms), kind)
-
-    def _check_session(self) -> None:
-        """Refuse what a later coordinator may know better, such as "not committed"."""
-        if self.is_lost():
-            message = (
-                "this broker has not heard from the controller for a whole session: another may coordinate the ingest"
-            )
-            raise refused(ErrorCode.NOT_COORDINATOR, message, retry_after_ms=REPEAT_MS)
 
 
 def _expect(outcome: Outcome, kind: type[OutcomeT]) -> OutcomeT:

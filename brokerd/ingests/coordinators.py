@@ -6,6 +6,7 @@ on first use, and tells cores which topics are deleted. It knows no gRPC.
 
 Laws
     A command goes to the coordinator here or is refused with the one to ask; nothing is forwarded.
+    What a later coordinator may contradict is answered only while this broker cannot have been replaced.
     A part is asked for once at a time. What fails is asked for again by its core, so the shell repeats nothing.
     The effects of a tick are carried out once it is committed, in order.
 Source: `docs/ingest.md` section "Shell".
@@ -30,7 +31,15 @@ from brokerd.coordinator.runtime import CoordinatorRuntime
 from brokerd.coordinator.topic_creation import TopicCreation
 from brokerd.coordinator.unserved import UnservedError, UnservedReason, client_failure
 from brokerd.failure import Failure, LeaderPlace, RefusedError, refused
-from brokerd.ingests.answers import Answer, Outcome, Refused
+from brokerd.ingests.answers import (
+    Answer,
+    IngestDescription,
+    IngestList,
+    Outcome,
+    OutcomeKnown,
+    Refused,
+    Watermark,
+)
 from brokerd.ingests.codec import IngestCodec
 from brokerd.ingests.commands import Command, GroupOffset, OffsetsResolved, PartPublished, scope_of
 from brokerd.ingests.core import IngestCore
@@ -99,12 +108,22 @@ class GroupOffsetsCalls:
     resolve: Callable[[ResolveOffsets], Awaitable[None]]
 
 
-async def _no_groups(_asked: object) -> None:
+async def _prepare_nothing(_asked: OffsetsToPrepare) -> None:
     raise refused(ErrorCode.INVALID_REQUEST, "this broker takes no offsets of groups with a commit: leave them out")
 
 
-WITHOUT_GROUPS: Final = GroupOffsetsCalls(prepare=_no_groups, resolve=_no_groups)
+async def _resolve_nothing(asked: ResolveOffsets) -> None:
+    # What was never prepared is resolved, if it does not count.
+    if asked.is_committed:
+        message = "offsets of a group count, and this broker reaches no groups"
+        raise refused(ErrorCode.COORDINATOR_LOADING, message, retry_after_ms=REPEAT_MS)
+
+
+WITHOUT_GROUPS: Final = GroupOffsetsCalls(prepare=_prepare_nothing, resolve=_resolve_nothing)
 """Refuses all offsets."""
+
+_LEASED: Final = (Refused, IngestDescription, IngestList, OutcomeKnown, Watermark)
+"""Outcomes that a later coordinator may contradict. All others are on record, or stay true for ever."""
 
 
 class _PartKey(NamedTuple):
@@ -126,6 +145,7 @@ class IngestCoordinators:
         manager: the replicas.
         calls: calls to the controller.
         publications: asks the leaders of partitions.
+        is_lost: returns True while another broker may have taken over, because the controller was not heard for a whole session.
         group_offsets: how groups are reached.
         keep_loaded: see `CoordinatorRuntime`.
 
@@ -142,12 +162,14 @@ class IngestCoordinators:
         manager: ReplicaManager,
         calls: ControllerCalls,
         publications: PublicationCalls,
+        is_lost: Callable[[], bool],
         group_offsets: GroupOffsetsCalls = WITHOUT_GROUPS,
         keep_loaded: Callable[[], None] | None = None,
     ) -> None:
         self.group_offsets = group_offsets
         self._manager = manager
         self._publications = publications
+        self._is_lost = is_lost
         self._creation = TopicCreation(INGESTS, observer, calls)
         self._runtime: CoordinatorRuntime[Command, Answer, IngestLogRecord] = CoordinatorRuntime(
             INGESTS.name,
@@ -281,6 +303,12 @@ class IngestCoordinators:
         outcome = answer.outcome
         self.totals.count_command(kind, outcome.code.value if isinstance(outcome, Refused) else "ok")
         self._carry_out(partition, answer.effects)
+        if isinstance(outcome, _LEASED) and self._is_lost():
+            # Looked at after the decision, so that it was made while this was true.
+            message = (
+                "this broker has not heard from the controller for a whole session: another may coordinate the ingest"
+            )
+            raise refused(ErrorCode.NOT_COORDINATOR, message, retry_after_ms=REPEAT_MS)
         return outcome
 
     # Calls that wait for a decision to be published.

@@ -389,6 +389,7 @@ class BrokerServer:
             manager=manager,
             calls=calls,
             publications=publication_calls,
+            is_lost=lambda: lifecycle.session.is_lost,
             keep_loaded=self._keep_loaded,
         )
         local_ingests = LocalIngests(
@@ -396,7 +397,6 @@ class BrokerServer:
             node_id=node_id,
             observer=observer,
             coordinators=ingests,
-            is_lost=lambda: lifecycle.session.is_lost,
         )
 
         def note_role(replica: Replica) -> None:

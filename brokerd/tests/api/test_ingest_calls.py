@@ -12,7 +12,7 @@ from lograft.v1 import admin_pb2
 from lograft.v1 import ingest_pb2 as pb
 from lograft.wire.codes import ErrorCode
 
-from brokerd.failure import refused
+from brokerd.failure import RefusedError, refused
 from brokerd.ingests.coordinators import GroupOffsetsCalls, IngestCoordinators, OffsetsToPrepare
 from brokerd.ingests.effects import ResolveOffsets
 from brokerd.process.server import BrokerServer
@@ -311,3 +311,30 @@ async def test_question_of_a_group_decides(server: BrokerServer, clients: Client
     assert await calls.decide_outcome("done", **asked)
     assert not await calls.decide_outcome("unknown", **asked)
     assert (await lone.describe()).state == pb.INGEST_STATE_ABORTED
+
+
+async def test_broker_that_may_have_been_replaced_says_nothing_that_could_be_wrong(
+    server: BrokerServer, clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It refuses nothing by what it knows and describes nothing; what its log takes it answers."""
+    await make_topic(clients.any, "t", 1)
+    ingest = Ingest(clients, "x")
+    await ingest.open("t")
+    attempt = await ingest.staged(0, "t", 0, b"x")
+    monkeypatch.setattr(coordinators_of(server), "_is_lost", lambda: True)
+    service = clients.any.ingests
+    for call in (
+        service.DescribeIngest(pb.DescribeIngestRequest(ingest_id="x")),
+        service.TouchIngest(pb.TouchIngestRequest(ingest_id="unknown", ingest_epoch=1)),
+        service.CommitIngest(pb.CommitIngestRequest(ingest_id="x", ingest_epoch=1, round=2)),
+    ):
+        assert await code_of(call) is ErrorCode.NOT_COORDINATOR
+    published = pb.PublishedPartition(topic_id=bytes(16), partition=0, producer_id=2**62)
+    found = await service.GetPublished(pb.GetPublishedRequest(partitions=[published]))
+    assert found.partitions[0].error.code == int(ErrorCode.NOT_COORDINATOR)
+    assert list((await service.ListIngests(pb.ListIngestsRequest())).missing_coordinator_ids) == [1]
+    assert server.ingest_calls is not None
+    with pytest.raises(RefusedError, match="NOT_COORDINATOR"):
+        await server.ingest_calls.decide_outcome("y", ingest_epoch=1, round_number=1, group_id="g")
+    committed = await service.CommitIngest(ingest.commit_request(attempt))
+    assert committed.result.records == 1
