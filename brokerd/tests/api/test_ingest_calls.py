@@ -12,6 +12,7 @@ from lograft.v1 import admin_pb2
 from lograft.v1 import ingest_pb2 as pb
 from lograft.wire.codes import ErrorCode
 
+from brokerd.coordinator.internal_topics import INGESTS
 from brokerd.failure import RefusedError, refused
 from brokerd.ingests.coordinators import GroupOffsetsCalls, IngestCoordinators, OffsetsToPrepare
 from brokerd.ingests.effects import ResolveOffsets
@@ -321,6 +322,7 @@ async def test_broker_that_may_have_been_replaced_says_nothing_that_could_be_wro
     ingest = Ingest(clients, "x")
     await ingest.open("t")
     attempt = await ingest.staged(0, "t", 0, b"x")
+    await until(lambda: len(list(coordinators_of(server).cores())) == INGESTS.partition_count)
     monkeypatch.setattr(coordinators_of(server), "_is_lost", lambda: True)
     service = clients.any.ingests
     for call in (
