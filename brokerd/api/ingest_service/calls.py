@@ -133,7 +133,8 @@ class IngestServiceCalls:
             ttl_ms=request.ttl_ms,
             timeout_ms=left_ms(context, at_most_ms=COMMIT_CALL_MS),
         )
-        return _fitting(messages.opened_message(messages.expect(outcome, Opened), self._topic_name))
+        opened, metadata_offset = messages.expect(outcome, Opened), self._parts.observer.metadata_offset
+        return _fitting(messages.opened_message(opened, self._topic_name, metadata_offset=metadata_offset))
 
     async def open_attempt(self, request: pb.OpenAttemptRequest, context: ServicerContext) -> pb.OpenAttemptResponse:
         """Serve OpenAttempt."""

@@ -313,14 +313,15 @@ def coordinator_message(ingest_id: str, place: LeaderPlace) -> pb.IngestCoordina
     return pb.IngestCoordinator(ingest_id=ingest_id, broker_id=place.leader_id, host=place.host, port=place.port)
 
 
-def opened_message(opened: Opened, names: TopicNames) -> pb.OpenIngestResponse:
-    """Return the answer to an open."""
+def opened_message(opened: Opened, names: TopicNames, *, metadata_offset: int) -> pb.OpenIngestResponse:
+    """Return the answer to an open; a broker with this metadata offset knows the staging topics."""
     message = pb.OpenIngestResponse(
         ingest_epoch=opened.ingest_epoch,
         round=opened.round,
         state=_STATES[opened.state],
         topics=_topic_messages(opened.topics),
         touch_interval_ms=opened.ttl_ms // TOUCHES_WITHIN_TTL,
+        metadata_offset=metadata_offset,
     )
     if opened.result is not None:
         message.result.CopyFrom(result_message(opened.result, opened.topics, names))

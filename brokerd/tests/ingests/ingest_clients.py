@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc.aio
 import pytest
-from lograft.v1 import errors_pb2, log_pb2
+from lograft.v1 import errors_pb2, log_pb2, metadata_pb2
 from lograft.v1 import ingest_pb2 as pb
 from lograft.wire.codes import ErrorCode
 from lograft.wire.status import RemoteStatus, parse_rpc_error
@@ -28,11 +28,17 @@ LONG_S = 3 * WAIT_S
 SEQUENCES = 2**31
 
 
+def may_pass(error: grpc.aio.AioRpcError) -> bool:
+    """Return True if the same call may succeed later."""
+    code = parse_rpc_error(error).code
+    return error.code() is grpc.StatusCode.UNAVAILABLE if code is None else code.retriable
+
+
 class Clients:
     """Clients of the brokers of a cluster, by address; each call goes to the coordinator of its ingest."""
 
-    def __init__(self, servers: Callable[[], Iterable[BrokerServer]]) -> None:
-        self._servers = servers
+    def __init__(self, addresses: Callable[[], Iterable[str]]) -> None:
+        self._addresses = addresses
         self._clients: dict[str, Client] = {}
 
     def at(self, address: str) -> Client:
@@ -44,7 +50,17 @@ class Clients:
     @property
     def any(self) -> Client:
         """A client of the first broker."""
-        return self.at(str(next(iter(self._servers())).address))
+        return self.at(next(iter(self._addresses())))
+
+    async def see(self, metadata_offset: int) -> None:
+        """Wait until every broker has applied metadata."""
+        request = metadata_pb2.GetClusterRequest(min_metadata_offset=metadata_offset)
+        for address in tuple(self._addresses()):
+            try:
+                await self.at(address).metadata.GetCluster(request, timeout=LONG_S)
+            except grpc.aio.AioRpcError:
+                # It was killed meanwhile.
+                assert address not in self._addresses()
 
     async def coordinator(self, ingest_id: str) -> pb.IngestCoordinator:
         """Ask until the coordinator is known."""
@@ -70,8 +86,18 @@ class Clients:
                 try:
                     return await getattr(client.ingests, method)(request, timeout=LONG_S)
                 except grpc.aio.AioRpcError as error:
-                    status = parse_rpc_error(error)
-                    if not status.code.retriable and error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    if not may_pass(error):
+                        raise
+                await asyncio.sleep(0.05)
+
+    async def append(self, topic: str, values: Sequence[bytes], **fields: Any) -> log_pb2.AppendResponse:
+        """Append with a sequence, until it is acknowledged."""
+        async with asyncio.timeout(LONG_S):
+            while True:
+                try:
+                    return await self.any.append(topic, values, **fields)
+                except grpc.aio.AioRpcError as error:
+                    if not may_pass(error) and parse_rpc_error(error).code is not ErrorCode.OUTCOME_UNKNOWN:
                         raise
                 await asyncio.sleep(0.05)
 
@@ -92,7 +118,7 @@ class Clients:
 @asynccontextmanager
 async def clients_of(*servers: BrokerServer) -> AsyncIterator[Clients]:
     """Clients of brokers that stay."""
-    made = Clients(lambda: servers)
+    made = Clients(lambda: [str(server.address) for server in servers])
     try:
         yield made
     finally:
@@ -111,12 +137,12 @@ class Attempt:
         self.parts: dict[tuple[str, int], pb.StagedPart] = {}
 
     async def stage(self, topic: str, partition: int, *values: bytes) -> None:
-        """Append a batch to the staging topic of a topic."""
+        """Append a batch to the staging topic of a topic, again after each failure: its sequence keeps it from being there twice."""
         where = (topic, partition)
         sequence = self.next_sequences.get(where, 0)
         producer = log_pb2.ProducerIdentity(producer_id=self.producer_id, producer_epoch=0)
         target = self._ingest.topics[topic]
-        response = await self._ingest.clients.any.append(
+        response = await self._ingest.clients.append(
             target.staging_topic,
             values,
             partition=partition,
@@ -178,12 +204,13 @@ class Ingest:
         return pb.OpenIngestRequest(ingest_id=self.ingest_id, topics=topics, **fields)
 
     async def open(self, *topics: str, **fields: Any) -> pb.OpenIngestResponse:
-        """Open it, and wait until the staging topics can be written through the first broker."""
+        """Open it, and wait until every broker knows its staging topics."""
         opened: pb.OpenIngestResponse = await self.clients.call(
             self.ingest_id, "OpenIngest", self.open_request(*topics, **fields)
         )
         self.epoch, self.round = opened.ingest_epoch, opened.round
         self.topics = {each.topic: each for each in opened.topics}
+        await self.clients.see(opened.metadata_offset)
         return opened
 
     def attempt_request(self, task: int, attempt_id: bytes = b"a") -> pb.OpenAttemptRequest:

@@ -15,7 +15,7 @@ from lograft.wire.codes import ErrorCode
 from brokerd.coordinator.internal_topics import INGESTS
 from brokerd.publishing import publisher as publisher_module
 from brokerd.tests.ingests.ingest_clients import Clients, Gate, Ingest, sweep_often, until, wait_freed
-from brokerd.tests.publishing.staging_clients import read_all, replica_of, wait_seen
+from brokerd.tests.publishing.staging_clients import read_all, replica_of
 from brokerd.tests.support import connected, refusal
 from brokerd.tests.three_brokers import LONG_S, Cluster, three_brokers
 from metaquorum.metadata.topic_names import staging_topic
@@ -25,7 +25,7 @@ from metaquorum.metadata.topic_names import staging_topic
 async def three(root: Path) -> AsyncIterator[tuple[Cluster, Clients]]:
     """Three brokers with topic `t`, and clients of those that are up."""
     async with three_brokers(root) as cluster:
-        clients = Clients(lambda: [cluster.brokers[node_id] for node_id in sorted(cluster.brokers)])
+        clients = Clients(lambda: [str(cluster.brokers[node_id].address) for node_id in sorted(cluster.brokers)])
         try:
             async with connected(cluster.brokers[1]) as client:
                 await cluster.create_topic(client, min_insync_replicas="2")
@@ -40,13 +40,6 @@ async def ingest_at(clients: Clients, node_id: int, *, prefix: str = "x") -> Ing
         if (await clients.coordinator(f"{prefix}{number}")).broker_id == node_id:
             return Ingest(clients, f"{prefix}{number}")
     raise AssertionError(f"broker {node_id} coordinates nothing")
-
-
-async def open_seen(cluster: Cluster, ingest: Ingest, **fields: object) -> None:
-    """Open an ingest for `t`, and wait until every broker knows its staging topic."""
-    await ingest.open("t", **fields)
-    newest = max(server.observer.metadata_offset for server in cluster.brokers.values())
-    await wait_seen(tuple(cluster.brokers.values()), newest)
 
 
 async def values_of(clients: Clients, count: int) -> list[list[bytes]]:
@@ -120,7 +113,7 @@ async def test_next_coordinator_publishes_what_was_decided(tmp_path: Path, monke
     async with three(tmp_path) as (cluster, clients):
         gate = Gate(monkeypatch, 2)
         ingest = await ingest_at(clients, 2)
-        await open_seen(cluster, ingest)
+        await ingest.open("t")
         attempts = [await ingest.attempt(task) for task in range(2)]
         for attempt in attempts:
             for partition in range(3):
@@ -157,7 +150,7 @@ async def test_leader_that_stops_amid_a_publication(tmp_path: Path, monkeypatch:
         leader_id = cluster.partition(partition).leader_id
         assert leader_id is not None
         ingest = await ingest_at(clients, 1)
-        await open_seen(cluster, ingest)
+        await ingest.open("t")
         attempts = [await ingest.attempt(task) for task in range(2)]
         for number in range(30):
             for attempt in attempts:
@@ -187,7 +180,7 @@ async def test_staged_space_returns_wherever_coordinators_are(tmp_path: Path, mo
     sweep_often(monkeypatch)
     async with three(tmp_path) as (cluster, clients):
         done, lasting = [await ingest_at(clients, node_id) for node_id in (2, 3)]
-        await open_seen(cluster, done)
+        await done.open("t")
         await lasting.open("t")
         attempts = [await each.attempt(0) for each in (done, lasting)]
         for partition in range(3):
