@@ -13,7 +13,10 @@ from lograft.v1 import admin_pb2
 from lograft.v1 import ingest_pb2 as pb
 from lograft.wire.codes import ErrorCode
 
+from brokerd.failure import refused
 from brokerd.process.server import BrokerServer
+from brokerd.publishing.calls import PublicationCalls
+from brokerd.publishing.parts import Part, PublishedPart
 from brokerd.tests.api.group_clients import make_topic
 from brokerd.tests.ingests.ingest_clients import (
     Clients,
@@ -407,3 +410,63 @@ async def test_commits_of_many_clients_share_partitions(lone: Lone) -> None:
         for each in ingests:
             own = [value for value in values if value.startswith(each.ingest_id.encode() + b"-")]
             assert own == sorted(own)
+
+
+async def test_broker_that_restarts_between_decision_and_publication(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit that waits is told to look elsewhere; the next process publishes, and says that it was committed."""
+    async with running_broker(tmp_path) as server, clients_of(server) as clients:
+        topic_id = await make_topic(clients.any, "t", 1)
+        with monkeypatch.context() as patch:
+            gate = Gate(patch)
+            ingest = Ingest(clients, "x")
+            await ingest.open("t")
+            attempt = await ingest.staged(0, "t", 0, b"x")
+            request = ingest.commit_request(attempt)
+            committing = asyncio.create_task(code_of(clients.any.ingests.CommitIngest(request)))
+            await ingest.wait_state(pb.INGEST_STATE_DECIDED)
+            await until(lambda: bool(gate.held))
+            async with asyncio.timeout(WAIT_S):
+                await server.stop()
+                assert await committing is ErrorCode.NOT_COORDINATOR
+    sweep_often(monkeypatch)
+    async with running_broker(tmp_path) as server, clients_of(server) as clients:
+        committed = await clients.call("x", "CommitIngest", request)
+        assert committed.was_committed
+        assert await read_all(clients.any, "t", 0) == [b"x"]
+        await wait_freed(server, topic_id, 0)
+
+
+async def test_client_that_goes_away_amid_its_commit(lone: Lone, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is decided is published all the same."""
+    gate = Gate(monkeypatch)
+    ingest = Ingest(lone.clients, "x")
+    await ingest.open("t")
+    attempt = await ingest.staged(0, "t", 0, b"x")
+    call = lone.clients.any.ingests.CommitIngest(ingest.commit_request(attempt))
+    await ingest.wait_state(pb.INGEST_STATE_DECIDED)
+    call.cancel()
+    gate.open()
+    assert (await ingest.wait_state(pb.INGEST_STATE_COMMITTED)).result.records == 1
+    assert await lone.values() == [b"x"]
+
+
+async def test_failed_publications_are_repeated(lone: Lone, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After any refusal but that of a deleted topic."""
+    publish, codes = PublicationCalls.publish, [ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.INTERNAL, ErrorCode.DATA_LOSS]
+
+    async def failing(calls: PublicationCalls, part: Part, **fields: int) -> PublishedPart:
+        if codes:
+            raise refused(codes.pop(), "not now")
+        return await publish(calls, part, **fields)
+
+    monkeypatch.setattr(PublicationCalls, "publish", failing)
+    monkeypatch.setattr("brokerd.ingests.asks.PUBLISH_RETRY_MS", 50)
+    ingest = Ingest(lone.clients, "x")
+    await ingest.open("t")
+    await ingest.commit(await ingest.staged(0, "t", 0, b"x"))
+    assert await lone.values() == [b"x"]
+    assert lone.server.ingests is not None
+    totals = lone.server.ingests.totals
+    assert (totals.failed_parts, totals.published_parts, totals.completed_decisions) == (3, 1, 1)
