@@ -12,13 +12,12 @@ from lograft.v1 import admin_pb2
 from lograft.v1 import ingest_pb2 as pb
 from lograft.wire.codes import ErrorCode
 
-from brokerd.coordinator.internal_topics import INGESTS
 from brokerd.failure import RefusedError, refused
 from brokerd.ingests.coordinators import GroupOffsetsCalls, IngestCoordinators, OffsetsToPrepare
 from brokerd.ingests.effects import ResolveOffsets
 from brokerd.process.server import BrokerServer
 from brokerd.tests.api.group_clients import make_topic
-from brokerd.tests.ingests.ingest_clients import Clients, Ingest, clients_of, code_of, until
+from brokerd.tests.ingests.ingest_clients import Clients, Ingest, clients_of, code_of, until, wait_loaded
 from brokerd.tests.publishing.staging_clients import read_all
 from brokerd.tests.support import WAIT_S, refusal, running_broker
 
@@ -307,6 +306,7 @@ async def test_question_of_a_group_decides(server: BrokerServer, clients: Client
     await lone.open("t")
     await done.open("t")
     await done.commit()
+    await wait_loaded(server)
     asked = {"ingest_epoch": 1, "round_number": 1, "group_id": "g"}
     assert not await calls.decide_outcome("open", **asked)
     assert await calls.decide_outcome("done", **asked)
@@ -322,7 +322,7 @@ async def test_broker_that_may_have_been_replaced_says_nothing_that_could_be_wro
     ingest = Ingest(clients, "x")
     await ingest.open("t")
     attempt = await ingest.staged(0, "t", 0, b"x")
-    await until(lambda: len(list(coordinators_of(server).cores())) == INGESTS.partition_count)
+    await wait_loaded(server)
     monkeypatch.setattr(coordinators_of(server), "_is_lost", lambda: True)
     service = clients.any.ingests
     for call in (

@@ -15,6 +15,7 @@ from lograft.v1 import ingest_pb2 as pb
 from lograft.wire.codes import ErrorCode
 from lograft.wire.status import RemoteStatus, parse_rpc_error
 
+from brokerd.coordinator.internal_topics import INGESTS
 from brokerd.process.server import BrokerServer
 from brokerd.publishing.calls import PublicationCalls
 from brokerd.publishing.parts import Part, PublishedPart
@@ -302,6 +303,12 @@ async def until(is_so: Callable[[], bool]) -> None:
             if is_so():
                 return
             await asyncio.sleep(0.02)
+
+
+async def wait_loaded(*servers: BrokerServer) -> None:
+    """Wait until every partition of `__ingests` has an active coordinator."""
+    found = [server.ingests for server in servers if server.ingests is not None]
+    await until(lambda: sum(len(tuple(each.cores())) for each in found) == INGESTS.partition_count)
 
 
 async def wait_freed(server: BrokerServer, topic_id: bytes, partition: int) -> None:

@@ -14,7 +14,7 @@ from lograft.wire.codes import ErrorCode
 
 from brokerd.coordinator.internal_topics import INGESTS
 from brokerd.publishing import publisher as publisher_module
-from brokerd.tests.ingests.ingest_clients import Clients, Gate, Ingest, sweep_often, until, wait_freed
+from brokerd.tests.ingests.ingest_clients import Clients, Gate, Ingest, sweep_often, until, wait_freed, wait_loaded
 from brokerd.tests.publishing.staging_clients import read_all, replica_of
 from brokerd.tests.support import connected, refusal
 from brokerd.tests.three_brokers import LONG_S, Cluster, three_brokers
@@ -59,6 +59,7 @@ async def test_wrong_broker_names_the_coordinator(tmp_path: Path) -> None:
         ingests = [await ingest_at(clients, node_id) for node_id in (1, 2, 3)]
         for each in ingests:
             await each.open("t")
+        await wait_loaded(*cluster.brokers.values())
         second, address = ingests[1], cluster.brokers[2].address
         client = clients.any
         for method, request in (
