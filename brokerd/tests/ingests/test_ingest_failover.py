@@ -9,16 +9,19 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from lograft.internal.v1 import ingest_calls_pb2, publication_pb2
 from lograft.v1 import ingest_pb2 as pb
 from lograft.wire.codes import ErrorCode
 
 from brokerd.coordinator.internal_topics import INGESTS
+from brokerd.failure import RefusedError
 from brokerd.publishing import publisher as publisher_module
 from brokerd.tests.ingests.ingest_clients import Clients, Gate, Ingest, sweep_often, until, wait_freed, wait_loaded
 from brokerd.tests.publishing.staging_clients import read_all, replica_of
 from brokerd.tests.support import connected, refusal
 from brokerd.tests.three_brokers import LONG_S, Cluster, three_brokers
 from metaquorum.metadata.topic_names import staging_topic
+from metaquorum.net.methods import Method
 
 
 @asynccontextmanager
@@ -227,3 +230,40 @@ async def test_topics_of_ingests_have_replicas_on_all_brokers(tmp_path: Path) ->
             assert {len(each.replicas) for each in topic.partitions} == {3}
             assert topic.configs["min.insync.replicas"] == "2"
         assert (len(staging.partitions), len(own.partitions)) == (3, INGESTS.partition_count)
+
+
+@pytest.mark.slow
+async def test_questions_between_brokers_are_refused_unless_they_come_from_the_cluster(tmp_path: Path) -> None:
+    """And by a broker that does not coordinate the ingest."""
+    async with three(tmp_path) as (cluster, clients):
+        ingest = await ingest_at(clients, 2)
+        await ingest.open("t")
+        await wait_loaded(*cluster.brokers.values())
+        calls = cluster.brokers[1].ingest_calls
+        assert calls is not None
+        peers = calls._calls.names(2)
+
+        async def code(**fields: object) -> ErrorCode:
+            changed = publication_pb2.PublicationPeers()
+            changed.CopyFrom(peers)
+            changed.MergeFrom(publication_pb2.PublicationPeers(**fields))
+            node_id = changed.broker_id if changed.broker_id in cluster.brokers else 2
+            request = ingest_calls_pb2.DecideOutcomeRequest(
+                peers=changed, ingest_id=ingest.ingest_id, ingest_epoch=1, round=1, group_id="g"
+            )
+            try:
+                await calls._calls.ask(
+                    node_id, Method.DECIDE_OUTCOME, request, ingest_calls_pb2.DecideOutcomeResponse, timeout_ms=5_000
+                )
+            except RefusedError as error:
+                return error.failure.code
+            return ErrorCode.UNSPECIFIED
+
+        assert await code(cluster_id="?") is ErrorCode.WRONG_CLUSTER
+        assert await code(broker_id=9) is ErrorCode.INVALID_REQUEST
+        assert await code(sender_id=77) is ErrorCode.METADATA_NOT_REACHED
+        assert await code(incarnation_id=bytes(16)) is ErrorCode.INVALID_REQUEST
+        assert await code(broker_id=3) is ErrorCode.NOT_COORDINATOR
+        assert (await ingest.describe()).state == pb.INGEST_STATE_OPEN
+        assert await code() is ErrorCode.UNSPECIFIED, "answered"
+        assert (await ingest.describe()).state == pb.INGEST_STATE_ABORTED

@@ -27,6 +27,7 @@ from brokerd.tests.ingests.ingest_clients import (
     sweep_often,
     until,
     wait_freed,
+    wait_loaded,
 )
 from brokerd.tests.publishing.staging_clients import read_all, replica_of
 from brokerd.tests.support import WAIT_S, refusal, running_broker
@@ -465,3 +466,64 @@ async def test_failed_publications_are_repeated(lone: Lone, monkeypatch: pytest.
     assert lone.server.ingests is not None
     totals = lone.server.ingests.totals
     assert (totals.failed_parts, totals.published_parts, totals.completed_decisions) == (3, 1, 1)
+
+
+async def test_loaded_coordinator_hears_of_topics_that_were_deleted_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody told the former one: the next one looks at all its topics, and ends their parts without asking a leader."""
+    gate = Gate(monkeypatch)
+    async with running_broker(tmp_path) as server, clients_of(server) as clients:
+        await make_topic(clients.any, "u", 1)
+        assert server.ingests is not None
+        await server.ingests._deleted.stop()
+        ingest = Ingest(clients, "x")
+        await ingest.open("u")
+        attempt = await ingest.staged(0, "u", 0, b"gone")
+        request = ingest.commit_request(attempt)
+        committing = asyncio.create_task(code_of(clients.any.ingests.CommitIngest(request)))
+        await ingest.wait_state(pb.INGEST_STATE_DECIDED)
+        await clients.any.admin.DeleteTopic(admin_pb2.DeleteTopicRequest(topic="u"), timeout=WAIT_S)
+        await server.stop()
+        await committing
+    async with running_broker(tmp_path) as server, clients_of(server) as clients:
+        (part,) = (await clients.call("x", "CommitIngest", request)).result.parts
+        assert (part.records, part.first_offset, part.end_offset) == (1, -1, -1)
+        assert server.ingests is not None
+        assert (server.ingests.totals.published_parts, server.ingests.totals.ended_parts) == (0, 0)
+    gate.open()
+
+
+async def test_more_parts_than_one_broker_asks_for_at_once(lone: Lone, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that were left out are asked for later."""
+    monkeypatch.setattr("brokerd.ingests.coordinators.ASKED_PARTS_MAX", 1)
+    monkeypatch.setattr("brokerd.ingests.asks.PUBLISH_RETRY_MS", 50)
+    ingest = Ingest(lone.clients, "x")
+    await ingest.open("t")
+    attempt = await ingest.attempt(0)
+    for partition in range(2):
+        await attempt.stage("t", partition, b"x")
+    await attempt.seal()
+    assert len((await ingest.commit(attempt)).result.parts) == 2
+    assert lone.server.ingests is not None
+    assert lone.server.ingests.totals.left_out_parts >= 1
+
+
+async def test_sweep_hears_what_is_needed_in_each_partition(lone: Lone) -> None:
+    """Of open attempts everything, of ended ones nothing; ids that nobody gives are garbage, those to come are not."""
+    ingest, ended = Ingest(lone.clients, "x"), Ingest(lone.clients, "y")
+    for each in (ingest, ended):
+        await each.open("t")
+    await wait_loaded(lone.server)
+    live, dead = await ingest.attempt(0), await ended.attempt(0)
+    await ended.abort()
+    calls = lone.server.ingest_calls
+    assert calls is not None
+    nobody, later = 2**61 + 40 * 2**40, live.producer_id + 1_000_000
+    found = await calls.live_attempts(lone.topic_id, 0, [live.producer_id, dead.producer_id, nobody, later])
+    assert found == {live.producer_id: 0, dead.producer_id: None, nobody: None, later: 0}
+    many = [live.producer_id + number for number in range(2_500)]
+    assert len(await calls.live_attempts(lone.topic_id, 0, many)) == len(many)
+    assert lone.server.ingests is not None
+    await lone.server.ingests.stop()
+    assert await calls.live_attempts(lone.topic_id, 0, [live.producer_id]) == {}, "nobody answers: it may be needed"
