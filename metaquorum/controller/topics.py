@@ -282,6 +282,7 @@ def _partition_record(topic_id: bytes, partition: PartitionImage) -> PartitionRe
         leader_id=partition.leader_id,
         leader_epoch=partition.leader_epoch,
         partition_epoch=partition.partition_epoch,
+        elr=partition.elr,
     )
 
 
