@@ -284,6 +284,23 @@ def test_lower_minimum_ends_eligible_replicas_of_both(world: World) -> None:
     assert found(world, STAGING).partitions[1].elr == ()
 
 
+def test_lower_minimum_finds_eligible_replicas_anywhere_in_a_large_topic() -> None:
+    """Partitions of several blocks, the first, an inner and the last one: each is cleared under its own number, in both topics."""
+    world = world_of()
+    world.write_topic("t", (0, 1, 2), partition_count=300, configs={"min.insync.replicas": "2"})
+    world.run(stage("t", 300))
+    for name in ("t", STAGING):
+        for number in (0, 130, 299):
+            change = PartitionChangeRecord(topic_id=found(world, name).topic_id, partition=number, isr=(0,), elr=(1, 2))
+            world.write(change)
+    decision = world.run(alter("t", ("min.insync.replicas", "1")))
+    cleared = [each for each in decision.records if isinstance(each, PartitionChangeRecord)]
+    assert [(each.topic_id, each.partition) for each in cleared] == [
+        (found(world, name).topic_id, number) for name in ("t", STAGING) for number in (0, 130, 299)
+    ]
+    assert not any(partition.elr for name in ("t", STAGING) for partition in found(world, name).partitions)
+
+
 def test_switch_to_ack_is_known_for_both(world: World) -> None:
     """A broker that stops uncleanly leaves the in-sync replicas of a staging topic that was not always flushed."""
     world.run(alter("t", ("flush.policy", "none")))
