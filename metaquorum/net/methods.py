@@ -30,6 +30,9 @@ class Method(IntEnum):
     FORWARDED_CALL = 34
     """Carries a request of the public `LogService` and names its method."""
 
+    PREPARE_OFFSETS = 40
+    RESOLVE_OFFSETS = 41
+
     ADMIN = 48
     """Carries a request of the public `AdminService` and names its method."""
     EXPORT_METADATA = 49
