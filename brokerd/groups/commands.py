@@ -145,6 +145,7 @@ class PrepareOffsets:
         member_id: member; empty: no membership.
         member_epoch: epoch that the member knows.
         instance_id: name of a static member, so that a replaced process can be told.
+        commit_number: see `CommitOffsets`.
     """
 
     group_id: str
@@ -155,6 +156,7 @@ class PrepareOffsets:
     member_id: str = ""
     member_epoch: int = -1
     instance_id: str | None = None
+    commit_number: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

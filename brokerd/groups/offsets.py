@@ -10,7 +10,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from brokerd.groups.answers import FetchedOffset, FetchedOffsets, OffsetResult, OffsetResults, Refusal, Refused
-from brokerd.groups.commands import AlterOffsets, CommitOffsets, DeleteOffsets, FetchOffsets, OffsetCommit
+from brokerd.groups.commands import (
+    AlterOffsets,
+    CommitOffsets,
+    DeleteOffsets,
+    FetchOffsets,
+    OffsetCommit,
+    PrepareOffsets,
+)
 from brokerd.groups.decision_room import DecisionRoom
 from brokerd.groups.effects import GroupExpired, OffsetsExpired
 from brokerd.groups.group import Group, Member, members_text
@@ -51,13 +58,9 @@ def commit(state: CoordinatorState, command: CommitOffsets) -> GroupDecision:
         return refused(
             Refusal.UNKNOWN_MEMBER, f"{command.member_id} is no member (any more); its partitions are lost, join again"
         )
-    session = state.sessions.of(command.group_id, command.member_id)
-    if 0 < command.commit_number < session.commit_number:
-        return refused(Refusal.SUPERSEDED, "a later commit of the member was handled already; send the offsets anew")
-    problem = check_epoch(member, command.member_epoch)
+    problem = check_commit(state, command, member)
     if problem is not None:
         return problem
-    session.commit_number = max(session.commit_number, command.commit_number)
     return _store(state, group, command.group_id, command.offsets, member, command.member_epoch)
 
 
@@ -204,14 +207,20 @@ def check_group(state: CoordinatorState, group: Group | None, member: Member | N
     return None
 
 
-def check_epoch(member: Member, member_epoch: int) -> GroupDecision | None:
-    """Refuse an epoch that the member does not have yet."""
-    if member_epoch <= member.known_current.member_epoch:
-        return None
-    return refused(
-        Refusal.FENCED_MEMBER_EPOCH,
-        f"epoch {member_epoch} is above the member's, {member.known_current.member_epoch}; join again",
-    )
+def check_commit(
+    state: CoordinatorState, command: CommitOffsets | PrepareOffsets, member: Member
+) -> GroupDecision | None:
+    """Refuse a late copy of a commit, and an epoch that the member does not have yet; note the number of the commit."""
+    session = state.sessions.of(command.group_id, command.member_id)
+    if 0 < command.commit_number < session.commit_number:
+        return refused(Refusal.SUPERSEDED, "a later commit of the member was handled already; send the offsets anew")
+    if command.member_epoch > member.known_current.member_epoch:
+        return refused(
+            Refusal.FENCED_MEMBER_EPOCH,
+            f"epoch {command.member_epoch} is above the member's, {member.known_current.member_epoch}; join again",
+        )
+    session.commit_number = max(session.commit_number, command.commit_number)
+    return None
 
 
 def check_offsets(

@@ -23,7 +23,7 @@ from brokerd.groups.limits import (
 )
 from brokerd.groups.membership import unknown_member
 from brokerd.groups.offsets import (
-    check_epoch,
+    check_commit,
     check_group,
     check_offsets,
     check_request,
@@ -66,7 +66,7 @@ def prepare(state: CoordinatorState, command: PrepareOffsets) -> GroupDecision:
         return unknown_member(group, command.member_id, command.instance_id)
     problem = check_group(state, group, member)
     if problem is None and member is not None:
-        problem = check_epoch(member, command.member_epoch)
+        problem = check_commit(state, command, member)
     if problem is not None:
         return problem
     known_group = group or Group(command.group_id)

@@ -126,6 +126,7 @@ def _prepare_request(command: PrepareOffsets) -> pb.PrepareOffsetsRequest:
             member_id=command.member_id,
             member_epoch=command.member_epoch,
             instance_id=command.instance_id or "",
+            commit_number=command.commit_number,
             offsets=offsets,
         ),
     )
@@ -189,6 +190,7 @@ class PendingOffsetsService:
             member_id=sent.member_id,
             member_epoch=sent.member_epoch,
             instance_id=sent.instance_id or None,
+            commit_number=sent.commit_number,
         )
         await self._serve(command, request.ByteSize(), served)
         return pb.PrepareOffsetsResponse()
