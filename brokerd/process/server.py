@@ -42,6 +42,7 @@ from brokerd.controller_client.producer_ids import ProducerIds
 from brokerd.errors import BrokerError, BrokerFailedError
 from brokerd.groups.coordinators import GroupCoordinators
 from brokerd.groups.figures import GroupFigures, GroupTotals
+from brokerd.groups.pending_calls import PendingOffsetsService
 from brokerd.limits import (
     DRAIN_MS,
     MAX_FETCH_STREAMS,
@@ -150,6 +151,7 @@ class BrokerServer:
         self._followers: ReplicationService | None = None
         self._forwarded: ForwardedCalls | None = None
         self._publications: PublicationService | None = None
+        self._pending_offsets: PendingOffsetsService | None = None
         self._quorum: QuorumMember | None = None
         self._metrics: MetricsListener | None = None
         self._directories: OpenedDirectories | None = None
@@ -259,6 +261,7 @@ class BrokerServer:
         self._followers = ReplicationService(table)
         self._forwarded = ForwardedCalls(table)
         self._publications = PublicationService(table)
+        self._pending_offsets = PendingOffsetsService(table)
 
     def _open_metrics(self, quorum: QuorumMember) -> None:
         budgets = {"fetch_buffer": self._fetch_buffer.budget, "inflate": self._batch_threads.budget}
@@ -364,6 +367,7 @@ class BrokerServer:
         assert self._followers is not None, "the quorum member adds the services"
         assert self._forwarded is not None, "the quorum member adds the services"
         assert self._publications is not None, "the quorum member adds the services"
+        assert self._pending_offsets is not None, "the quorum member adds the services"
         parts, observer = broker.parts, self._observer
         forwarder = Forwarder(parts.peers, observer)
         log_service = LogService(parts, forwarder)
@@ -383,6 +387,7 @@ class BrokerServer:
         self._listener, bound = await make_server(handlers, self._health, self._settings.listen)
         self._address = self._settings.advertise or bound
         await self._listener.start()
+        self._pending_offsets.attach(broker.groups)
         self._forwarded.attach({**log_service.by_leader, **group_service.forwarded})
         logger.info("listening: address=%s node_id=%d cluster_id=%s", bound, parts.node_id, parts.cluster_id)
 

@@ -32,6 +32,9 @@ class Method(IntEnum):
     PUBLISH_PART = 35
     CHECK_STAGED = 36
 
+    PREPARE_OFFSETS = 40
+    RESOLVE_OFFSETS = 41
+
     ADMIN = 48
     """Carries a request of the public `AdminService` and names its method."""
     EXPORT_METADATA = 49

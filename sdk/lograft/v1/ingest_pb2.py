@@ -25,17 +25,17 @@ _sym_db = _symbol_database.Default()
 from lograft.v1 import errors_pb2 as lograft_dot_v1_dot_errors__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17lograft/v1/ingest.proto\x12\nlograft.v1\x1a\x17lograft/v1/errors.proto\"F\n\x1c\x46indIngestCoordinatorRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x12\n\ningest_ids\x18\x02 \x03(\t\"\x80\x01\n\x11IngestCoordinator\x12\x11\n\tingest_id\x18\x01 \x01(\t\x12)\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x1a.lograft.v1.PartitionError\x12\x11\n\tbroker_id\x18\x03 \x01(\x05\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0c\n\x04port\x18\x05 \x01(\x05\"T\n\x1d\x46indIngestCoordinatorResponse\x12\x33\n\x0c\x63oordinators\x18\x01 \x03(\x0b\x32\x1d.lograft.v1.IngestCoordinator\"\x80\x01\n\x11OpenIngestRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x11\n\tingest_id\x18\x02 \x01(\t\x12$\n\x04kind\x18\x03 \x01(\x0e\x32\x16.lograft.v1.IngestKind\x12\x0e\n\x06topics\x18\x04 \x03(\t\x12\x0e\n\x06ttl_ms\x18\x05 \x01(\x03\"E\n\x0bIngestTopic\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x15\n\rstaging_topic\x18\x03 \x01(\t\"\xcf\x01\n\x12OpenIngestResponse\x12\x14\n\x0cingest_epoch\x18\x01 \x01(\x05\x12\r\n\x05round\x18\x02 \x01(\x05\x12&\n\x05state\x18\x03 \x01(\x0e\x32\x17.lograft.v1.IngestState\x12\'\n\x06topics\x18\x04 \x03(\x0b\x32\x17.lograft.v1.IngestTopic\x12(\n\x06result\x18\x05 \x01(\x0b\x32\x18.lograft.v1.IngestResult\x12\x19\n\x11touch_interval_ms\x18\x06 \x01(\x03\"_\n\x12OpenAttemptRequest\x12\x11\n\tingest_id\x18\x01 \x01(\t\x12\x14\n\x0cingest_epoch\x18\x02 \x01(\x05\x12\x0c\n\x04task\x18\x03 \x01(\x03\x12\x12\n\nattempt_id\x18\x04 \x01(\x0c\"*\n\x13OpenAttemptResponse\x12\x13\n\x0bproducer_id\x18\x01 \x01(\x03\"\x84\x01\n\nStagedPart\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x16\n\x0e\x66irst_sequence\x18\x03 \x01(\x05\x12\x0f\n\x07records\x18\x04 \x01(\x03\x12\x14\n\x0c\x66irst_offset\x18\x05 \x01(\x03\x12\x12\n\nend_offset\x18\x06 \x01(\x03\"\x95\x01\n\x12SealAttemptRequest\x12\x11\n\tingest_id\x18\x01 \x01(\t\x12\x14\n\x0cingest_epoch\x18\x02 \x01(\x05\x12\x0c\n\x04task\x18\x03 \x01(\x03\x12\x12\n\nattempt_id\x18\x04 \x01(\x0c\x12%\n\x05parts\x18\x05 \x03(\x0b\x32\x16.lograft.v1.StagedPart\x12\r\n\x05round\x18\x06 \x01(\x05\"\x15\n\x13SealAttemptResponse\"B\n\rManifestEntry\x12\x0c\n\x04task\x18\x01 \x01(\x03\x12\x12\n\nattempt_id\x18\x02 \x01(\x0c\x12\x0f\n\x07records\x18\x03 \x01(\x03\"\x81\x01\n\x0cIngestOffset\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x0e\n\x06offset\x18\x03 \x01(\x03\x12\x19\n\x0cleader_epoch\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x10\n\x08metadata\x18\x05 \x01(\tB\x0f\n\r_leader_epoch\"\x8a\x01\n\rIngestOffsets\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x11\n\tmember_id\x18\x02 \x01(\t\x12\x14\n\x0cmember_epoch\x18\x03 \x01(\x05\x12\x13\n\x0binstance_id\x18\x04 \x01(\t\x12)\n\x07offsets\x18\x05 \x03(\x0b\x32\x18.lograft.v1.IngestOffset\"\xa6\x01\n\x13\x43ommitIngestRequest\x12\x11\n\tingest_id\x18\x01 \x01(\t\x12\x14\n\x0cingest_epoch\x18\x02 \x01(\x05\x12\r\n\x05round\x18\x03 \x01(\x05\x12+\n\x08manifest\x18\x04 \x03(\x0b\x32\x19.lograft.v1.ManifestEntry\x12*\n\x07offsets\x18\x05 \x01(\x0b\x32\x19.lograft.v1.IngestOffsets\"~\n\rPublishedPart\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x11\n\tpartition\x18\x03 \x01(\x05\x12\x0f\n\x07records\x18\x04 \x01(\x03\x12\x14\n\x0c\x66irst_offset\x18\x05 \x01(\x03\x12\x12\n\nend_offset\x18\x06 \x01(\x03\"r\n\x0cIngestResult\x12\r\n\x05round\x18\x01 \x01(\x05\x12\x0f\n\x07records\x18\x02 \x01(\x03\x12\x18\n\x10\x64ropped_attempts\x18\x03 \x01(\x03\x12(\n\x05parts\x18\x04 \x03(\x0b\x32\x19.lograft.v1.PublishedPart\"W\n\x14\x43ommitIngestResponse\x12(\n\x06result\x18\x01 \x01(\x0b\x32\x18.lograft.v1.IngestResult\x12\x15\n\rwas_committed\x18\x02 \x01(\x08\"L\n\x12\x41\x62ortIngestRequest\x12\x11\n\tingest_id\x18\x01 \x01(\t\x12\x14\n\x0cingest_epoch\x18\x02 \x01(\x05\x12\r\n\x05round\x18\x03 \x01(\x05\"\x15\n\x13\x41\x62ortIngestResponse\"=\n\x12TouchIngestRequest\x12\x11\n\tingest_id\x18\x01 \x01(\t\x12\x14\n\x0cingest_epoch\x18\x02 \x01(\x05\"\x15\n\x13TouchIngestResponse\">\n\x15\x44\x65scribeIngestRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x11\n\tingest_id\x18\x02 \x01(\t\"\x80\x03\n\x11IngestDescription\x12\x11\n\tingest_id\x18\x01 \x01(\t\x12$\n\x04kind\x18\x02 \x01(\x0e\x32\x16.lograft.v1.IngestKind\x12&\n\x05state\x18\x03 \x01(\x0e\x32\x17.lograft.v1.IngestState\x12\x14\n\x0cingest_epoch\x18\x04 \x01(\x05\x12\r\n\x05round\x18\x05 \x01(\x05\x12\'\n\x06topics\x18\x06 \x03(\x0b\x32\x17.lograft.v1.IngestTopic\x12\x12\n\ntouched_ms\x18\x07 \x01(\x03\x12\x0e\n\x06ttl_ms\x18\x08 \x01(\x03\x12\x15\n\ropen_attempts\x18\t \x01(\x03\x12\x17\n\x0fsealed_attempts\x18\n \x01(\x03\x12\x16\n\x0esealed_records\x18\x0b \x01(\x03\x12\r\n\x05parts\x18\x0c \x01(\x03\x12\x17\n\x0fpublished_parts\x18\r \x01(\x03\x12(\n\x06result\x18\x0e \x01(\x0b\x32\x18.lograft.v1.IngestResult\"G\n\x16\x44\x65scribeIngestResponse\x12-\n\x06ingest\x18\x01 \x01(\x0b\x32\x1d.lograft.v1.IngestDescription\"\x82\x01\n\x12ListIngestsRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\t\x12\r\n\x05limit\x18\x03 \x01(\x05\x12\'\n\x06states\x18\x04 \x03(\x0e\x32\x17.lograft.v1.IngestState\x12\x11\n\tonly_here\x18\x05 \x01(\x08\"W\n\x13ListIngestsResponse\x12.\n\x07ingests\x18\x01 \x03(\x0b\x32\x1d.lograft.v1.IngestDescription\x12\x10\n\x08has_more\x18\x02 \x01(\x08\"N\n\x12PublishedPartition\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x13\n\x0bproducer_id\x18\x03 \x01(\x03\"]\n\x13GetPublishedRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x32\n\npartitions\x18\x02 \x03(\x0b\x32\x1e.lograft.v1.PublishedPartition\"^\n\rPublishedUpTo\x12)\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x1a.lograft.v1.PartitionError\x12\x15\n\x08sequence\x18\x02 \x01(\x05H\x00\x88\x01\x01\x42\x0b\n\t_sequence\"E\n\x14GetPublishedResponse\x12-\n\npartitions\x18\x01 \x03(\x0b\x32\x19.lograft.v1.PublishedUpTo*[\n\nIngestKind\x12\x1b\n\x17INGEST_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12INGEST_KIND_SINGLE\x10\x01\x12\x18\n\x14INGEST_KIND_REPEATED\x10\x02*\x92\x01\n\x0bIngestState\x12\x1c\n\x18INGEST_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11INGEST_STATE_OPEN\x10\x01\x12\x18\n\x14INGEST_STATE_DECIDED\x10\x02\x12\x1a\n\x16INGEST_STATE_COMMITTED\x10\x03\x12\x18\n\x14INGEST_STATE_ABORTED\x10\x04\x32\xd9\x06\n\rIngestService\x12l\n\x15\x46indIngestCoordinator\x12(.lograft.v1.FindIngestCoordinatorRequest\x1a).lograft.v1.FindIngestCoordinatorResponse\x12K\n\nOpenIngest\x12\x1d.lograft.v1.OpenIngestRequest\x1a\x1e.lograft.v1.OpenIngestResponse\x12N\n\x0bOpenAttempt\x12\x1e.lograft.v1.OpenAttemptRequest\x1a\x1f.lograft.v1.OpenAttemptResponse\x12N\n\x0bSealAttempt\x12\x1e.lograft.v1.SealAttemptRequest\x1a\x1f.lograft.v1.SealAttemptResponse\x12Q\n\x0c\x43ommitIngest\x12\x1f.lograft.v1.CommitIngestRequest\x1a .lograft.v1.CommitIngestResponse\x12N\n\x0b\x41\x62ortIngest\x12\x1e.lograft.v1.AbortIngestRequest\x1a\x1f.lograft.v1.AbortIngestResponse\x12N\n\x0bTouchIngest\x12\x1e.lograft.v1.TouchIngestRequest\x1a\x1f.lograft.v1.TouchIngestResponse\x12W\n\x0e\x44\x65scribeIngest\x12!.lograft.v1.DescribeIngestRequest\x1a\".lograft.v1.DescribeIngestResponse\x12N\n\x0bListIngests\x12\x1e.lograft.v1.ListIngestsRequest\x1a\x1f.lograft.v1.ListIngestsResponse\x12Q\n\x0cGetPublished\x12\x1f.lograft.v1.GetPublishedRequest\x1a .lograft.v1.GetPublishedResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17lograft/v1/ingest.proto\x12\nlograft.v1\x1a\x17lograft/v1/errors.proto\"F\n\x1c\x46indIngestCoordinatorRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x12\n\ningest_ids\x18\x02 \x03(\t\"\x80\x01\n\x11IngestCoordinator\x12\x11\n\tingest_id\x18\x01 \x01(\t\x12)\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x1a.lograft.v1.PartitionError\x12\x11\n\tbroker_id\x18\x03 \x01(\x05\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0c\n\x04port\x18\x05 \x01(\x05\"T\n\x1d\x46indIngestCoordinatorResponse\x12\x33\n\x0c\x63oordinators\x18\x01 \x03(\x0b\x32\x1d.lograft.v1.IngestCoordinator\"\x80\x01\n\x11OpenIngestRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x11\n\tingest_id\x18\x02 \x01(\t\x12$\n\x04kind\x18\x03 \x01(\x0e\x32\x16.lograft.v1.IngestKind\x12\x0e\n\x06topics\x18\x04 \x03(\t\x12\x0e\n\x06ttl_ms\x18\x05 \x01(\x03\"E\n\x0bIngestTopic\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x15\n\rstaging_topic\x18\x03 \x01(\t\"\xcf\x01\n\x12OpenIngestResponse\x12\x14\n\x0cingest_epoch\x18\x01 \x01(\x05\x12\r\n\x05round\x18\x02 \x01(\x05\x12&\n\x05state\x18\x03 \x01(\x0e\x32\x17.lograft.v1.IngestState\x12\'\n\x06topics\x18\x04 \x03(\x0b\x32\x17.lograft.v1.IngestTopic\x12(\n\x06result\x18\x05 \x01(\x0b\x32\x18.lograft.v1.IngestResult\x12\x19\n\x11touch_interval_ms\x18\x06 \x01(\x03\"_\n\x12OpenAttemptRequest\x12\x11\n\tingest_id\x18\x01 \x01(\t\x12\x14\n\x0cingest_epoch\x18\x02 \x01(\x05\x12\x0c\n\x04task\x18\x03 \x01(\x03\x12\x12\n\nattempt_id\x18\x04 \x01(\x0c\"*\n\x13OpenAttemptResponse\x12\x13\n\x0bproducer_id\x18\x01 \x01(\x03\"\x84\x01\n\nStagedPart\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x16\n\x0e\x66irst_sequence\x18\x03 \x01(\x05\x12\x0f\n\x07records\x18\x04 \x01(\x03\x12\x14\n\x0c\x66irst_offset\x18\x05 \x01(\x03\x12\x12\n\nend_offset\x18\x06 \x01(\x03\"\x95\x01\n\x12SealAttemptRequest\x12\x11\n\tingest_id\x18\x01 \x01(\t\x12\x14\n\x0cingest_epoch\x18\x02 \x01(\x05\x12\x0c\n\x04task\x18\x03 \x01(\x03\x12\x12\n\nattempt_id\x18\x04 \x01(\x0c\x12%\n\x05parts\x18\x05 \x03(\x0b\x32\x16.lograft.v1.StagedPart\x12\r\n\x05round\x18\x06 \x01(\x05\"\x15\n\x13SealAttemptResponse\"B\n\rManifestEntry\x12\x0c\n\x04task\x18\x01 \x01(\x03\x12\x12\n\nattempt_id\x18\x02 \x01(\x0c\x12\x0f\n\x07records\x18\x03 \x01(\x03\"\x81\x01\n\x0cIngestOffset\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x0e\n\x06offset\x18\x03 \x01(\x03\x12\x19\n\x0cleader_epoch\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x10\n\x08metadata\x18\x05 \x01(\tB\x0f\n\r_leader_epoch\"\xa1\x01\n\rIngestOffsets\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x11\n\tmember_id\x18\x02 \x01(\t\x12\x14\n\x0cmember_epoch\x18\x03 \x01(\x05\x12\x13\n\x0binstance_id\x18\x04 \x01(\t\x12)\n\x07offsets\x18\x05 \x03(\x0b\x32\x18.lograft.v1.IngestOffset\x12\x15\n\rcommit_number\x18\x06 \x01(\x03\"\xa6\x01\n\x13\x43ommitIngestRequest\x12\x11\n\tingest_id\x18\x01 \x01(\t\x12\x14\n\x0cingest_epoch\x18\x02 \x01(\x05\x12\r\n\x05round\x18\x03 \x01(\x05\x12+\n\x08manifest\x18\x04 \x03(\x0b\x32\x19.lograft.v1.ManifestEntry\x12*\n\x07offsets\x18\x05 \x01(\x0b\x32\x19.lograft.v1.IngestOffsets\"~\n\rPublishedPart\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x11\n\tpartition\x18\x03 \x01(\x05\x12\x0f\n\x07records\x18\x04 \x01(\x03\x12\x14\n\x0c\x66irst_offset\x18\x05 \x01(\x03\x12\x12\n\nend_offset\x18\x06 \x01(\x03\"r\n\x0cIngestResult\x12\r\n\x05round\x18\x01 \x01(\x05\x12\x0f\n\x07records\x18\x02 \x01(\x03\x12\x18\n\x10\x64ropped_attempts\x18\x03 \x01(\x03\x12(\n\x05parts\x18\x04 \x03(\x0b\x32\x19.lograft.v1.PublishedPart\"W\n\x14\x43ommitIngestResponse\x12(\n\x06result\x18\x01 \x01(\x0b\x32\x18.lograft.v1.IngestResult\x12\x15\n\rwas_committed\x18\x02 \x01(\x08\"L\n\x12\x41\x62ortIngestRequest\x12\x11\n\tingest_id\x18\x01 \x01(\t\x12\x14\n\x0cingest_epoch\x18\x02 \x01(\x05\x12\r\n\x05round\x18\x03 \x01(\x05\"\x15\n\x13\x41\x62ortIngestResponse\"=\n\x12TouchIngestRequest\x12\x11\n\tingest_id\x18\x01 \x01(\t\x12\x14\n\x0cingest_epoch\x18\x02 \x01(\x05\"\x15\n\x13TouchIngestResponse\">\n\x15\x44\x65scribeIngestRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x11\n\tingest_id\x18\x02 \x01(\t\"\x80\x03\n\x11IngestDescription\x12\x11\n\tingest_id\x18\x01 \x01(\t\x12$\n\x04kind\x18\x02 \x01(\x0e\x32\x16.lograft.v1.IngestKind\x12&\n\x05state\x18\x03 \x01(\x0e\x32\x17.lograft.v1.IngestState\x12\x14\n\x0cingest_epoch\x18\x04 \x01(\x05\x12\r\n\x05round\x18\x05 \x01(\x05\x12\'\n\x06topics\x18\x06 \x03(\x0b\x32\x17.lograft.v1.IngestTopic\x12\x12\n\ntouched_ms\x18\x07 \x01(\x03\x12\x0e\n\x06ttl_ms\x18\x08 \x01(\x03\x12\x15\n\ropen_attempts\x18\t \x01(\x03\x12\x17\n\x0fsealed_attempts\x18\n \x01(\x03\x12\x16\n\x0esealed_records\x18\x0b \x01(\x03\x12\r\n\x05parts\x18\x0c \x01(\x03\x12\x17\n\x0fpublished_parts\x18\r \x01(\x03\x12(\n\x06result\x18\x0e \x01(\x0b\x32\x18.lograft.v1.IngestResult\"G\n\x16\x44\x65scribeIngestResponse\x12-\n\x06ingest\x18\x01 \x01(\x0b\x32\x1d.lograft.v1.IngestDescription\"\x82\x01\n\x12ListIngestsRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\t\x12\r\n\x05limit\x18\x03 \x01(\x05\x12\'\n\x06states\x18\x04 \x03(\x0e\x32\x17.lograft.v1.IngestState\x12\x11\n\tonly_here\x18\x05 \x01(\x08\"W\n\x13ListIngestsResponse\x12.\n\x07ingests\x18\x01 \x03(\x0b\x32\x1d.lograft.v1.IngestDescription\x12\x10\n\x08has_more\x18\x02 \x01(\x08\"N\n\x12PublishedPartition\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x13\n\x0bproducer_id\x18\x03 \x01(\x03\"]\n\x13GetPublishedRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x32\n\npartitions\x18\x02 \x03(\x0b\x32\x1e.lograft.v1.PublishedPartition\"^\n\rPublishedUpTo\x12)\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x1a.lograft.v1.PartitionError\x12\x15\n\x08sequence\x18\x02 \x01(\x05H\x00\x88\x01\x01\x42\x0b\n\t_sequence\"E\n\x14GetPublishedResponse\x12-\n\npartitions\x18\x01 \x03(\x0b\x32\x19.lograft.v1.PublishedUpTo*[\n\nIngestKind\x12\x1b\n\x17INGEST_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12INGEST_KIND_SINGLE\x10\x01\x12\x18\n\x14INGEST_KIND_REPEATED\x10\x02*\x92\x01\n\x0bIngestState\x12\x1c\n\x18INGEST_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11INGEST_STATE_OPEN\x10\x01\x12\x18\n\x14INGEST_STATE_DECIDED\x10\x02\x12\x1a\n\x16INGEST_STATE_COMMITTED\x10\x03\x12\x18\n\x14INGEST_STATE_ABORTED\x10\x04\x32\xd9\x06\n\rIngestService\x12l\n\x15\x46indIngestCoordinator\x12(.lograft.v1.FindIngestCoordinatorRequest\x1a).lograft.v1.FindIngestCoordinatorResponse\x12K\n\nOpenIngest\x12\x1d.lograft.v1.OpenIngestRequest\x1a\x1e.lograft.v1.OpenIngestResponse\x12N\n\x0bOpenAttempt\x12\x1e.lograft.v1.OpenAttemptRequest\x1a\x1f.lograft.v1.OpenAttemptResponse\x12N\n\x0bSealAttempt\x12\x1e.lograft.v1.SealAttemptRequest\x1a\x1f.lograft.v1.SealAttemptResponse\x12Q\n\x0c\x43ommitIngest\x12\x1f.lograft.v1.CommitIngestRequest\x1a .lograft.v1.CommitIngestResponse\x12N\n\x0b\x41\x62ortIngest\x12\x1e.lograft.v1.AbortIngestRequest\x1a\x1f.lograft.v1.AbortIngestResponse\x12N\n\x0bTouchIngest\x12\x1e.lograft.v1.TouchIngestRequest\x1a\x1f.lograft.v1.TouchIngestResponse\x12W\n\x0e\x44\x65scribeIngest\x12!.lograft.v1.DescribeIngestRequest\x1a\".lograft.v1.DescribeIngestResponse\x12N\n\x0bListIngests\x12\x1e.lograft.v1.ListIngestsRequest\x1a\x1f.lograft.v1.ListIngestsResponse\x12Q\n\x0cGetPublished\x12\x1f.lograft.v1.GetPublishedRequest\x1a .lograft.v1.GetPublishedResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'lograft.v1.ingest_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_INGESTKIND']._serialized_start=3334
-  _globals['_INGESTKIND']._serialized_end=3425
-  _globals['_INGESTSTATE']._serialized_start=3428
-  _globals['_INGESTSTATE']._serialized_end=3574
+  _globals['_INGESTKIND']._serialized_start=3357
+  _globals['_INGESTKIND']._serialized_end=3448
+  _globals['_INGESTSTATE']._serialized_start=3451
+  _globals['_INGESTSTATE']._serialized_end=3597
   _globals['_FINDINGESTCOORDINATORREQUEST']._serialized_start=64
   _globals['_FINDINGESTCOORDINATORREQUEST']._serialized_end=134
   _globals['_INGESTCOORDINATOR']._serialized_start=137
@@ -63,41 +63,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_INGESTOFFSET']._serialized_start=1285
   _globals['_INGESTOFFSET']._serialized_end=1414
   _globals['_INGESTOFFSETS']._serialized_start=1417
-  _globals['_INGESTOFFSETS']._serialized_end=1555
-  _globals['_COMMITINGESTREQUEST']._serialized_start=1558
-  _globals['_COMMITINGESTREQUEST']._serialized_end=1724
-  _globals['_PUBLISHEDPART']._serialized_start=1726
-  _globals['_PUBLISHEDPART']._serialized_end=1852
-  _globals['_INGESTRESULT']._serialized_start=1854
-  _globals['_INGESTRESULT']._serialized_end=1968
-  _globals['_COMMITINGESTRESPONSE']._serialized_start=1970
-  _globals['_COMMITINGESTRESPONSE']._serialized_end=2057
-  _globals['_ABORTINGESTREQUEST']._serialized_start=2059
-  _globals['_ABORTINGESTREQUEST']._serialized_end=2135
-  _globals['_ABORTINGESTRESPONSE']._serialized_start=2137
-  _globals['_ABORTINGESTRESPONSE']._serialized_end=2158
-  _globals['_TOUCHINGESTREQUEST']._serialized_start=2160
-  _globals['_TOUCHINGESTREQUEST']._serialized_end=2221
-  _globals['_TOUCHINGESTRESPONSE']._serialized_start=2223
-  _globals['_TOUCHINGESTRESPONSE']._serialized_end=2244
-  _globals['_DESCRIBEINGESTREQUEST']._serialized_start=2246
-  _globals['_DESCRIBEINGESTREQUEST']._serialized_end=2308
-  _globals['_INGESTDESCRIPTION']._serialized_start=2311
-  _globals['_INGESTDESCRIPTION']._serialized_end=2695
-  _globals['_DESCRIBEINGESTRESPONSE']._serialized_start=2697
-  _globals['_DESCRIBEINGESTRESPONSE']._serialized_end=2768
-  _globals['_LISTINGESTSREQUEST']._serialized_start=2771
-  _globals['_LISTINGESTSREQUEST']._serialized_end=2901
-  _globals['_LISTINGESTSRESPONSE']._serialized_start=2903
-  _globals['_LISTINGESTSRESPONSE']._serialized_end=2990
-  _globals['_PUBLISHEDPARTITION']._serialized_start=2992
-  _globals['_PUBLISHEDPARTITION']._serialized_end=3070
-  _globals['_GETPUBLISHEDREQUEST']._serialized_start=3072
-  _globals['_GETPUBLISHEDREQUEST']._serialized_end=3165
-  _globals['_PUBLISHEDUPTO']._serialized_start=3167
-  _globals['_PUBLISHEDUPTO']._serialized_end=3261
-  _globals['_GETPUBLISHEDRESPONSE']._serialized_start=3263
-  _globals['_GETPUBLISHEDRESPONSE']._serialized_end=3332
-  _globals['_INGESTSERVICE']._serialized_start=3577
-  _globals['_INGESTSERVICE']._serialized_end=4434
+  _globals['_INGESTOFFSETS']._serialized_end=1578
+  _globals['_COMMITINGESTREQUEST']._serialized_start=1581
+  _globals['_COMMITINGESTREQUEST']._serialized_end=1747
+  _globals['_PUBLISHEDPART']._serialized_start=1749
+  _globals['_PUBLISHEDPART']._serialized_end=1875
+  _globals['_INGESTRESULT']._serialized_start=1877
+  _globals['_INGESTRESULT']._serialized_end=1991
+  _globals['_COMMITINGESTRESPONSE']._serialized_start=1993
+  _globals['_COMMITINGESTRESPONSE']._serialized_end=2080
+  _globals['_ABORTINGESTREQUEST']._serialized_start=2082
+  _globals['_ABORTINGESTREQUEST']._serialized_end=2158
+  _globals['_ABORTINGESTRESPONSE']._serialized_start=2160
+  _globals['_ABORTINGESTRESPONSE']._serialized_end=2181
+  _globals['_TOUCHINGESTREQUEST']._serialized_start=2183
+  _globals['_TOUCHINGESTREQUEST']._serialized_end=2244
+  _globals['_TOUCHINGESTRESPONSE']._serialized_start=2246
+  _globals['_TOUCHINGESTRESPONSE']._serialized_end=2267
+  _globals['_DESCRIBEINGESTREQUEST']._serialized_start=2269
+  _globals['_DESCRIBEINGESTREQUEST']._serialized_end=2331
+  _globals['_INGESTDESCRIPTION']._serialized_start=2334
+  _globals['_INGESTDESCRIPTION']._serialized_end=2718
+  _globals['_DESCRIBEINGESTRESPONSE']._serialized_start=2720
+  _globals['_DESCRIBEINGESTRESPONSE']._serialized_end=2791
+  _globals['_LISTINGESTSREQUEST']._serialized_start=2794
+  _globals['_LISTINGESTSREQUEST']._serialized_end=2924
+  _globals['_LISTINGESTSRESPONSE']._serialized_start=2926
+  _globals['_LISTINGESTSRESPONSE']._serialized_end=3013
+  _globals['_PUBLISHEDPARTITION']._serialized_start=3015
+  _globals['_PUBLISHEDPARTITION']._serialized_end=3093
+  _globals['_GETPUBLISHEDREQUEST']._serialized_start=3095
+  _globals['_GETPUBLISHEDREQUEST']._serialized_end=3188
+  _globals['_PUBLISHEDUPTO']._serialized_start=3190
+  _globals['_PUBLISHEDUPTO']._serialized_end=3284
+  _globals['_GETPUBLISHEDRESPONSE']._serialized_start=3286
+  _globals['_GETPUBLISHEDRESPONSE']._serialized_end=3355
+  _globals['_INGESTSERVICE']._serialized_start=3600
+  _globals['_INGESTSERVICE']._serialized_end=4457
 # @@protoc_insertion_point(module_scope)

@@ -524,6 +524,7 @@ class IngestOffsets(_message.Message):
     MEMBER_EPOCH_FIELD_NUMBER: _builtins.int
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
     OFFSETS_FIELD_NUMBER: _builtins.int
+    COMMIT_NUMBER_FIELD_NUMBER: _builtins.int
     group_id: _builtins.str
     """Group id."""
     member_id: _builtins.str
@@ -532,6 +533,10 @@ class IngestOffsets(_message.Message):
     """Epoch of the member."""
     instance_id: _builtins.str
     """Name of a static member; empty: none."""
+    commit_number: _builtins.int
+    """Number of the commit, rising over all commits of the member id, also those without an ingest: a late copy of an earlier one must not
+    move anything back. 0: not numbered.
+    """
     @_builtins.property
     def offsets(self) -> _containers.RepeatedCompositeFieldContainer[Global___IngestOffset]:
         """Offsets, each partition once."""
@@ -544,10 +549,11 @@ class IngestOffsets(_message.Message):
         member_epoch: _builtins.int = ...,
         instance_id: _builtins.str = ...,
         offsets: _abc.Iterable[Global___IngestOffset] | None = ...,
+        commit_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_id", b"group_id", "instance_id", b"instance_id", "member_epoch", b"member_epoch", "member_id", b"member_id", "offsets", b"offsets"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit_number", b"commit_number", "group_id", b"group_id", "instance_id", b"instance_id", "member_epoch", b"member_epoch", "member_id", b"member_id", "offsets", b"offsets"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
