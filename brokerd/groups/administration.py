@@ -17,7 +17,7 @@ from brokerd.groups.answers import (
 from brokerd.groups.commands import DeleteGroup, DescribeGroup, ListGroups
 from brokerd.groups.decision_room import DecisionRoom
 from brokerd.groups.group import members_text
-from brokerd.groups.limits import MAX_LISTED_GROUPS
+from brokerd.groups.limits import MAX_LISTED_GROUPS, PENDING_RETRY_MS
 from brokerd.groups.offsets import not_found
 from brokerd.groups.records import GroupLogRecord, GroupRecord, OffsetRecord
 from brokerd.groups.state import CoordinatorState, GroupDecision, decided, refused
@@ -78,6 +78,12 @@ def delete_group(state: CoordinatorState, command: DeleteGroup) -> GroupDecision
         return refused(
             Refusal.GROUP_NOT_EMPTY,
             f"the group has {members_text(group)}; stop them, or wait for their sessions",
+        )
+    if group.pending:
+        return refused(
+            Refusal.OFFSETS_PENDING,
+            f"offsets of the group wait for the decision of ingest {min(group.pending).ingest_id!r}; ask again",
+            PENDING_RETRY_MS,
         )
     records: list[GroupLogRecord] = []
     room = DecisionRoom()

@@ -32,6 +32,9 @@ class Refusal(Enum):
     GROUP_SUBSCRIBED = "GROUP_SUBSCRIBED"
     UNKNOWN_TOPIC = "UNKNOWN_TOPIC"
     UNKNOWN_PARTITION = "UNKNOWN_PARTITION"
+    OFFSETS_PENDING = "OFFSETS_PENDING"
+    INGEST_FENCED = "INGEST_FENCED"
+    INGEST_CONFLICT = "INGEST_CONFLICT"
     TOPICS_NOT_LOADED = "COORDINATOR_LOADING"
     STALE_ASSIGNMENT = "STALE_ASSIGNMENT"
     """For the shell alone: the computation is not the one under way."""
@@ -120,11 +123,12 @@ class OffsetResults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedOffset:
-    """The committed offset of a partition; `value` None: positively none is stored."""
+    """The committed offset of a partition; `value` None and not `refused`: positively none is stored."""
 
     topic_id: bytes
     partition: int
     value: OffsetValue | None
+    refused: Refused | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +136,16 @@ class FetchedOffsets:
     """Committed offsets, in the order of the command, or by topic id and partition."""
 
     offsets: tuple[FetchedOffset, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetsPrepared:
+    """The offsets are pending: they count if and only if the round of the ingest is committed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetsResolved:
+    """Nothing is pending for the round of the ingest at this epoch (any more)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +219,8 @@ Outcome = (
     | Noted
     | OffsetResults
     | FetchedOffsets
+    | OffsetsPrepared
+    | OffsetsResolved
     | GroupDeletion
     | AssignmentStored
     | GroupList

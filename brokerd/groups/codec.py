@@ -28,6 +28,9 @@ from brokerd.groups.records import (
     OffsetRecord,
     OffsetValue,
     Partitions,
+    PendingOffset,
+    PendingRecord,
+    PendingValue,
     Subscription,
     TargetRecord,
     TargetValue,
@@ -35,7 +38,9 @@ from brokerd.groups.records import (
 
 _HEAD: Final = struct.Struct(">BH")
 _OFFSET_TAIL: Final = struct.Struct(">16sI")
-_GROUP, _MEMBER, _TARGET, _CURRENT, _OFFSET = 1, 2, 3, 4, 5
+_LENGTH: Final = struct.Struct(">H")
+_ROUND: Final = struct.Struct(">I")
+_GROUP, _MEMBER, _TARGET, _CURRENT, _OFFSET, _PENDING = 1, 2, 3, 4, 5, 6
 
 
 class GroupRecordError(Exception):
@@ -48,6 +53,10 @@ def encode(record: GroupLogRecord) -> Record:
         case OffsetRecord():
             tail = _OFFSET_TAIL.pack(record.topic_id, record.partition)
             return Record(_key(_OFFSET, record.group_id, tail), _encode_offset(record.value))
+        case PendingRecord():
+            ingest = record.ingest_id.encode()
+            tail = _LENGTH.pack(len(ingest)) + ingest + _ROUND.pack(record.round)
+            return Record(_key(_PENDING, record.group_id, tail), _encode_pending(record.value))
         case CurrentRecord():
             return Record(_member_key(_CURRENT, record), _encode_current(record.value))
         case TargetRecord():
@@ -94,6 +103,11 @@ def _decode(record: Record) -> GroupLogRecord:
     group_id = record.key[_HEAD.size : end].decode()
     tail, data = record.key[end:], record.value
     match kind:
+        case 6:
+            (size,) = _LENGTH.unpack_from(tail)
+            ingest, number = tail[_LENGTH.size : _LENGTH.size + size], tail[_LENGTH.size + size :]
+            value = None if data is None else _decode_pending(data)
+            return PendingRecord(group_id, ingest.decode(), _ROUND.unpack(number)[0], value)
         case 5:
             topic_id, partition = _OFFSET_TAIL.unpack(tail)
             return OffsetRecord(group_id, topic_id, partition, None if data is None else _decode_offset(data))
@@ -246,3 +260,36 @@ def _decode_offset(data: bytes) -> OffsetValue:
         leader_epoch=message.leader_epoch if message.HasField("leader_epoch") else -1,
         metadata=message.metadata,
     )
+
+
+def _encode_pending(value: PendingValue | None) -> bytes | None:
+    if value is None:
+        return None
+    offsets = [
+        pb.GroupPendingOffset(
+            topic_id=each.topic_id,
+            partition=each.partition,
+            offset=each.offset,
+            leader_epoch=None if each.leader_epoch < 0 else each.leader_epoch,
+            metadata=each.metadata,
+        )
+        for each in value.offsets
+    ]
+    return pb.GroupPendingRecord(
+        ingest_epoch=value.ingest_epoch, prepared_ms=value.prepared_ms, offsets=offsets
+    ).SerializeToString()
+
+
+def _decode_pending(data: bytes) -> PendingValue:
+    message = pb.GroupPendingRecord.FromString(data)
+    offsets = tuple(
+        PendingOffset(
+            topic_id=each.topic_id,
+            partition=each.partition,
+            offset=each.offset,
+            leader_epoch=each.leader_epoch if each.HasField("leader_epoch") else -1,
+            metadata=each.metadata,
+        )
+        for each in message.offsets
+    )
+    return PendingValue(ingest_epoch=message.ingest_epoch, prepared_ms=message.prepared_ms, offsets=offsets)

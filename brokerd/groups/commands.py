@@ -133,6 +133,44 @@ class CommitOffsets:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareOffsets:
+    """Checks offsets as `CommitOffsets` does, and keeps them pending: they count if and only if a round of an ingest is committed.
+
+    Attributes:
+        group_id: group.
+        ingest_id: ingest.
+        ingest_epoch: epoch of the ingest, from 1.
+        round: round of the ingest, from 1.
+        offsets: offsets, one for each partition.
+        member_id: member; empty: no membership.
+        member_epoch: epoch that the member knows.
+        instance_id: name of a static member, so that a replaced process can be told.
+        commit_number: see `CommitOffsets`.
+    """
+
+    group_id: str
+    ingest_id: str
+    ingest_epoch: int
+    round: int
+    offsets: tuple[OffsetCommit, ...]
+    member_id: str = ""
+    member_epoch: int = -1
+    instance_id: str | None = None
+    commit_number: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolveOffsets:
+    """Says what became of a round of an ingest, at an epoch: its pending offsets are committed, or go."""
+
+    group_id: str
+    ingest_id: str
+    ingest_epoch: int
+    round: int
+    is_committed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FetchOffsets:
     """Reads committed offsets of some partitions, or of all that have one (`partitions` None)."""
 
@@ -227,6 +265,8 @@ Command = (
     | Leave
     | StreamClosed
     | CommitOffsets
+    | PrepareOffsets
+    | ResolveOffsets
     | FetchOffsets
     | AlterOffsets
     | DeleteOffsets

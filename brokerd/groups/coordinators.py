@@ -34,6 +34,7 @@ from brokerd.groups.codec import GroupCodec
 from brokerd.groups.commands import AssignmentComputed, Command, StreamClosed, scope_of
 from brokerd.groups.core import GroupCore
 from brokerd.groups.effects import (
+    AskOutcome,
     ComputeAssignment,
     Effect,
     GroupExpired,
@@ -87,6 +88,8 @@ class GroupCoordinators:
         calls: calls to the controller.
         defaults: config of groups that have none.
         keep_loaded: see `CoordinatorRuntime`.
+        ask_outcome: asks the coordinator of an ingest what becomes of pending offsets, and submits `ResolveOffsets`. It must not block.
+            None: nobody can be asked, and they stay pending.
 
     Attributes:
         totals: totals since the start.
@@ -102,10 +105,13 @@ class GroupCoordinators:
         calls: ControllerCalls,
         defaults: GroupConfig | None = None,
         keep_loaded: Callable[[], None] | None = None,
+        ask_outcome: Callable[[AskOutcome], None] | None = None,
     ) -> None:
         self._observer = observer
         self._manager = manager
         self._defaults = defaults
+        self._ask_outcome = ask_outcome
+        self._is_unasked_logged = False
         self._creation = TopicCreation(GROUPS, observer, calls)
         self._worker = AssignmentWorker()
         self._runtime: CoordinatorRuntime[Command, Answer, GroupLogRecord] = CoordinatorRuntime(
@@ -291,11 +297,25 @@ class GroupCoordinators:
                     self._note_removed(effect)
                 case OffsetsExpired():
                     self._note_expired(effect)
+                case AskOutcome():
+                    self._ask(effect)
                 case GroupExpired():
                     self.totals.expired_groups += 1
                     logger.info("group expired: group=%s: it had no members and no offsets", effect.group_id)
                 case _:
                     assert_never(effect)
+
+    def _ask(self, effect: AskOutcome) -> None:
+        if self._ask_outcome is not None:
+            self._ask_outcome(effect)
+        elif not self._is_unasked_logged:
+            self._is_unasked_logged = True
+            logger.warning(
+                "offsets stay pending, because nobody can be asked for the outcome: group=%s ingest=%s round=%d",
+                effect.group_id,
+                effect.ingest_id,
+                effect.round,
+            )
 
     def _note_removed(self, effect: MemberRemoved) -> None:
         reasons = self.totals.removed_members

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, assert_never
 
 from brokerd.coordinator.core import Decision
-from brokerd.groups import administration, membership, offsets, targets
+from brokerd.groups import administration, membership, offsets, pending, targets
 from brokerd.groups.answers import Answer, Noted
 from brokerd.groups.commands import (
     AlterOffsets,
@@ -30,6 +30,8 @@ from brokerd.groups.commands import (
     Join,
     Leave,
     ListGroups,
+    PrepareOffsets,
+    ResolveOffsets,
     StreamClosed,
     TopicsChanged,
 )
@@ -43,6 +45,7 @@ from brokerd.groups.records import (
     GroupRecord,
     MemberRecord,
     OffsetRecord,
+    PendingRecord,
     TargetRecord,
 )
 from brokerd.groups.sessions import Timer, TimerKind
@@ -102,6 +105,10 @@ class GroupCore:
                 return offsets.commit(state, command)
             case FetchOffsets():
                 return offsets.fetch(state, command)
+            case PrepareOffsets():
+                return pending.prepare(state, command)
+            case ResolveOffsets():
+                return pending.resolve(state, command)
             case Join():
                 return membership.join(state, self._assignors, command)
             case Leave():
@@ -142,7 +149,7 @@ class GroupCore:
             return 0
         if sessions.has_work():
             return sessions.now_ms
-        deadlines = (sessions.timers.next_ms(), sessions.next_sweep_ms)
+        deadlines = (sessions.timers.next_ms(), sessions.outcomes.next_ms(), sessions.next_sweep_ms)
         return min((each for each in deadlines if each is not None), default=None)
 
     def tick(self, now_ms: int) -> Decision[Answer, GroupLogRecord] | None:
@@ -161,6 +168,7 @@ class GroupCore:
         self._push(work)
         self._delete_topics(work)
         self._sweep(work)
+        work.effects += pending.ask_outcomes(self._state)
         if not work.records and not work.effects:
             return None
         return decided(Noted(), work.records, work.effects)
@@ -181,6 +189,8 @@ class GroupCore:
                     yield CurrentRecord(group_id, member_id, member.current)
             for topic_id, partition in sorted(group.offsets):
                 yield OffsetRecord(group_id, topic_id, partition, group.offsets[topic_id, partition])
+            for key in sorted(group.pending):
+                yield PendingRecord(group_id, key.ingest_id, key.round, group.pending[key])
 
     def _note_time(self, now_ms: int) -> None:
         sessions = self._state.sessions
@@ -242,12 +252,12 @@ class GroupCore:
             work.effects += [] if effect is None else [effect]
 
     def _write_targets(self, work: _TickWork) -> None:
-        for group_id, pending in list(self._state.sessions.pending.items()):
+        for group_id, target in list(self._state.sessions.pending.items()):
             group = self._state.group(group_id)
             if group is None:
                 del self._state.sessions.pending[group_id]
             elif work.has_room_for(group_id):
-                records, _ = targets.write(group, pending, work.room)
+                records, _ = targets.write(group, target, work.room)
                 work.add(group_id, records)
 
     def _compare_topics(self, work: _TickWork) -> None:
@@ -293,6 +303,8 @@ class GroupCore:
             elif not work.room.is_full:
                 # Offsets depend on no other record of a group, so that the groups are not counted as changed.
                 work.records += offsets.of_deleted_topic(self._state, topic_id, work.room)
+        if sessions.deleted_topics and not work.room.is_full:
+            work.records += pending.without_topics(self._state, sessions.deleted_topics, work.room)
 
     def _sweep(self, work: _TickWork) -> None:
         """Look for expired offsets, and for groups that hold nothing, some groups at a time."""
@@ -302,6 +314,7 @@ class GroupCore:
             # Configs come before the topics, and only they say how long offsets are kept.
             sessions.sweep = sorted(self._state.groups, reverse=True) if self._state.topics.is_loaded else []
             sessions.forget_departed()
+            sessions.forget_resolved()
             used = (each.pattern for group in self._state.groups.values() for each in group.subscriptions)
             self._state.topics.forget_patterns(frozenset(used))
         looked_at = 0

@@ -86,5 +86,24 @@ class GroupExpired:
     group_id: str
 
 
-Effect = ComputeAssignment | PushAssignment | MemberRemoved | OffsetsExpired | GroupExpired
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskOutcome:
+    """Ask the coordinator of an ingest what becomes of pending offsets, and give `ResolveOffsets` back.
+
+    If asking fails, do nothing: it is asked for again.
+
+    Attributes:
+        group_id: group.
+        ingest_id: ingest.
+        ingest_epoch: epoch of the ingest at which they were prepared.
+        round: round of the ingest.
+    """
+
+    group_id: str
+    ingest_id: str
+    ingest_epoch: int
+    round: int
+
+
+Effect = ComputeAssignment | PushAssignment | MemberRemoved | OffsetsExpired | GroupExpired | AskOutcome
 """Everything that the shell may have to do."""

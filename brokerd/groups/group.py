@@ -18,6 +18,8 @@ from brokerd.groups.records import (
     MemberValue,
     OffsetValue,
     Partitions,
+    PendingKey,
+    PendingValue,
     Subscription,
     TargetValue,
 )
@@ -100,6 +102,7 @@ class Group:
         value: its own record; None while there is none.
         members: members by id, in the order in which they came.
         offsets: committed offsets by topic id and partition.
+        pending: offsets that wait for the decision of an ingest.
     """
 
     def __init__(self, group_id: str) -> None:
@@ -107,6 +110,8 @@ class Group:
         self.value: GroupValue | None = None
         self.members: dict[str, Member] = {}
         self.offsets: dict[tuple[bytes, int], OffsetValue] = {}
+        self.pending: dict[PendingKey, PendingValue] = {}
+        self._pending_at: dict[tuple[bytes, int], tuple[PendingKey, ...]] = {}
         self._instances: dict[str, tuple[str, ...]] = {}
         self._subscriptions: dict[Subscription, int] = {}
         self._holders = _Owners()
@@ -121,7 +126,7 @@ class Group:
     @property
     def is_unused(self) -> bool:
         """True if the log says nothing about the group."""
-        return self.value is None and not self.members and not self.offsets
+        return self.value is None and not self.members and not self.offsets and not self.pending
 
     @property
     def is_frozen(self) -> bool:
@@ -162,6 +167,38 @@ class Group:
         """Return True if no member holds the partition, except perhaps the ignored one."""
         holders = self._holders.of(topic_id, partition)
         return not holders or all(each == ignored for each in holders)
+
+    @property
+    def pending_partitions(self) -> tuple[tuple[bytes, int], ...]:
+        """Topic id and partition of every pending offset, in order."""
+        return tuple(sorted(self._pending_at))
+
+    @property
+    def pending_count(self) -> int:
+        """Number of partitions with a pending offset."""
+        return len(self._pending_at)
+
+    def pending_at(self, topic_id: bytes, partition: int) -> PendingKey | None:
+        """Return what a partition waits for; None: nothing."""
+        found = self._pending_at.get((topic_id, partition))
+        return None if found is None else found[0]
+
+    def put_pending(self, key: PendingKey, value: PendingValue | None) -> None:
+        """Store pending offsets; None: they are resolved."""
+        old = self.pending.pop(key, None)
+        for each in () if old is None else old.offsets:
+            place = (each.topic_id, each.partition)
+            rest = tuple(other for other in self._pending_at[place] if other != key)
+            if rest:
+                self._pending_at[place] = rest
+            else:
+                del self._pending_at[place]
+        if value is None:
+            return
+        self.pending[key] = value
+        for each in value.offsets:
+            place = (each.topic_id, each.partition)
+            self._pending_at[place] = (*self._pending_at.get(place, ()), key)
 
     def put_member(self, member_id: str, about: MemberValue | None) -> None:
         """Store what a member says about itself; None: it is gone."""

@@ -71,6 +71,21 @@ MAX_REQUEST_PARTITIONS: Final = 4_000
 MAX_REQUEST_BYTES: Final = 768 * 1024
 """Bytes of the records of one commit or alteration; a larger one is refused and must be split."""
 
+MAX_PREPARED_OFFSETS: Final = 3_000
+"""Offsets that one round of an ingest may prepare; more are refused with LIMIT_EXCEEDED. With it, one decision takes them all."""
+
+PENDING_OFFSETS_MS: Final = 2_000
+"""Milliseconds after which the outcome of pending offsets is asked for, and between two such questions."""
+
+PENDING_RETRY_MS: Final = 100
+"""Retry advice of OFFSETS_PENDING, in milliseconds."""
+
+PENDING_CALL_MS: Final = 10_000
+"""Milliseconds for one call between the coordinator of an ingest and that of a group."""
+
+DECISION_OUTCOMES: Final = 200
+"""Outcomes that one tick asks for; the rest follows in later ticks."""
+
 MAX_TARGET_BYTES: Final = 768 * 1024
 """Bytes of one member's target assignment. A result with more is refused: the group needs more members."""
 

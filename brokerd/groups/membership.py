@@ -98,7 +98,7 @@ def beat(state: CoordinatorState, assignors: Sequence[str], command: Beat) -> Gr
     group = state.group(command.group_id)
     member = None if group is None else group.member(command.member_id)
     if group is None or member is None:
-        return _unknown(group, command.member_id, command.instance_id)
+        return unknown_member(group, command.member_id, command.instance_id)
     if _is_superseded(state, command):
         return _superseded()
     current = member.known_current
@@ -146,7 +146,7 @@ def leave(state: CoordinatorState, command: Leave) -> GroupDecision:
     group = state.group(command.group_id)
     member = None if group is None else group.member(command.member_id)
     if group is None or member is None:
-        return _unknown(group, command.member_id, command.instance_id)
+        return unknown_member(group, command.member_id, command.instance_id)
     if _is_superseded(state, command):
         return _superseded()
     if not command.will_be_back:
@@ -379,7 +379,8 @@ def _superseded() -> GroupDecision:
     return refused(Refusal.SUPERSEDED, "a later request of the member was handled already; drop this one")
 
 
-def _unknown(group: Group | None, member_id: str, instance_id: str | None) -> GroupDecision:
+def unknown_member(group: Group | None, member_id: str, instance_id: str | None) -> GroupDecision:
+    """Return the refusal for who is no member (any more), or was replaced."""
     if group is not None and instance_id is not None and group.member_of_instance(instance_id) is not None:
         return refused(
             Refusal.INSTANCE_FENCED, f"a newer process has taken over the instance id {instance_id!r}; stop this one"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 Partitions = Mapping[bytes, tuple[int, ...]]
 """Partitions in ascending order, by topic id. No entry is empty."""
@@ -136,6 +136,47 @@ class OffsetValue:
     metadata: str = ""
 
 
+class PendingKey(NamedTuple):
+    """Names the pending offsets of a group: the round of an ingest with which they go."""
+
+    ingest_id: str
+    round: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingOffset:
+    """An offset that waits for the decision of an ingest.
+
+    Attributes:
+        topic_id: topic.
+        partition: partition.
+        offset: next offset to read.
+        leader_epoch: leader epoch of the record before it; -1: unknown.
+        metadata: text of the application.
+    """
+
+    topic_id: bytes
+    partition: int
+    offset: int
+    leader_epoch: int = -1
+    metadata: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingValue:
+    """Offsets that count if and only if a round of an ingest is committed.
+
+    Attributes:
+        ingest_epoch: epoch of the ingest. Only a decision at this epoch commits them.
+        prepared_ms: when they were prepared, in milliseconds since 1970.
+        offsets: the offsets, by topic id and partition, without those of topics that were deleted meanwhile.
+    """
+
+    ingest_epoch: int
+    prepared_ms: int
+    offsets: tuple[PendingOffset, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
     """A group."""
@@ -181,7 +222,22 @@ class OffsetRecord:
     value: OffsetValue | None
 
 
-GroupLogRecord = GroupRecord | MemberRecord | TargetRecord | CurrentRecord | OffsetRecord
+@dataclass(frozen=True, slots=True)
+class PendingRecord:
+    """The pending offsets that go with a round of an ingest."""
+
+    group_id: str
+    ingest_id: str
+    round: int
+    value: PendingValue | None
+
+    @property
+    def pending_key(self) -> PendingKey:
+        """Names them within the group."""
+        return PendingKey(self.ingest_id, self.round)
+
+
+GroupLogRecord = GroupRecord | MemberRecord | TargetRecord | CurrentRecord | OffsetRecord | PendingRecord
 """Everything that the log of groups may hold."""
 
 _RECORD_BYTES: Final = 64
@@ -189,6 +245,9 @@ _RECORD_BYTES: Final = 64
 
 _TOPIC_BYTES: Final = 28
 """Bytes of one topic in an assignment beyond its partitions."""
+
+_PENDING_BYTES: Final = 56
+"""Bytes of one pending offset beyond its metadata."""
 
 _PARTITION_BYTES: Final = 3
 """Bytes of a partition number, for topics of up to 2,097,151 partitions."""
@@ -215,6 +274,10 @@ def record_bytes(record: GroupLogRecord) -> int:
             return size + len(record.member_id.encode()) + held + _TOPIC_BYTES * epochs
         case OffsetRecord(value=OffsetValue() as offset):
             return size + len(offset.metadata.encode())
+        case PendingRecord():
+            pending = () if record.value is None else record.value.offsets
+            metadata = sum(len(each.metadata.encode()) for each in pending)
+            return size + len(record.ingest_id.encode()) + metadata + _PENDING_BYTES * len(pending)
         case MemberRecord() | TargetRecord() | CurrentRecord():
             return size + len(record.member_id.encode())
         case _:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from brokerd.groups.assignment.specs import Assignment
 
@@ -35,14 +35,25 @@ class Timer(NamedTuple):
     member_id: str = ""
 
 
-class Timers:
+class OutcomeTimer(NamedTuple):
+    """Names the timer of pending offsets: then the outcome of their ingest is asked for."""
+
+    group_id: str
+    ingest_id: str
+    round: int
+
+
+TimerT = TypeVar("TimerT", bound=tuple[object, ...])
+
+
+class Timers(Generic[TimerT]):
     """Timers by name; setting one again moves it."""
 
     def __init__(self) -> None:
-        self._deadlines: dict[Timer, int] = {}
-        self._heap: list[tuple[int, Timer]] = []
+        self._deadlines: dict[TimerT, int] = {}
+        self._heap: list[tuple[int, TimerT]] = []
 
-    def set(self, timer: Timer, deadline_ms: int) -> None:
+    def set(self, timer: TimerT, deadline_ms: int) -> None:
         """Set or move a timer."""
         self._deadlines[timer] = deadline_ms
         heapq.heappush(self._heap, (deadline_ms, timer))
@@ -50,11 +61,11 @@ class Timers:
             self._heap = [(each_ms, each) for each, each_ms in self._deadlines.items()]
             heapq.heapify(self._heap)
 
-    def cancel(self, timer: Timer) -> None:
+    def cancel(self, timer: TimerT) -> None:
         """Remove a timer, if it is set."""
         self._deadlines.pop(timer, None)
 
-    def deadline_of(self, timer: Timer) -> int | None:
+    def deadline_of(self, timer: TimerT) -> int | None:
         """Return when a timer is due, in milliseconds; None if it is not set."""
         return self._deadlines.get(timer)
 
@@ -67,7 +78,16 @@ class Timers:
             heapq.heappop(self._heap)
         return None
 
-    def due(self, now_ms: int) -> list[Timer]:
+    def take_due(self, now_ms: int) -> TimerT | None:
+        """Remove the first timer that is due, and return it; None: none is."""
+        first_ms = self.next_ms()
+        if first_ms is None or first_ms > now_ms:
+            return None
+        _, timer = heapq.heappop(self._heap)
+        del self._deadlines[timer]
+        return timer
+
+    def due(self, now_ms: int) -> list[TimerT]:
         """Return the timers that are due, by deadline. They stay set until they are moved or cancelled."""
         first_ms = self.next_ms()
         if first_ms is None or first_ms > now_ms:
@@ -121,6 +141,7 @@ class Sessions:
     Attributes:
         now_ms: the time of the last decision or tick, in milliseconds; None before the first.
         timers: sessions, revocations and assignments.
+        outcomes: pending offsets whose outcome is asked for.
         waiting: members, by group, whose assignment may be able to move on.
         changed_topics: groups whose topics may have changed.
         deleted_topics: topics whose offsets are to be deleted.
@@ -132,7 +153,8 @@ class Sessions:
 
     def __init__(self) -> None:
         self.now_ms: int | None = None
-        self.timers = Timers()
+        self.timers = Timers[Timer]()
+        self.outcomes = Timers[OutcomeTimer]()
         self.waiting: dict[str, dict[str, None]] = {}
         self.changed_topics: dict[str, None] = {}
         self.deleted_topics: dict[bytes, None] = {}
@@ -143,6 +165,7 @@ class Sessions:
         self._sessions: dict[tuple[str, str], Session] = {}
         self._departed: tuple[dict[tuple[str, str], Session], dict[tuple[str, str], Session]] = ({}, {})
         self._streams: dict[int, dict[tuple[str, str], None]] = {}
+        self._resolved: tuple[dict[tuple[str, str], tuple[int, int]], dict[tuple[str, str], tuple[int, int]]] = ({}, {})
 
     def get(self, group_id: str, member_id: str) -> Session:
         """Return the session of a member, to look at. If nothing was heard from it, it is empty but for a former member's numbers."""
@@ -189,6 +212,26 @@ class Sessions:
     def forget_departed(self) -> None:
         """Forget the numbers of members that were gone at the last call already."""
         self._departed = ({}, self._departed[0])
+
+    def note_resolved(self, group_id: str, ingest_id: str, *, epoch: int, number: int) -> None:
+        """Note that the outcome of a round of an ingest is known, at an epoch of the ingest."""
+        key = (group_id, ingest_id)
+        self._resolved[0][key] = max((number, epoch), self._last_resolved(key))
+
+    def is_resolved(self, group_id: str, ingest_id: str, *, epoch: int, number: int) -> bool:
+        """Return True if the outcome of the round, or of a later one, was heard a while ago at most: a prepare of it is a late copy."""
+        return (number, epoch) <= self._last_resolved((group_id, ingest_id))
+
+    def forget_resolved(self) -> None:
+        """Forget the outcomes that were known at the last call already.
+
+        That must be sooner than an ingest is forgotten, whose id begins anew at the first epoch and round.
+        """
+        self._resolved = ({}, self._resolved[0])
+
+    def _last_resolved(self, key: tuple[str, str]) -> tuple[int, int]:
+        newer, older = self._resolved
+        return newer.get(key) or older.get(key) or (0, 0)
 
     def detach(self, group_id: str, member_id: str) -> None:
         """Note that a member has left its stream, which may stay open for others."""

@@ -14,6 +14,7 @@ from brokerd.coordinator.core import Decision
 from brokerd.groups.answers import Answer, GroupState, Outcome, ReconciliationState, Refusal, Refused
 from brokerd.groups.effects import Effect
 from brokerd.groups.group import Group, Member
+from brokerd.groups.limits import PENDING_OFFSETS_MS
 from brokerd.groups.reconciliation import effective_target, is_reached
 from brokerd.groups.records import (
     CurrentRecord,
@@ -25,10 +26,11 @@ from brokerd.groups.records import (
     OffsetRecord,
     OffsetValue,
     Partitions,
+    PendingRecord,
     Subscription,
     TargetRecord,
 )
-from brokerd.groups.sessions import Sessions, Timer, TimerKind
+from brokerd.groups.sessions import OutcomeTimer, Sessions, Timer, TimerKind
 from brokerd.groups.settings import GroupConfig
 from brokerd.groups.subscriptions import Topics
 
@@ -86,11 +88,11 @@ class CoordinatorState:
         return found if found is not None and found.value is not None else None
 
     def topics_with_offsets(self) -> tuple[bytes, ...]:
-        """Return the ids of topics for which some group has an offset, ascending."""
+        """Return the ids of topics for which some group has an offset, committed or pending, ascending."""
         return tuple(sorted(self._groups_by_topic))
 
     def groups_with_offsets(self, topic_id: bytes) -> tuple[str, ...]:
-        """Return the groups that have offsets of a topic, by id."""
+        """Return the groups that have offsets of a topic, committed or pending, by id."""
         return tuple(sorted(self._groups_by_topic.get(topic_id, ())))
 
     def knows_topics_of(self, group: Group) -> bool:
@@ -164,6 +166,8 @@ class CoordinatorState:
                 self._watch_revocation(group, record.member_id)
             case OffsetRecord():
                 self._put_offset(group, record, record.value)
+            case PendingRecord():
+                self._put_pending(group, record)
         if group.is_unused:
             del self.groups[record.group_id]
 
@@ -173,6 +177,8 @@ class CoordinatorState:
             for member_id in group.members:
                 self._after_member(group, member_id)
                 self._watch_revocation(group, member_id)
+            for ingest_id, number in sorted(group.pending):
+                self._watch_outcome(OutcomeTimer(group.group_id, ingest_id, number))
             self._after_epoch(group, group.known_value.target_epoch)
 
     def _put_offset(self, group: Group, record: OffsetRecord, value: OffsetValue | None) -> None:
@@ -182,14 +188,33 @@ class CoordinatorState:
             group.offsets[key] = value
         elif is_known:
             del group.offsets[key]
-        by = (value is not None) - is_known
+        self._count_offset(group, record.topic_id, (value is not None) - is_known)
+
+    def _put_pending(self, group: Group, record: PendingRecord) -> None:
+        old = group.pending.get(record.pending_key)
+        for each in () if old is None else old.offsets:
+            self._count_offset(group, each.topic_id, -1)
+        for each in () if record.value is None else record.value.offsets:
+            self._count_offset(group, each.topic_id, 1)
+        group.put_pending(record.pending_key, record.value)
+        timer = OutcomeTimer(group.group_id, record.ingest_id, record.round)
+        if record.value is None:
+            self.sessions.outcomes.cancel(timer)
+        elif old is None or old.ingest_epoch != record.value.ingest_epoch:
+            self._watch_outcome(timer)
+
+    def _watch_outcome(self, timer: OutcomeTimer) -> None:
+        if self.sessions.now_ms is not None:
+            self.sessions.outcomes.set(timer, self.now_ms + PENDING_OFFSETS_MS)
+
+    def _count_offset(self, group: Group, topic_id: bytes, by: int) -> None:
         if by:
-            counts = self._groups_by_topic.setdefault(record.topic_id, {})
+            counts = self._groups_by_topic.setdefault(topic_id, {})
             counts[group.group_id] = counts.get(group.group_id, 0) + by
             if not counts[group.group_id]:
                 del counts[group.group_id]
             if not counts:
-                del self._groups_by_topic[record.topic_id]
+                del self._groups_by_topic[topic_id]
 
     def _after_member(self, group: Group, member_id: str) -> None:
         member = group.members.get(member_id)

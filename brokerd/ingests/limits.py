@@ -142,6 +142,9 @@ TOPIC_WAIT_MS: Final = 2_000
 STAGING_TOPICS_MAX: Final = 8
 """Staging topics that one broker has made at the same time."""
 
+STAGING_ATTEMPTS: Final = 5
+"""Times that the controller is asked for the staging topic of a topic that grows."""
+
 STAGING_CREATE_MS: Final = 10_000
 """Milliseconds that the controller has to make a staging topic, all attempts together."""
 

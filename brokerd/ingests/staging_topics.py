@@ -10,26 +10,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from lograft.internal.v1 import controller_pb2 as pb
 from lograft.v1 import admin_pb2
 from lograft.wire.codes import ErrorCode
-from lograft.wire.limits import MAX_BATCH_BYTES
 
 from brokerd.controller_client.controller_calls import ControllerCalls
 from brokerd.failure import RefusedError, refused
 from brokerd.ingests.limits import (
     STAGING_APPLY_MS,
+    STAGING_ATTEMPTS,
     STAGING_CREATE_MS,
     STAGING_SEGMENT_BYTES,
     STAGING_TOPICS_MAX,
     TOPIC_WAIT_MS,
 )
-from metaquorum.controller.configs import settings_of
-from metaquorum.metadata.image import MetadataImage, TopicImage
+from metaquorum.metadata.image import TopicImage
 from metaquorum.metadata.loader import MetadataLoader
-from metaquorum.metadata.topic_configs import FLUSH_POLICY, MIN_INSYNC_REPLICAS, TOPIC_CONFIGS
 from metaquorum.metadata.topic_names import problem as name_problem
 from metaquorum.metadata.topic_names import reserved_problem, staging_topic
 from metaquorum.net.methods import Method
@@ -131,28 +129,42 @@ class StagingTopics:
 
     async def _create(self, topic_id: bytes) -> None:
         async with self._turns:
-            image = self._observer.image
-            topic = image.topic_by_id(topic_id)
-            if topic is None:
-                raise refused(ErrorCode.UNKNOWN_TOPIC, f"topic {topic_id.hex()} was deleted")
-            request = admin_pb2.CreateTopicRequest(
-                topic=staging_topic(topic_id),
-                partition_count=len(topic.partitions),
-                replication_factor=topic.replication_factor,
-                configs=staging_configs(image, topic),
-            )
-            call = pb.AdminCall(method="CreateTopic", request=request.SerializeToString())
-            try:
-                answer = await self._calls.call(Method.ADMIN, call.SerializeToString(), timeout_ms=STAGING_CREATE_MS)
-            except RefusedError as error:
-                if error.failure.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
-                    raise
-                # Another broker was faster. This one hears of the topic in a moment.
-                await self._wait_known((request.topic,), STAGING_APPLY_MS)
-                return
-            response = admin_pb2.CreateTopicResponse.FromString(pb.AdminAnswer.FromString(answer).response)
-            logger.info("staging topic created: topic=%s of=%s", request.topic, topic.topic)
-            await self._observer.wait_for(response.metadata_offset, timeout_ms=STAGING_APPLY_MS)
+            for _ in range(STAGING_ATTEMPTS):
+                topic = self._observer.image.topic_by_id(topic_id)
+                if topic is None:
+                    raise refused(ErrorCode.UNKNOWN_TOPIC, f"topic {topic_id.hex()} was deleted")
+                seen_offset = self._observer.metadata_offset
+                try:
+                    return await self._ask(topic)
+                except RefusedError as error:
+                    if error.failure.code is not ErrorCode.INVALID_PARTITION_COUNT:
+                        raise
+                # The topic has grown, and this broker does not know it yet.
+                await self._observer.wait_for(seen_offset + 1, timeout_ms=STAGING_APPLY_MS // STAGING_ATTEMPTS)
+            message = f"topic {topic_id.hex()} grows, and this broker does not know it yet"
+            raise refused(ErrorCode.METADATA_NOT_REACHED, message)
+
+    async def _ask(self, topic: TopicImage) -> None:
+        """Have the controller make a staging topic. It knows where its partitions belong, and its configs."""
+        request = admin_pb2.CreateTopicRequest(
+            topic=staging_topic(topic.topic_id),
+            partition_count=len(topic.partitions),
+            replication_factor=topic.replication_factor,
+            configs={"segment.bytes": str(STAGING_SEGMENT_BYTES)},
+        )
+        call = pb.AdminCall(method="CreateTopic", request=request.SerializeToString())
+        name = topic.topic
+        try:
+            answer = await self._calls.call(Method.ADMIN, call.SerializeToString(), timeout_ms=STAGING_CREATE_MS)
+        except RefusedError as error:
+            if error.failure.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
+                raise
+            # Another broker was faster. This one hears of the topic in a moment.
+            await self._wait_known((request.topic,), STAGING_APPLY_MS)
+            return
+        response = admin_pb2.CreateTopicResponse.FromString(pb.AdminAnswer.FromString(answer).response)
+        logger.info("staging topic created: topic=%s of=%s", request.topic, name)
+        await self._observer.wait_for(response.metadata_offset, timeout_ms=STAGING_APPLY_MS)
 
     def _on_done(self, topic_id: bytes, task: asyncio.Task[None]) -> None:
         del self._creating[topic_id]
@@ -161,18 +173,3 @@ class StagingTopics:
             logger.warning("staging topic not created: topic=%s: %s", topic_id.hex(), error)
         elif error is not None:
             logger.error("staging topic not created: topic=%s", topic_id.hex(), exc_info=error)
-
-
-def staging_configs(image: MetadataImage, topic: TopicImage) -> Mapping[str, str]:
-    """Return the configs of the staging topic of a topic: as durable as the topic, and emptied by sweeps alone."""
-    default = TOPIC_CONFIGS[MIN_INSYNC_REPLICAS].default
-    return {
-        "cleanup.policy": "delete",
-        FLUSH_POLICY: settings_of(image, topic.configs, None).flush_policy.value,
-        # The topic judges how large a batch may be, with the value that it has then.
-        "max.message.bytes": str(MAX_BATCH_BYTES),
-        MIN_INSYNC_REPLICAS: topic.configs.get(MIN_INSYNC_REPLICAS, default),
-        "retention.bytes": "-1",
-        "retention.ms": "-1",
-        "segment.bytes": str(STAGING_SEGMENT_BYTES),
-    }

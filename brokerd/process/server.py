@@ -43,6 +43,7 @@ from brokerd.controller_client.producer_ids import ProducerIds
 from brokerd.errors import BrokerError, BrokerFailedError
 from brokerd.groups.coordinators import GroupCoordinators
 from brokerd.groups.figures import GroupFigures, GroupTotals
+from brokerd.groups.pending_calls import PendingOffsetsCalls, PendingOffsetsService
 from brokerd.ingests.coordinator_calls import IngestCalls, IngestCallService, LocalIngests
 from brokerd.ingests.coordinators import IngestCoordinators
 from brokerd.ingests.figures import IngestFigures, IngestTotals
@@ -60,6 +61,7 @@ from brokerd.limits import (
     SPACE_CHECK_MS,
 )
 from brokerd.loaded_heap import keep_loaded
+from brokerd.process.ingest_groups import OutcomeQuestions, group_offsets_calls
 from brokerd.process.metrics import open_metrics
 from brokerd.process.quorum import QuorumMember, open_quorum_member
 from brokerd.process.replication import Replication
@@ -126,6 +128,7 @@ class _Broker:
         staging_topics: makes staging topics.
         local_ingests: what this broker answers as a coordinator of ingests.
         ingest_calls: asks coordinators of ingests.
+        outcomes: questions of groups about ingests.
     """
 
     calls: ControllerCalls
@@ -140,6 +143,7 @@ class _Broker:
     staging_topics: StagingTopics
     local_ingests: LocalIngests
     ingest_calls: IngestCalls
+    outcomes: OutcomeQuestions
 
 
 class BrokerServer:
@@ -168,6 +172,7 @@ class BrokerServer:
         self._forwarded: ForwardedCalls | None = None
         self._publications: PublicationService | None = None
         self._ingest_calls: IngestCallService | None = None
+        self._pending_offsets: PendingOffsetsService | None = None
         self._quorum: QuorumMember | None = None
         self._metrics: MetricsListener | None = None
         self._directories: OpenedDirectories | None = None
@@ -288,6 +293,7 @@ class BrokerServer:
         self._forwarded = ForwardedCalls(table)
         self._publications = PublicationService(table)
         self._ingest_calls = IngestCallService(table)
+        self._pending_offsets = PendingOffsetsService(table)
 
     def _open_metrics(self, quorum: QuorumMember) -> None:
         budgets = {"fetch_buffer": self._fetch_buffer.budget, "inflate": self._batch_threads.budget}
@@ -346,8 +352,14 @@ class BrokerServer:
         manager.on_offline = lifecycle.note_offline_directories
         manager.failed.add_done_callback(self._on_manager_failed)
         lifecycle.lacks_room = manager.lacks_room
+        outcomes = OutcomeQuestions()
         groups = GroupCoordinators(
-            node_id=node_id, observer=observer, manager=manager, calls=calls, keep_loaded=self._keep_loaded
+            node_id=node_id,
+            observer=observer,
+            manager=manager,
+            calls=calls,
+            keep_loaded=self._keep_loaded,
+            ask_outcome=outcomes.ask,
         )
         parts = BrokerParts(
             cluster_id=cluster_id,
@@ -390,6 +402,7 @@ class BrokerServer:
             calls=calls,
             publications=publication_calls,
             is_lost=lambda: lifecycle.session.is_lost,
+            group_offsets=group_offsets_calls(PendingOffsetsCalls(groups, quorum.peers, observer, node_id=node_id)),
             keep_loaded=self._keep_loaded,
         )
         local_ingests = LocalIngests(
@@ -398,6 +411,9 @@ class BrokerServer:
             observer=observer,
             coordinators=ingests,
         )
+
+        ingest_calls = IngestCalls(local_ingests, peer_calls)
+        outcomes.attach(groups, ingest_calls)
 
         def note_role(replica: Replica) -> None:
             groups.note_role(replica)
@@ -416,7 +432,8 @@ class BrokerServer:
             ingests=ingests,
             staging_topics=StagingTopics(observer, calls),
             local_ingests=local_ingests,
-            ingest_calls=IngestCalls(local_ingests, peer_calls),
+            ingest_calls=ingest_calls,
+            outcomes=outcomes,
         )
 
     def _staging_max_bytes(self) -> int:
@@ -431,6 +448,7 @@ class BrokerServer:
         assert self._forwarded is not None, "the quorum member adds the services"
         assert self._publications is not None, "the quorum member adds the services"
         assert self._ingest_calls is not None, "the quorum member adds the services"
+        assert self._pending_offsets is not None, "the quorum member adds the services"
         parts, observer = broker.parts, self._observer
         forwarder = Forwarder(parts.peers, observer)
         log_service = LogService(parts, forwarder)
@@ -454,6 +472,7 @@ class BrokerServer:
         self._listener, bound = await make_server(handlers, self._health, self._settings.listen)
         self._address = self._settings.advertise or bound
         await self._listener.start()
+        self._pending_offsets.attach(broker.groups)
         self._forwarded.attach({**log_service.by_leader, **group_service.forwarded, **ingest_service.forwarded})
         logger.info("listening: address=%s node_id=%d cluster_id=%s", bound, parts.node_id, parts.cluster_id)
 
@@ -627,6 +646,7 @@ class BrokerServer:
         self._batch_threads.close()
         if broker is not None:
             # Before the listeners, so that calls that wait get typed answers.
+            await broker.outcomes.close()
             await broker.groups.stop()
             await broker.ingests.stop()
             await broker.staging_topics.close()

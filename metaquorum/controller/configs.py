@@ -3,13 +3,14 @@
 
 Owns the precedence: the value of the topic, else of the broker that has the replica, else of the cluster, else the built-in default;
 for groups: the value of the group, else of the cluster, else the default.
-Law: a request is carried out completely or not at all, in one batch of records; a refusal names the config and its allowed values.
+Laws: a request is carried out completely or not at all, in one batch of records; a refusal names the config and its allowed values.
+A staging topic gets the values that it follows with its topic, in the same batch (`staging.py`).
 `topic_configs.py` has the table of configs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -27,6 +28,7 @@ from metaquorum.controller.commands import (
     refuse,
 )
 from metaquorum.controller.settings import ControllerSettings
+from metaquorum.controller.staging import FOLLOWED_CONFIGS, config_problem, staging_of
 from metaquorum.metadata.group_configs import combination_problem, group_id_problem
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.isr import cleared_elr
@@ -47,7 +49,7 @@ from metaquorum.metadata.topic_configs import (
     name_problem,
     value_problem,
 )
-from metaquorum.metadata.topic_names import is_internal
+from metaquorum.metadata.topic_names import is_internal, staged_topic_id
 
 _SHOWN_CHARACTERS = 250
 
@@ -135,7 +137,7 @@ def alter(image: AppendedImage, settings: ControllerSettings, command: AlterConf
         if isinstance(found, Refusal):
             return Decision(response=found)
         for name, value in changes.changes:
-            refusal = _change_problem(found, changes, name, value, seen)
+            refusal = _change_problem(image, found, changes, name, value, seen)
             if refusal is not None:
                 return Decision(response=refusal)
             seen.add((changes.resource, changes.name, name))
@@ -144,12 +146,10 @@ def alter(image: AppendedImage, settings: ControllerSettings, command: AlterConf
                 configs.pop(name, None)
             else:
                 configs[name] = value
-            if value is not None or name in found.configs:
-                records.append(
-                    ConfigRecord(resource=changes.resource, resource_name=found.record_name, name=name, value=value)
-                )
-            if name == MIN_INSYNC_REPLICAS and found.topic is not None:
-                records.extend(cleared_elr(found.topic, int(value or TOPIC_CONFIGS[name].default)))
+            records.extend(_records(changes.resource, found, name, value))
+            staging = staging_of(image, found.topic) if found.topic is not None and name in FOLLOWED_CONFIGS else None
+            if staging is not None:
+                records.extend(_records(changes.resource, _of_topic(staging), name, value))
     refusal = _group_problem(image, settings, changed, seen)
     if refusal is not None:
         return Decision(response=refusal)
@@ -160,8 +160,20 @@ def alter(image: AppendedImage, settings: ControllerSettings, command: AlterConf
     return Decision(response=Done(), records=tuple(records), then=SweepPartitions() if records and elects else None)
 
 
+def _records(resource: ConfigResource, found: _Resource, name: str, value: str | None) -> Iterator[MetadataRecord]:
+    if value is not None or name in found.configs:
+        yield ConfigRecord(resource=resource, resource_name=found.record_name, name=name, value=value)
+    if name == MIN_INSYNC_REPLICAS and found.topic is not None:
+        yield from cleared_elr(found.topic, int(value or TOPIC_CONFIGS[name].default))
+
+
 def _change_problem(
-    found: _Resource, changes: ResourceChanges, name: str, value: str | None, seen: set[tuple[ConfigResource, str, str]]
+    image: AppendedImage,
+    found: _Resource,
+    changes: ResourceChanges,
+    name: str,
+    value: str | None,
+    seen: set[tuple[ConfigResource, str, str]],
 ) -> Refusal | None:
     if (changes.resource, changes.name, name) in seen:
         return Refusal(
@@ -170,7 +182,8 @@ def _change_problem(
         )
     problem = name_problem(changes.resource, name) if value is None else value_problem(changes.resource, name, value)
     if problem is None and found.topic is not None and is_internal(found.topic.topic):
-        problem = internal_problem(name, value)
+        is_staging = staged_topic_id(found.topic.topic) is not None
+        problem = config_problem(image, found.topic, name) if is_staging else internal_problem(name, value)
     return None if problem is None else Refusal(code=ErrorCode.INVALID_CONFIG, message=problem)
 
 
@@ -219,12 +232,16 @@ class _Resource:
     broker_id: int | None = None
 
 
+def _of_topic(topic: TopicImage) -> _Resource:
+    return _Resource(topic.topic_id.hex(), topic.configs, topic=topic)
+
+
 def _find(image: AppendedImage | MetadataImage, resource: ConfigResource, name: str) -> _Resource | Refusal:
     if resource is ConfigResource.TOPIC:
         topic = image.topic_by_name(name)
         if topic is None:
             return Refusal(code=ErrorCode.UNKNOWN_TOPIC, message=f"there is no topic {name[:_SHOWN_CHARACTERS]!r}")
-        return _Resource(topic.topic_id.hex(), topic.configs, topic=topic)
+        return _of_topic(topic)
     if resource is ConfigResource.CLUSTER:
         if name:
             return Refusal(

@@ -3,18 +3,21 @@
 
 Owns the start, completion and cancellation of reassignments, and their list. While one is under way, the partition has the replicas
 of both sets; `adding` and `removing` name the differences.
-Law: a reassignment completes only when all new replicas are in sync, enough replicas are in sync without the removed ones, and one of
+Laws: a reassignment completes only when all new replicas are in sync, enough replicas are in sync without the removed ones, and one of
 them can lead. So no committed record is only on a removed replica. The leader epoch rises at the end, so that no replica follows a
-leader from before. The limit of a broker counts what earlier partitions of the same request add to it and remove from it. The list
-scans an image in slices: few of a million partitions are being moved, so there is no index of them. A page shows the image at the
-time of its request; topics may be created or deleted between two pages.
+leader from before. A partition of a staging topic gets the target of the topic's partition in the same decision, or neither gets it;
+each completes by itself (`staging.py`).
+
+The limit of a broker counts what earlier partitions of the same request add to it and remove from it. The list scans an image in
+slices: few of a million partitions are being moved, so there is no index of them. A page shows the image at the time of its request;
+topics may be created or deleted between two pages.
 Source: KIP-455; `docs/controller.md` section "Reassignment".
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 
 from lograft.wire.codes import ErrorCode
@@ -30,6 +33,7 @@ from metaquorum.controller.commands import (
 )
 from metaquorum.controller.elections import elect
 from metaquorum.controller.settings import ControllerSettings
+from metaquorum.controller.staging import change_problem, staging_of
 from metaquorum.metadata.awaited import awaited_brokers
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.isr import changed_isr, min_insync_replicas
@@ -51,24 +55,49 @@ def reassign(image: AppendedImage, settings: ControllerSettings, command: Reassi
     if len(places) < len(command.reassignments):
         return refuse(ErrorCode.INVALID_REQUEST, "a partition is named twice")
     records: list[MetadataRecord] = []
+    # Apart, so that changes of one topic stay neighbours.
+    staging_records: list[MetadataRecord] = []
     results: list[PartitionImage | Refusal] = []
     earlier: list[PartitionImage | None] = []
-    replicas = Counter(image.counts.replicas)
+    cluster = _Cluster(
+        image,
+        settings.max_broker_replicas,
+        {broker.broker_id for broker in image.brokers() if broker.can_lead},
+        Counter(image.counts.replicas),
+    )
     for each in command.reassignments:
-        result = _one(image, settings, replicas, each)
-        results.append(result)
-        topic = image.topic_by_name(each.topic)
-        known = topic is not None and 0 <= each.partition < len(topic.partitions)
-        before = topic.partitions[each.partition] if topic is not None and known else None
+        topic = _topic(image, each)
+        if isinstance(topic, Refusal):
+            results.append(topic)
+            earlier.append(None)
+            continue
+        before = topic.partitions[each.partition]
         earlier.append(before)
-        if topic is not None and before is not None and isinstance(result, PartitionImage) and result != before:
-            records.append(record_of(topic.topic_id, before, result))
-            replicas.update(result.replicas)
-            replicas.subtract(before.replicas)
+        after, along = _one(cluster, topic, before, each.replicas)
+        results.append(after)
+        if isinstance(after, PartitionImage) and after != before:
+            records.append(record_of(topic.topic_id, before, after))
+        if along is not None:
+            staging_records.append(along)
     return Decision(
         response=PartitionsAltered(results=tuple(results), before=tuple(earlier)),
-        records=() if command.validate_only else tuple(records),
+        records=() if command.validate_only else (*records, *staging_records),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Cluster:
+    """What decides about targets. `replicas` counts those of each broker after the earlier reassignments of the request."""
+
+    image: AppendedImage
+    max_broker_replicas: int
+    fit: Set[int]
+    replicas: Counter[int]
+
+    def count(self, before: PartitionImage, after: PartitionImage) -> None:
+        """Count the replicas of a partition that changes."""
+        self.replicas.update(after.replicas)
+        self.replicas.subtract(before.replicas)
 
 
 def record_of(topic_id: bytes, before: PartitionImage, after: PartitionImage) -> PartitionChangeRecord:
@@ -87,10 +116,8 @@ def record_of(topic_id: bytes, before: PartitionImage, after: PartitionImage) ->
     )
 
 
-def _one(
-    image: AppendedImage, settings: ControllerSettings, replicas: Counter[int], wanted: Reassignment
-) -> PartitionImage | Refusal:
-    """Decide about one reassignment; `replicas` counts those of each broker after the earlier ones of the request."""
+def _topic(image: AppendedImage, wanted: Reassignment) -> TopicImage | Refusal:
+    """Return the topic, if it has the partition, and if its partitions are reassigned by themselves."""
     topic = image.topic_by_name(wanted.topic)
     if topic is None:
         return Refusal(code=ErrorCode.UNKNOWN_TOPIC, message=f"there is no topic {wanted.topic[:250]!r}")
@@ -98,28 +125,56 @@ def _one(
         return Refusal(
             code=ErrorCode.UNKNOWN_PARTITION, message=f"topic {topic.topic} has no partition {wanted.partition}"
         )
-    partition = topic.partitions[wanted.partition]
-    fit = {broker.broker_id for broker in image.brokers() if broker.can_lead}
-    if wanted.replicas is None:
-        return _cancel(topic, partition, fit.__contains__)
+    problem = change_problem(image, topic.topic)
+    return topic if problem is None else Refusal(code=ErrorCode.INVALID_REQUEST, message=problem)
+
+
+def _one(
+    cluster: _Cluster, topic: TopicImage, partition: PartitionImage, target: tuple[int, ...] | None
+) -> tuple[PartitionImage | Refusal, MetadataRecord | None]:
+    """Decide about one reassignment, and count it; `target` None cancels. The record is that of the staging topic's partition."""
+    if target is None:
+        after = _cancel(topic, partition, cluster.fit.__contains__)
+    else:
+        after = _moved(cluster, topic, partition, target)
+    if isinstance(after, Refusal):
+        return after, None
+    cluster.count(partition, after)
+    staging = staging_of(cluster.image, topic)
+    if staging is None:
+        return after, None
+    staged = staging.partitions[partition.partition]
+    # A cancellation, too, is a target: the replicas to which the topic's partition returns. The two need not be equally far.
+    along = _moved(cluster, staging, staged, after.target_replicas)
+    if isinstance(along, Refusal):
+        cluster.count(after, partition)
+        return Refusal(code=along.code, message=f"its staging topic cannot go along: {along.message}"), None
+    cluster.count(staged, along)
+    return after, None if along == staged else record_of(staging.topic_id, staged, along)
+
+
+def _moved(
+    cluster: _Cluster, topic: TopicImage, partition: PartitionImage, target: tuple[int, ...]
+) -> PartitionImage | Refusal:
+    """Return the partition on its way to these replicas, or there if nothing has to be copied; unchanged if it is already."""
     original = settled_replicas(partition)
-    refusal = _target_problem(image, settings, replicas, partition, wanted.replicas)
+    refusal = _target_problem(cluster, partition, target)
     if refusal is not None:
         return refusal
     begun = replace(
         partition,
-        replicas=(*wanted.replicas, *(node_id for node_id in original if node_id not in wanted.replicas)),
-        adding=tuple(node_id for node_id in wanted.replicas if node_id not in original),
-        removing=tuple(node_id for node_id in original if node_id not in wanted.replicas),
+        replicas=(*target, *(node_id for node_id in original if node_id not in target)),
+        adding=tuple(node_id for node_id in target if node_id not in original),
+        removing=tuple(node_id for node_id in original if node_id not in target),
     )
     dropped = set(partition.replicas) - set(begun.replicas)
     if dropped:
         # Replicas that an earlier reassignment was adding are no longer wanted.
-        left = _without(topic, begun, begun.replicas, fit.__contains__)
+        left = _without(topic, begun, begun.replicas, cluster.fit.__contains__)
         if isinstance(left, Refusal):
             return left
         begun = left
-    done = completed(topic, begun, fit.__contains__)
+    done = completed(topic, begun, cluster.fit.__contains__)
     if (done.replicas, done.adding, done.removing) == (partition.replicas, partition.adding, partition.removing):
         return partition
     # However many replicas are removed, the leader epoch rises only once.
@@ -132,14 +187,8 @@ def settled_replicas(partition: PartitionImage) -> tuple[int, ...]:
     return tuple(node_id for node_id in partition.replicas if node_id not in partition.adding)
 
 
-def _target_problem(
-    image: AppendedImage,
-    settings: ControllerSettings,
-    replicas: Counter[int],
-    partition: PartitionImage,
-    target: tuple[int, ...],
-) -> Refusal | None:
-    unknown = [node_id for node_id in target if image.broker(node_id) is None]
+def _target_problem(cluster: _Cluster, partition: PartitionImage, target: tuple[int, ...]) -> Refusal | None:
+    unknown = [node_id for node_id in target if cluster.image.broker(node_id) is None]
     rules = (
         (1 <= len(target) <= MAX_REPLICATION_FACTOR, f"a partition has 1 to {MAX_REPLICATION_FACTOR} replicas"),
         (len(set(target)) == len(target), "a replica is named twice"),
@@ -149,11 +198,11 @@ def _target_problem(
         if not holds:
             return Refusal(code=ErrorCode.INVALID_REQUEST, message=f"replicas {list(target[:20])}: {message}")
     for node_id in target:
-        full = replicas[node_id] >= settings.max_broker_replicas
+        full = cluster.replicas[node_id] >= cluster.max_broker_replicas
         if full and node_id not in partition.replicas:
             return Refusal(
                 code=ErrorCode.LIMIT_EXCEEDED,
-                message=f"broker {node_id} has {settings.max_broker_replicas} replicas, its limit; name another one",
+                message=f"broker {node_id} has {cluster.max_broker_replicas} replicas, its limit; name another one",
             )
     return None
 
@@ -162,7 +211,7 @@ def completed(topic: TopicImage, partition: PartitionImage, can_lead: CanLead) -
     """Return the partition with its reassignment completed if possible, else unchanged. The partition epoch stays."""
     if not partition.adding and not partition.removing:
         return partition
-    target = tuple(node_id for node_id in partition.replicas if node_id not in partition.removing)
+    target = partition.target_replicas
     staying = [node_id for node_id in partition.isr if node_id in target]
     in_sync = set(partition.adding) <= set(staying)
     if not in_sync or len(staying) < min(min_insync_replicas(topic), len(target)):

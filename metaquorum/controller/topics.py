@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decisions about topics: creation, growth and deletion.
 
-Owns the checks of a request, and the records of a topic. Law: a topic with its partitions and configs is one batch of records, so it
-exists completely or not at all.
+Owns the checks of a request, and the records of a topic. Laws: a topic with its partitions and configs is one batch of records, so it
+exists completely or not at all. Its staging topic, if there is one, grows and goes in the same batch (`staging.py`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from lograft.wire.codes import ErrorCode
 
+from metaquorum.controller import staging
 from metaquorum.controller.appended import AppendedImage
 from metaquorum.controller.commands import (
     CreatePartitions,
@@ -20,6 +21,7 @@ from metaquorum.controller.commands import (
     Decision,
     DeleteTopic,
     PartitionsCreated,
+    Refusal,
     TopicCreated,
     TopicDeleted,
     refuse,
@@ -44,12 +46,26 @@ FIRST_EPOCH = 0
 
 def create(image: AppendedImage, settings: ControllerSettings, command: CreateTopic, *, may_grow: bool) -> Decision:
     """Decide about a new topic. `may_grow`: further brokers may be about to register for the first time."""
-    refusal = _name_problem(image, command) or _size_problem(image, settings, command)
+    refusal = _name_problem(image, command)
+    if refusal is not None:
+        return refusal
+    staged = None
+    if command.topic.startswith(topic_names.STAGING_PREFIX):
+        # Before the size: a count that is not the topic's has another meaning here than one that is out of range.
+        staged = staging.staged_topic(image, settings, command)
+        if isinstance(staged, Refusal):
+            return Decision(response=staged)
+    refusal = _size_problem(image, settings, command)
     if refusal is not None:
         return refusal
     config_problem = topic_configs.problem(command.configs)
     if config_problem is not None:
         return refuse(ErrorCode.INVALID_CONFIG, config_problem)
+    if staged is not None:
+        beside = staging.place(image, settings, staged)
+        if isinstance(beside, Refusal):
+            return Decision(response=beside)
+        return _created(command, staging.first_configs(staged, command.configs), beside)
     factor = command.replication_factor or settings.default_replication_factor
     partitions = _place(
         image,
@@ -62,7 +78,10 @@ def create(image: AppendedImage, settings: ControllerSettings, command: CreateTo
     )
     if isinstance(partitions, Decision):
         return partitions
-    configs = {**_first_configs(image, factor), **command.configs}
+    return _created(command, {**_first_configs(image, factor), **command.configs}, partitions)
+
+
+def _created(command: CreateTopic, configs: Mapping[str, str], partitions: tuple[PartitionImage, ...]) -> Decision:
     return Decision(
         response=TopicCreated(topic=command.topic, topic_id=command.topic_id, partitions=partitions, configs=configs),
         records=() if command.validate_only else _topic_records(command, configs, partitions),
@@ -85,6 +104,10 @@ def grow(image: AppendedImage, settings: ControllerSettings, command: CreatePart
     topic = image.topic_by_name(command.topic)
     if topic is None:
         return _unknown(command.topic)
+    staging_problem = staging.change_problem(image, command.topic)
+    if staging_problem is not None:
+        return refuse(ErrorCode.INVALID_TOPIC_NAME, staging_problem)
+    beside = staging.staging_of(image, topic)
     present = len(topic.partitions)
     count = command.partition_count - present
     if count < 1:
@@ -93,7 +116,7 @@ def grow(image: AppendedImage, settings: ControllerSettings, command: CreatePart
             f"topic {topic.topic} has {present} partitions and can only get more: name {present + 1} or more, "
             f"not {command.partition_count}",
         )
-    refusal = _growth_problem(image, settings, count)
+    refusal = _growth_problem(image, settings, count, with_staging=beside is not None)
     if refusal is not None:
         return refusal
     partitions = _place(
@@ -104,13 +127,19 @@ def grow(image: AppendedImage, settings: ControllerSettings, command: CreatePart
         factor=topic.replication_factor,
         seed=command.placement_seed,
         may_grow=may_grow,
+        with_staging=beside is not None,
     )
     if isinstance(partitions, Decision):
         return partitions
-    records = tuple(_partition_record(topic.topic_id, partition) for partition in partitions)
+    records = [_partition_record(topic.topic_id, partition) for partition in partitions]
+    if beside is not None:
+        assert len(beside.partitions) == present, (
+            f"{beside.topic} has {len(beside.partitions)} partitions, not {present}"
+        )
+        records.extend(_partition_record(beside.topic_id, partition) for partition in partitions)
     return Decision(
         response=PartitionsCreated(topic=topic.topic, topic_id=topic.topic_id, partitions=partitions),
-        records=() if command.validate_only else records,
+        records=() if command.validate_only else tuple(records),
     )
 
 
@@ -123,14 +152,16 @@ def _place(
     factor: int,
     seed: int,
     may_grow: bool,
+    with_staging: bool = False,
 ) -> tuple[PartitionImage, ...] | Decision:
-    """Return the new partitions of an existing or a new topic, or the refusal."""
+    """Return the new partitions of an existing or a new topic, or the refusal. `with_staging`: each place is taken twice."""
+    copies = 2 if with_staging else 1
     fit = [broker for broker in image.brokers() if broker.can_lead]
     replicas = image.counts.replicas
     usable = [
         UsableBroker(broker.broker_id, broker.rack)
         for broker in fit
-        if replicas.get(broker.broker_id, 0) < settings.max_broker_replicas
+        if replicas.get(broker.broker_id, 0) + copies <= settings.max_broker_replicas
     ]
     if len(fit) < factor:
         registered = sum(1 for _ in image.brokers())
@@ -150,7 +181,9 @@ def _place(
         max_leader_lookups=settings.max_leader_lookups,
     )
     added = Counter(broker_id for each in placed for broker_id in each)
-    if any(replicas.get(broker_id, 0) + more > settings.max_broker_replicas for broker_id, more in added.items()):
+    if any(
+        replicas.get(broker_id, 0) + copies * more > settings.max_broker_replicas for broker_id, more in added.items()
+    ):
         return _brokers_full(settings)
     first = 0 if topic is None else len(topic.partitions)
     return tuple(
@@ -176,18 +209,22 @@ def _brokers_full(settings: ControllerSettings) -> Decision:
     )
 
 
-def _growth_problem(image: AppendedImage, settings: ControllerSettings, count: int) -> Decision | None:
-    """Return the refusal of `count` more partitions, or None."""
-    if count > settings.max_request_partitions:
+def _growth_problem(
+    image: AppendedImage, settings: ControllerSettings, count: int, *, with_staging: bool = False
+) -> Decision | None:
+    """Return the refusal of `count` more partitions, or None. `with_staging`: the staging topic gets as many."""
+    created = 2 * count if with_staging else count
+    those = f"{created} (half of them for the staging topic)" if with_staging else f"{count}"
+    if created > settings.max_request_partitions:
         return refuse(
             ErrorCode.INVALID_PARTITION_COUNT,
-            f"one request creates at most {settings.max_request_partitions} partitions, not {count}; use several",
+            f"one request creates at most {settings.max_request_partitions} partitions, not {those}; use several",
         )
-    if image.counts.partitions + count > settings.max_partitions:
+    if image.counts.partitions + created > settings.max_partitions:
         return refuse(
             ErrorCode.LIMIT_EXCEEDED,
-            f"the cluster has {image.counts.partitions} partitions and may have {settings.max_partitions}; "
-            "delete topics, or ask for fewer",
+            f"the cluster has {image.counts.partitions} partitions and may have {settings.max_partitions}, "
+            f"so {those} are too many; delete topics, or ask for fewer",
         )
     return None
 
@@ -245,6 +282,7 @@ def _partition_record(topic_id: bytes, partition: PartitionImage) -> PartitionRe
         leader_id=partition.leader_id,
         leader_epoch=partition.leader_epoch,
         partition_epoch=partition.partition_epoch,
+        elr=partition.elr,
     )
 
 
@@ -253,8 +291,14 @@ def delete(image: AppendedImage, command: DeleteTopic) -> Decision:
     topic = image.topic_by_name(command.topic)
     if topic is None:
         return _unknown(command.topic)
+    staging_problem = staging.change_problem(image, command.topic)
+    if staging_problem is not None:
+        return refuse(ErrorCode.INVALID_TOPIC_NAME, staging_problem)
+    beside = staging.staging_of(image, topic)
+    gone = (topic,) if beside is None else (topic, beside)
     return Decision(
-        response=TopicDeleted(topic_id=topic.topic_id), records=(RemoveTopicRecord(topic_id=topic.topic_id),)
+        response=TopicDeleted(topic_id=topic.topic_id),
+        records=tuple(RemoveTopicRecord(topic_id=each.topic_id) for each in gone),
     )
 
 

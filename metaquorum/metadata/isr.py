@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cache
 
 from metaquorum.metadata.awaited import Packed
 from metaquorum.metadata.records import LeaderChange, PartitionChangeRecord
-from metaquorum.metadata.state import PartitionImage, TopicImage
+from metaquorum.metadata.state import PartitionImage, TopicImage, example
 from metaquorum.metadata.topic_configs import MIN_INSYNC_REPLICAS, TOPIC_CONFIGS
 
 
@@ -101,12 +102,16 @@ def change_record(
 def cleared_elr(topic: TopicImage, min_isr: int) -> list[PartitionChangeRecord]:
     """Return the partition changes that a topic needs together with a new `min.insync.replicas`.
 
-    Where the high watermark can advance again, replicas outside the ISR fall behind and leave the ELR.
+    Where the high watermark can advance again, replicas outside the ISR fall behind and leave the ELR. Equal members need equal
+    changes, so the time depends on the number of blocks, and not of partitions, where nothing changes.
     """
-    changes = (
-        change_record(
-            topic.topic_id, partition, changed_isr(partition, partition.isr, min_isr=min_isr), partition.leader_id
+
+    @cache
+    def choose(members: bytes) -> PartitionChangeRecord | None:
+        partition = example(members)
+        return change_record(
+            b"", partition, changed_isr(partition, partition.isr, min_isr=min_isr), partition.leader_id
         )
-        for partition in topic.partitions
-    )
-    return [change for change in changes if change is not None]
+
+    found = topic.partitions.chosen(0, len(topic.partitions), choose)
+    return [change.addressed(topic.topic_id, number) for number, change in found]

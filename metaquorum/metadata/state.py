@@ -95,6 +95,11 @@ class PartitionImage:
     removing: tuple[int, ...] = ()
     awaited: tuple[int, ...] = ()
 
+    @property
+    def target_replicas(self) -> tuple[int, ...]:
+        """The replicas that it has once the reassignment under way is complete; those that it has if there is none."""
+        return tuple(node_id for node_id in self.replicas if node_id not in self.removing)
+
 
 def _members(partition: PartitionImage) -> bytes:
     return partition_blocks.encode_members(

@@ -35,6 +35,9 @@ class Method(IntEnum):
     DECIDE_OUTCOME = 38
     FIND_PUBLISHED = 39
 
+    PREPARE_OFFSETS = 40
+    RESOLVE_OFFSETS = 41
+
     ADMIN = 48
     """Carries a request of the public `AdminService` and names its method."""
     EXPORT_METADATA = 49

@@ -6,7 +6,8 @@ with each committed record on the state before it, whichever leadership wrote it
 
 * only a broker that may lead is elected;
 * one that may lack records is elected only where that is allowed;
-* a leader that may lead is replaced only by the first replica, in sync.
+* a leader that may lead is replaced only by the first replica, in sync, or in a reassignment by a replica in sync;
+* a staging topic fits its topic: partitions, replicas to which they move, durability. So does none without a topic.
 
 And when everything is healed, with intervals of a second: every partition has a leader, its first replica if that one is in sync.
 """
@@ -25,15 +26,21 @@ from metaquorum.controller.commands import (
     AlterPartition,
     Bootstrap,
     Command,
+    CreatePartitions,
+    CreateTopic,
+    DeleteTopic,
     ExpireSessions,
     FenceBroker,
     Heartbeat,
     IsrProposal,
+    Reassignment,
+    ReassignPartitions,
     RegisterBroker,
     ResourceChanges,
 )
 from metaquorum.controller.controller import Controller
 from metaquorum.controller.settings import ControllerSettings
+from metaquorum.controller.staging import FOLLOWED_CONFIGS
 from metaquorum.metadata import record_codec
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.records import (
@@ -45,12 +52,14 @@ from metaquorum.metadata.records import (
 )
 from metaquorum.metadata.state import PartitionImage, TopicImage
 from metaquorum.metadata.topic_configs import (
+    FLUSH_POLICY,
     LEADER_REBALANCE,
     MIN_INSYNC_REPLICAS,
     REBALANCE_INTERVAL,
     UNCLEAN_ELECTION,
     UNCLEAN_ELECTION_INTERVAL,
 )
+from metaquorum.metadata.topic_names import staged_topic_id, staging_topic
 from metaquorum.raft.effects import Activate
 from metaquorum.raft.types import Offset, QuorumEpoch, ReplicaKey
 from metaquorum.testing.invariants import require
@@ -63,6 +72,15 @@ BROKERS: Final = (1, 2, 3, 4)
 TOPICS: Final = ("orders", "payments")
 PARTITIONS: Final = 4
 REPLICAS: Final = 3
+
+STAGED: Final = "ledger"
+"""A topic with a staging topic. Both grow, move and go; the other topics stay."""
+
+STAGED_PARTITIONS_MAX: Final = 6
+"""Partitions at which it is not grown any more."""
+
+STAGED_SHARE: Final = 0.2
+"""Share of the turns in which something happens to it."""
 
 QUICK_SHARE: Final = 0.7
 """Share of the runs with a controller whose intervals are a second from the start."""
@@ -106,6 +124,8 @@ class SimControllers:
     def __init__(self, world: ControlledWorld) -> None:
         self._world = world
         self._rng: random.Random = world.scheduler.rng("controller")
+        self._staged_rng: random.Random = world.scheduler.rng("staging")
+        self._staged_ids = 0
         self._leaderships: dict[ReplicaKey, _Leadership] = {}
         self._images: dict[ReplicaKey, MetadataImage] = {}
         self._records: dict[str, tuple[MetadataRecord, ...]] = {}
@@ -150,11 +170,14 @@ class SimControllers:
             missing.append(batch)
             batch = batch.before
         for batch in reversed(missing):
-            for offset, record in enumerate(self._records.get(batch.payload, ()), start=batch.base_offset):
+            records = self._records.get(batch.payload, ())
+            for offset, record in enumerate(records, start=batch.base_offset):
                 if isinstance(record, PartitionChangeRecord):
                     self._check(image, record, is_first=offset >= self._checked_offset)
                 image.replay(record, offset)
             image.advance(batch.next_offset)
+            if records:
+                _check_staging(image)
             self._checked_offset = max(self._checked_offset, batch.next_offset)
 
     def _check(self, image: MetadataImage, record: PartitionChangeRecord, *, is_first: bool) -> None:
@@ -166,6 +189,11 @@ class SimControllers:
         if leader_id is None:
             return
         require(_can_lead(image, leader_id), "only a broker that may lead is elected", (before, record))
+        if (record.replicas, record.adding, record.removing) != (None, None, None):
+            in_sync = leader_id in (before.isr if record.isr is None else record.isr)
+            require(in_sync, "a reassignment gives a leader that is in sync", (before, record))
+            self._world.counts["leader of a reassignment"] += is_first
+            return
         name = "leader elected"
         if before.leader_id is not None and _can_lead(image, before.leader_id):
             is_return = leader_id == before.replicas[0] and leader_id in before.isr
@@ -292,11 +320,13 @@ class SimControllers:
         return commands
 
     def _proposal(self, topic: TopicImage, partition: PartitionImage, fit: set[int]) -> IsrProposal:
+        # Of their own, so that topics that come and go take no turn from the others.
+        rng = self._rng if topic.topic in TOPICS else self._staged_rng
         share = 1.0 if self._world.is_healed else 0.8
         isr = [
             (node_id, None)
             for node_id in partition.replicas
-            if node_id == partition.leader_id or (node_id in fit and self._rng.random() < share)
+            if node_id == partition.leader_id or (node_id in fit and rng.random() < share)
         ]
         return IsrProposal(
             topic_id=topic.topic_id,
@@ -321,6 +351,50 @@ class SimControllers:
             self._execute(leadership, controller, _change(ConfigResource.CLUSTER, "", *changes))
         elif not self._world.is_healed and self._rng.random() < 0.15:
             self._execute(leadership, controller, self._some_change())
+        if not self._world.is_healed and self._staged_rng.random() < STAGED_SHARE:
+            command = self._of_staged(controller)
+            if self._execute(leadership, controller, command):
+                self._world.counts[f"staged topic: {type(command).__name__}"] += 1
+
+    def _of_staged(self, controller: Controller) -> Command:
+        """Return what happens next to the topic that has a staging topic."""
+        topic = controller.image.topic_by_name(STAGED)
+        if topic is None:
+            return self._creation(STAGED, 2)
+        staging = staging_topic(topic.topic_id)
+        if controller.image.topic_by_name(staging) is None:
+            return self._creation(staging, len(topic.partitions))
+        kind = self._staged_rng.choices(("grow", "delete", "move", "alter"), (3, 1, 8, 3))[0]
+        if kind == "grow" and len(topic.partitions) < STAGED_PARTITIONS_MAX:
+            return CreatePartitions(topic=STAGED, partition_count=len(topic.partitions) + 1)
+        if kind == "delete":
+            return DeleteTopic(topic=STAGED)
+        if kind == "alter":
+            changes = [
+                (MIN_INSYNC_REPLICAS, None),
+                (MIN_INSYNC_REPLICAS, "2"),
+                (FLUSH_POLICY, "none"),
+                (FLUSH_POLICY, None),
+            ]
+            return _change(ConfigResource.TOPIC, STAGED, self._staged_rng.choice(changes))
+        target = tuple(self._staged_rng.sample(BROKERS, self._staged_rng.randint(2, REPLICAS)))
+        move = Reassignment(
+            topic=STAGED,
+            partition=self._staged_rng.randrange(len(topic.partitions)),
+            replicas=None if self._staged_rng.random() < 0.3 else target,
+        )
+        return ReassignPartitions(reassignments=(move,))
+
+    def _creation(self, topic: str, partition_count: int) -> CreateTopic:
+        self._staged_ids += 1
+        return CreateTopic(
+            topic=topic,
+            topic_id=self._staged_ids.to_bytes(16, "big"),
+            partition_count=partition_count,
+            replication_factor=REPLICAS,
+            configs={},
+            placement_seed=self._staged_rng.getrandbits(64),
+        )
 
     def _topic(self, topic: str, fit: list[int]) -> list[MetadataRecord]:
         """Return the records of a topic with several replicas on random brokers."""
@@ -364,7 +438,27 @@ class SimControllers:
         partitions = [partition for topic in image.topics() for partition in topic.partitions]
         live = all(_can_lead(image, broker_id) for broker_id in BROKERS)
         # With all brokers alive, some in-sync replica leads; leaders take all others back in, then the first one leads again.
-        return live and all(each.leader_id == each.replicas[0] and each.isr == each.replicas for each in partitions)
+        return live and all(
+            # A reassignment changes the order of the replicas, not that of the ones in sync.
+            each.leader_id == each.replicas[0] and set(each.isr) == set(each.replicas)
+            for each in partitions
+        )
+
+
+def _check_staging(image: MetadataImage) -> None:
+    """Check that each staging topic fits its topic."""
+    for staging in image.topics():
+        topic_id = staged_topic_id(staging.topic)
+        if topic_id is None:
+            continue
+        topic = image.topic_by_id(topic_id)
+        fits = (
+            topic is not None
+            and all(staging.configs.get(name) == topic.configs.get(name) for name in FOLLOWED_CONFIGS)
+            and [each.target_replicas for each in staging.partitions]
+            == [each.target_replicas for each in topic.partitions]
+        )
+        require(fits, "a staging topic fits its topic", (staging, topic))
 
 
 def _change(resource: ConfigResource, name: str, *changes: tuple[str, str | None]) -> AlterConfigs:

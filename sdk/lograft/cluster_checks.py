@@ -31,6 +31,9 @@ MAX_FETCH_AGE_MS: Final = 10_000
 INTERNAL_REPLICAS: Final = 3
 """Replicas that an internal topic should have where there are as many brokers."""
 
+STAGING_PREFIX: Final = "__staging-"
+"""Begin of the names of staging topics of ingests."""
+
 
 class Check(StrEnum):
     """A subject of the examination."""
@@ -231,6 +234,8 @@ def quorum_findings(quorum: Quorum) -> list[Finding]:
 def internal_topic_findings(topics: Sequence[TopicSummary], broker_count: int) -> list[Finding]:
     """Return notes of internal topics that were made when fewer brokers were registered.
 
+    Staging topics are left out: they have the replicas of their topics, and nobody reassigns them.
+
     Args:
         topics: all topics.
         broker_count: number of registered brokers.
@@ -247,7 +252,7 @@ def internal_topic_findings(topics: Sequence[TopicSummary], broker_count: int) -
             is_note=True,
         )
         for each in topics
-        if each.is_internal and each.replication_factor < wanted
+        if each.is_internal and not each.topic.startswith(STAGING_PREFIX) and each.replication_factor < wanted
     ]
 
 

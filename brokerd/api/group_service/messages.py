@@ -252,8 +252,10 @@ def outcome_messages(results: Iterable[OffsetResult]) -> list[pb.OffsetOutcome]:
 
 
 def committed_message(fetched: FetchedOffset) -> pb.CommittedOffset:
-    """Return a committed offset, or the positive "no offset"."""
+    """Return a committed offset, the positive "no offset", or why neither can be said."""
     message = pb.CommittedOffset(topic_id=fetched.topic_id, partition=fetched.partition)
+    if fetched.refused is not None:
+        message.error.CopyFrom(partition_error(failure_of(fetched.refused)))
     value = fetched.value
     if value is not None:
         message.offset = value.offset

@@ -3,20 +3,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from lograft.v1 import admin_pb2
+from lograft.v1 import admin_pb2, group_pb2
 from lograft.v1 import ingest_pb2 as pb
 from lograft.wire.codes import ErrorCode
 
 from brokerd.failure import RefusedError, refused
-from brokerd.ingests.coordinators import GroupOffsetsCalls, IngestCoordinators, OffsetsToPrepare
+from brokerd.ingests.commands import GroupOffset
+from brokerd.ingests.coordinators import WITHOUT_GROUPS, GroupOffsetsCalls, IngestCoordinators, OffsetsToPrepare
 from brokerd.ingests.effects import ResolveOffsets
 from brokerd.process.server import BrokerServer
-from brokerd.tests.api.group_clients import make_topic
+from brokerd.tests.api.group_clients import coordinator_of, make_topic, served
 from brokerd.tests.ingests.ingest_clients import Clients, Ingest, clients_of, code_of, until, wait_loaded
 from brokerd.tests.publishing.staging_clients import read_all
 from brokerd.tests.support import WAIT_S, refusal, running_broker
@@ -285,9 +287,10 @@ async def test_offsets_of_a_group_go_with_the_decision(server: BrokerServer, cli
     assert await read_all(clients.any, "t", 0) == [b"x"]
 
 
-async def test_broker_without_groups_takes_no_offsets(clients: Clients) -> None:
+async def test_broker_without_groups_takes_no_offsets(server: BrokerServer, clients: Clients) -> None:
     """The commit is refused before anything is decided, and goes through without them."""
     topic_id = await make_topic(clients.any, "t", 1)
+    coordinators_of(server).group_offsets = WITHOUT_GROUPS
     ingest = Ingest(clients, "x")
     await ingest.open("t")
     offsets = pb.IngestOffsets(group_id="g", offsets=[pb.IngestOffset(topic_id=topic_id, partition=0, offset=5)])
@@ -295,6 +298,74 @@ async def test_broker_without_groups_takes_no_offsets(clients: Clients) -> None:
     assert status.code is ErrorCode.INVALID_REQUEST
     assert "offsets" in status.message
     await ingest.commit()
+
+
+async def test_group_has_the_offsets_of_what_is_committed(clients: Clients) -> None:
+    """Of each round that is committed, as soon as its records can be read; those of an aborted one never."""
+    topic_id = await make_topic(clients.any, "t", 1)
+    await coordinator_of(clients.any, "g")
+    ingest = Ingest(clients, "x")
+    await ingest.open("t", kind=pb.INGEST_KIND_REPEATED)
+    for number in (1, 2):
+        ingest.round = number
+        attempt = await ingest.staged(0, "t", 0, b"%d" % number, attempt_id=b"%d" % number)
+        offsets = pb.IngestOffsets(
+            group_id="g",
+            member_epoch=-1,
+            offsets=[pb.IngestOffset(topic_id=topic_id, partition=0, offset=10 * number)],
+        )
+        await ingest.commit(attempt, offsets=offsets)
+        assert await settled_offset(clients, topic_id) == 10 * number
+    stale = pb.IngestOffsets(group_id="g", member_id="nobody", member_epoch=3, offsets=offsets.offsets)
+    ingest.round = 3
+    status = await clients.refused("x", "CommitIngest", ingest.commit_request(offsets=stale))
+    assert status.code is ErrorCode.UNKNOWN_MEMBER
+    await ingest.abort()
+    assert await settled_offset(clients, topic_id) == 20
+
+
+async def committed_offset(clients: Clients, topic_id: bytes) -> group_pb2.CommittedOffset:
+    """Return what group `g` answers for partition 0."""
+    topics = [group_pb2.PartitionsOfTopic(topic_id=topic_id, partitions=[0])]
+    request = group_pb2.FetchOffsetsRequest(group_id="g", topics=topics)
+    return (await served(clients.any.groups.FetchOffsets, request)).offsets[0]
+
+
+async def settled_offset(clients: Clients, topic_id: bytes) -> int | None:
+    """Return the offset of partition 0 once no decision is awaited; None: positively none."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            found = await committed_offset(clients, topic_id)
+            if not found.HasField("error"):
+                return found.offset if found.HasField("offset") else None
+            assert found.error.code == int(ErrorCode.OFFSETS_PENDING)
+            await asyncio.sleep(0.02)
+
+
+async def test_program_that_dies_before_the_decision_holds_its_group_up_for_seconds(
+    server: BrokerServer, clients: Clients
+) -> None:
+    """The group asks what becomes of what was prepared, and that aborts the round."""
+    topic_id = await make_topic(clients.any, "t", 1)
+    await coordinator_of(clients.any, "g")
+    ingest = Ingest(clients, "x")
+    await ingest.open("t")
+    await coordinators_of(server).group_offsets.prepare(
+        OffsetsToPrepare(
+            group_id="g",
+            ingest_id="x",
+            ingest_epoch=1,
+            round=1,
+            offsets=(GroupOffset(topic_id=topic_id, partition=0, offset=5),),
+            member_id="",
+            member_epoch=-1,
+            instance_id="",
+            commit_number=0,
+        )
+    )
+    assert (await committed_offset(clients, topic_id)).error.code == int(ErrorCode.OFFSETS_PENDING)
+    assert await settled_offset(clients, topic_id) is None
+    assert (await ingest.describe()).state == pb.INGEST_STATE_ABORTED
 
 
 async def test_question_of_a_group_decides(server: BrokerServer, clients: Clients) -> None:

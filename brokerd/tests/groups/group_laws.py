@@ -8,9 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from brokerd.groups.answers import FetchedOffsets, GroupState, MemberState, OffsetResults, Outcome, Refusal, Refused
+from brokerd.groups.answers import (
+    FetchedOffsets,
+    GroupState,
+    MemberState,
+    OffsetResults,
+    OffsetsPrepared,
+    Outcome,
+    Refusal,
+    Refused,
+)
 from brokerd.groups.codec import decode
-from brokerd.groups.commands import AlterOffsets, Beat, Command, CommitOffsets, FetchOffsets
+from brokerd.groups.commands import (
+    AlterOffsets,
+    Beat,
+    Command,
+    CommitOffsets,
+    FetchOffsets,
+    PrepareOffsets,
+    ResolveOffsets,
+)
 from brokerd.groups.core import GroupCore
 from brokerd.groups.effects import MemberRemoved, PushAssignment, Removal
 from brokerd.groups.group import Group
@@ -22,6 +39,7 @@ from brokerd.groups.records import (
     GroupRecord,
     MemberRecord,
     OffsetRecord,
+    PendingRecord,
 )
 from brokerd.groups.subscriptions import Topic
 from brokerd.tests.groups.coordinator_host import UNIX_OFFSET_MS, Batch
@@ -34,10 +52,23 @@ MAX_BEATS_PER_S = 8
 """Beats per second of a client's life, on average: everything that fails has a floor."""
 
 
+RoundKey = tuple[str, str, int, int]
+"""Group, ingest id, ingest epoch, round."""
+
+
+def round_of(command: PrepareOffsets | ResolveOffsets) -> RoundKey:
+    """Return the round of an ingest, at an epoch and for a group, that a command is about."""
+    return (command.group_id, command.ingest_id, command.ingest_epoch, command.round)
+
+
 class Laws:
-    """What must hold, and what has to be remembered for it."""
+    """What must hold, and what has to be remembered for it. The outcomes of ingests are decided here: each once."""
 
     def __init__(self) -> None:
+        self._prepared: dict[RoundKey, dict[Key, int]] = {}
+        self._outcomes: dict[RoundKey, bool] = {}
+        self._committed_rounds: dict[RoundKey, int] = {}
+        self._pending: dict[str, dict[tuple[str, int], list[tuple[int, frozenset[Key]]]]] = {}
         self._owner_at: dict[tuple[str, bytes, int, int], str] = {}
         self._offsets: dict[tuple[str, bytes, int], list[tuple[int, int | None]]] = {}
         self._next: dict[tuple[str, bytes, int], int] = {}
@@ -46,6 +77,20 @@ class Laws:
     def deleted(self, topic_ids: Iterable[bytes]) -> None:
         """Remember deleted topics."""
         self._deleted.update(topic_ids)
+
+    def prepare(self, command: PrepareOffsets) -> None:
+        """Remember what is to go with a round of an ingest."""
+        self._prepared[round_of(command)] = {(each.topic_id, each.partition): each.offset for each in command.offsets}
+
+    def decide(self, key: RoundKey, is_committed: bool) -> bool:
+        """Decide about a round, unless it is decided. Return True if it is decided now."""
+        is_new = key not in self._outcomes
+        self._outcomes.setdefault(key, is_committed)
+        return is_new
+
+    def outcome_of(self, key: RoundKey) -> bool | None:
+        """Return whether a round is committed; None: it is not decided."""
+        return self._outcomes.get(key)
 
     def pushed(self, effect: PushAssignment) -> MemberState:
         """Return what a client hears of a push."""
@@ -95,7 +140,8 @@ class Laws:
     def check_decision(
         self, core: GroupCore, command: Command | None, records: Sequence[GroupLogRecord], now_ms: int
     ) -> None:
-        """Check P2, P4 and P8 in a decision, before it is replayed."""
+        """Check P2, P4, P8 and P10 in a decision, before it is replayed."""
+        self._check_pending(core, command, records)
         abouts = {(each.group_id, each.member_id): each.value for each in records if isinstance(each, MemberRecord)}
         for record in records:
             group = core.state.groups.get(record.group_id)
@@ -117,6 +163,32 @@ class Laws:
             if isinstance(record, OffsetRecord) and group is not None:
                 self._check_offset(group, command, record, now_ms)
 
+    def _check_pending(self, core: GroupCore, command: Command | None, records: Sequence[GroupLogRecord]) -> None:
+        """Check that nothing passes a pending partition, and that an outcome commits all that was prepared, or nothing (P10)."""
+        written = {
+            (each.topic_id, each.partition): None if each.value is None else each.value.offset
+            for each in records
+            if isinstance(each, OffsetRecord)
+        }
+        if isinstance(command, ResolveOffsets):
+            key = round_of(command)
+            assert not written or self._outcomes.get(key), f"P10: {key} is not committed, but {written} are"
+            group = core.state.groups.get(command.group_id)
+            value = None if group is None else group.pending.get((command.ingest_id, command.round))
+            if self._outcomes.get(key) and value is not None and value.ingest_epoch == command.ingest_epoch:
+                sent = {each: offset for each, offset in self._prepared[key].items() if each[0] not in self._deleted}
+                kept = {each: offset for each, offset in written.items() if each[0] not in self._deleted}
+                assert kept == sent, f"P10: {key} is committed, with {kept} of {sent}"
+            return
+        for record in records:
+            group = core.state.groups.get(record.group_id)
+            if isinstance(record, OffsetRecord) and group is not None and record.topic_id not in self._deleted:
+                for key, value in group.pending.items():
+                    is_pending = any(
+                        (each.topic_id, each.partition) == (record.topic_id, record.partition) for each in value.offsets
+                    )
+                    assert not is_pending, f"P10: {command} passes {key} at {record}"
+
     def _check_offset(self, group: Group, command: Command | None, record: OffsetRecord, now_ms: int) -> None:
         old = group.offsets.get((record.topic_id, record.partition))
         if old is None:
@@ -133,14 +205,26 @@ class Laws:
 
     def note_committed(self, batch: Batch, index: int) -> None:
         """Note a committed batch. No pair of partition and assignment epoch may belong to two members (P1)."""
-        for record in map(decode, batch.records):
+        records = [decode(each) for each in batch.records]
+        if isinstance(batch.command, ResolveOffsets) and any(isinstance(each, OffsetRecord) for each in records):
+            key = round_of(batch.command)
+            self._committed_rounds[key] = self._committed_rounds.get(key, 0) + 1
+            assert self._committed_rounds[key] == 1, f"P10: {key} is committed twice"
+        for record in records:
             if isinstance(record, OffsetRecord):
                 key = (record.group_id, record.topic_id, record.partition)
                 offset = None if record.value is None else record.value.offset
                 self._offsets.setdefault(key, []).append((index, offset))
                 if isinstance(batch.command, AlterOffsets) and offset is not None:
                     self._next[key] = max(self._next.get(key, 0), offset)
+                if isinstance(batch.command, ResolveOffsets):
+                    assert offset == self._prepared[round_of(batch.command)].get(key[1:]), f"P10: {record}"
+            if isinstance(record, PendingRecord):
+                pending = self._pending.setdefault(record.group_id, {}).setdefault(record.pending_key, [])
+                waiting = () if record.value is None else record.value.offsets
+                pending.append((index, frozenset((each.topic_id, each.partition) for each in waiting)))
             if isinstance(record, GroupRecord) and record.value is None:
+                assert not self._pending_before(record.group_id, index + 1), f"P10: {record.group_id} goes"
                 # A group that was deleted begins anew at epoch 1. Its former members are unknown to it.
                 for pair in [each for each in self._owner_at if each[0] == record.group_id]:
                     del self._owner_at[pair]
@@ -154,9 +238,16 @@ class Laws:
                         assert owner == record.member_id, f"P1: {owner} and {record.member_id} have {pair}"
 
     def check_answer(self, command: Command, outcome: Outcome, end: int) -> None:
-        """Check an answer that is given because the log is committed up to a batch (exclusive): P2, P6 and P8."""
+        """Check an answer that is given because the log is committed up to a batch (exclusive): P2, P6, P8 and P10."""
+        if isinstance(command, PrepareOffsets) and isinstance(outcome, OffsetsPrepared):
+            known = self._pending.get(command.group_id, {}).get((command.ingest_id, command.round), ())
+            assert any(index < end and keys for index, keys in known), f"P6: {command} is prepared, but not committed"
         if isinstance(command, FetchOffsets) and isinstance(outcome, FetchedOffsets):
+            pending = self._pending_before(command.group_id, end)
             for each in outcome.offsets:
+                if each.refused is not None:
+                    continue
+                assert (each.topic_id, each.partition) not in pending, f"P10: {each} is answered while it is pending"
                 committed = self._offset_at((command.group_id, each.topic_id, each.partition), end)
                 answered = None if each.value is None else each.value.offset
                 assert answered == committed, f"P2: {answered} was answered, {committed} is committed"
@@ -165,6 +256,22 @@ class Laws:
                 committed = self._offset_at((command.group_id, sent.topic_id, sent.partition), end)
                 if result.refused is None:
                     assert committed == sent.offset, f"P6: {sent} is acknowledged, {committed} is committed"
+
+    def _pending_before(self, group_id: str, end: int) -> frozenset[Key]:
+        """Return the partitions of a group with a pending offset, as the log says up to a batch (exclusive)."""
+        found: set[Key] = set()
+        for records in self._pending.get(group_id, {}).values():
+            before = [keys for index, keys in records if index < end]
+            found |= before[-1] if before else frozenset()
+        return frozenset(found)
+
+    def check_outcomes(self, core: GroupCore) -> None:
+        """Check P10 at the end: nothing is pending, and every round that is committed has its offsets, once."""
+        for group in core.state.groups.values():
+            assert not group.pending, f"P10: {group.group_id} waits for {sorted(group.pending)}"
+        for key, is_committed in self._outcomes.items():
+            if is_committed and any(each[0] not in self._deleted for each in self._prepared[key]):
+                assert self._committed_rounds.get(key) == 1, f"P10: {key} is committed, its offsets are not"
 
     def _offset_at(self, key: tuple[str, bytes, int], end: int) -> int | None:
         before = [offset for index, offset in self._offsets.get(key, ()) if index < end]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from brokerd.groups import membership, offsets, reconciliation, targets
+from brokerd.groups import membership, offsets, pending, reconciliation, targets
 from brokerd.groups.core import GroupCore
 from brokerd.groups.group import Group
 from brokerd.groups.sessions import Session, Sessions
@@ -52,6 +52,7 @@ MUTANTS: Final = (
         function="beat",
         old="is_settled = session.is_settled",
         new="is_settled = True",
+        seeds=range(35, 45),
     ),
     GroupMutant(
         name="partitions that stay get a new assignment epoch",
@@ -85,17 +86,17 @@ MUTANTS: Final = (
     GroupMutant(
         name="a late copy of a commit counts",
         owner=offsets,
-        function="commit",
+        function="check_commit",
         old="if 0 < command.commit_number < session.commit_number:",
         new="if False:",
     ),
     GroupMutant(
         name="the number of a commit before the first beat at a coordinator is forgotten",
         owner=offsets,
-        function="commit",
+        function="check_commit",
         old="state.sessions.of(command.group_id, command.member_id)",
         new="state.sessions.get(command.group_id, command.member_id)",
-        seeds=range(4, 12),
+        directed="test_late_copy_of_a_commit_moves_nothing_back",
     ),
     GroupMutant(
         name="a takeover keeps the epoch of the old process",
@@ -157,6 +158,89 @@ MUTANTS: Final = (
         function="of_deleted_topic",
         old="    for group_id in state.groups_with_offsets(topic_id):",
         new="    for group_id in ():",
+    ),
+    GroupMutant(
+        name="every outcome commits",
+        owner=pending,
+        function="resolve",
+        old="if command.is_committed and value",
+        new="if value",
+    ),
+    GroupMutant(
+        name="an outcome at a higher epoch commits what a lower one has prepared",
+        owner=pending,
+        function="resolve",
+        old=" and value.ingest_epoch == command.ingest_epoch",
+        new="",
+        directed="test_outcome_of_a_higher_epoch_drops_what_a_lower_one_has_prepared",
+    ),
+    GroupMutant(
+        name="an outcome commits all but one",
+        owner=pending,
+        function="_committed",
+        old="for each in value.offsets",
+        new="for each in value.offsets[:-1]",
+    ),
+    GroupMutant(
+        name="a commit passes a pending partition",
+        owner=offsets,
+        function="check_offsets",
+        old="or _check_pending(group, each.topic_id, each.partition, renewed)",
+        new="",
+    ),
+    GroupMutant(
+        name="a fetch answers with the offset from before the pending one",
+        owner=offsets,
+        function="fetch",
+        old="(problem := _check_pending(group, *key))",
+        new="(problem := None)",
+    ),
+    GroupMutant(
+        name="a prepare keeps what it may although a partition is refused",
+        owner=pending,
+        function="prepare",
+        old="if result.refused is not None:",
+        new="if False:",
+        directed="test_prepare_checks_as_a_commit_does",
+    ),
+    GroupMutant(
+        name="a late copy of a prepare counts",
+        owner=Sessions,
+        function="is_resolved",
+        old="(number, epoch) <= self._last_resolved((group_id, ingest_id))",
+        new="False",
+        directed="test_late_copy_of_a_prepare_is_refused",
+    ),
+    GroupMutant(
+        name="nobody asks what became of pending offsets",
+        owner=pending,
+        function="ask_outcomes",
+        old="effects.append(",
+        new="(",
+    ),
+    GroupMutant(
+        name="a coordinator does not ask about the pending offsets that it has loaded",
+        owner=CoordinatorState,
+        function="begin",
+        old="self._watch_outcome(OutcomeTimer(group.group_id, ingest_id, number))",
+        new="pass",
+        directed="test_loaded_coordinator_asks_in_its_own_time",
+    ),
+    GroupMutant(
+        name="a group with pending offsets expires",
+        owner=offsets,
+        function="expire",
+        old="if group.pending or state",
+        new="if state",
+        directed="test_expiry_leaves_pending_offsets_alone",
+    ),
+    GroupMutant(
+        name="pending offsets of a deleted topic stay",
+        owner=pending,
+        function="without_topics",
+        old="    for group_id in group_ids:",
+        new="    for group_id in ():",
+        directed="test_topics_that_are_deleted_together_leave_pending_offsets_together",
     ),
     GroupMutant(
         name="a result that is not awaited is stored",

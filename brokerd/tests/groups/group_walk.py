@@ -2,7 +2,8 @@
 """Groups under faults, by seed: model clients, a lossy network, a coordinator whose log is committed late and that fails over.
 
 Unary requests and answers are lost, doubled and reordered; streams break, with what is under way on them. Processes crash, pause, stall
-and are replaced; topics come, grow, go and come back; a failover loses uncommitted records and loads a compacted log.
+and are replaced; topics come, grow, go and come back; a failover loses uncommitted records and loads a compacted log. Some commits go
+with an ingest, whose program dies, or whose coordinator decides and tells the group late, or never unless it is asked.
 `group_laws` says what must hold after every step.
 """
 
@@ -14,7 +15,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from brokerd.coordinator.core import Decision
-from brokerd.groups.answers import Answer, FetchedOffsets, OffsetResults, Outcome, Refusal, Refused
+from brokerd.groups.answers import (
+    Answer,
+    FetchedOffsets,
+    OffsetResults,
+    OffsetsPrepared,
+    OffsetsResolved,
+    Outcome,
+    Refusal,
+    Refused,
+)
 from brokerd.groups.codec import decode, encode
 from brokerd.groups.commands import (
     AlterOffsets,
@@ -26,11 +36,14 @@ from brokerd.groups.commands import (
     Join,
     Leave,
     OffsetCommit,
+    PrepareOffsets,
+    ResolveOffsets,
     StreamClosed,
     TopicsChanged,
 )
 from brokerd.groups.core import GroupCore
 from brokerd.groups.effects import (
+    AskOutcome,
     ComputeAssignment,
     Effect,
     GroupExpired,
@@ -51,7 +64,7 @@ from brokerd.tests.groups.coordinator_host import (
     loaded,
     topic,
 )
-from brokerd.tests.groups.group_laws import RETENTION_MS, Laws
+from brokerd.tests.groups.group_laws import RETENTION_MS, Laws, RoundKey, round_of
 from brokerd.tests.groups.model_client import ModelClient, Phase
 
 GROUPS = ("g", "h")
@@ -69,8 +82,35 @@ PROCESSING_LIMIT_MS = 8_000
 QUIET_MS = 5_000
 """Milliseconds in which a change of the topics alone must have reached every member."""
 
+PREPARE_RETRY_MS = 800
+"""Milliseconds without an answer after which a prepare is repeated."""
+
+MAX_PREPARES = 3
+"""Attempts of a prepare; then its ingest is aborted."""
+
+RESOLVE_RETRY_MS = 700
+"""Milliseconds between two attempts of the coordinator of an ingest to tell a group the outcome."""
+
 HEAL_MS = 45_000
 """A session, a processing limit, and what follows: detection by the clients, a computation, and several beats."""
+
+
+@dataclass(slots=True)
+class Ingest:
+    """A repeated ingest, as its coordinator knows it."""
+
+    epoch: int = 0
+    round: int = 1
+    owner: str = ""
+
+
+@dataclass(slots=True)
+class Preparing:
+    """A prepare under way."""
+
+    command: PrepareOffsets
+    count: int
+    next_ms: int
 
 
 @dataclass(slots=True)
@@ -83,6 +123,7 @@ class Process:
     is_killed: bool = False
     began_ms: int = 0
     outbox: list[tuple[int, Command]] = field(default_factory=list[tuple[int, Command]])
+    preparing: Preparing | None = None
 
 
 @dataclass(slots=True)
@@ -125,6 +166,9 @@ class Walk:
         self._open_streams: dict[int, Process] = {}
         self._serving_from_ms = 0
         self._next_tick_ms = 0
+        self._ingests = {name: Ingest() for name in ("i1", "i2", "i3", "i4")}
+        self._idle_number = 0
+        self._untold: dict[RoundKey, int] = {}
         self.core = self._new_core()
         self.core.tick(self.now_ms)
         for name in NAMES[:3]:
@@ -158,6 +202,7 @@ class Walk:
             self.step()
         alive = [each.client for each in self.processes if not each.is_killed and each.client.phase is not Phase.ENDED]
         self.laws.check_stable(self.core, alive, self.topics.values())
+        self.laws.check_outcomes(self.core)
         self.counts["stable at the end"] += 1
 
     def step(self) -> None:
@@ -169,6 +214,10 @@ class Walk:
             event[2]()
         for process in self.processes:
             self._step_process(process)
+        for key, next_ms in list(self._untold.items()):
+            if next_ms <= self.now_ms:
+                self._untold[key] = self.now_ms + RESOLVE_RETRY_MS
+                self._tell_outcome(key)
         if self.is_serving:
             self._tick()
         if not self._faults or self.rng.random() < 0.7:
@@ -313,12 +362,102 @@ class Walk:
                     self._to_stream(
                         effect.stream, effect.member_id, lambda client: client.hear(0, refused, self.now_ms)
                     )
+            case AskOutcome():
+                key = (effect.group_id, effect.ingest_id, effect.ingest_epoch, effect.round)
+                self.laws.decide(key, False)
+                self._tell_outcome(key)
             case OffsetsExpired() | GroupExpired():
                 pass
 
     def _count_refusal(self, outcome: Outcome) -> None:
         if isinstance(outcome, Refused):
             self.counts[outcome.code.name] += 1
+        each_refused: tuple[Refused | None, ...] = ()
+        if isinstance(outcome, FetchedOffsets):
+            each_refused = tuple(each.refused for each in outcome.offsets)
+        elif isinstance(outcome, OffsetResults):
+            each_refused = tuple(each.refused for each in outcome.results)
+        for refused in each_refused:
+            if refused is not None:
+                self.counts[f"{type(outcome).__name__}: {refused.code.name}"] += 1
+
+    # Ingests
+
+    def _prepare(self, process: Process, commit: CommitOffsets) -> None:
+        """Let the offsets of a commit go with the next round of an ingest. A process that takes it over fences the former one."""
+        name = self.rng.choice(sorted(self._ingests))
+        ingest = self._ingests[name]
+        present = (commit.group_id, name, ingest.epoch, ingest.round)
+        if any(key[1] == name for key in self._untold):
+            # The last round is not published yet.
+            return
+        if ingest.owner != commit.member_id or self.laws.outcome_of(present) is not None:
+            for group_id in GROUPS:
+                self.laws.decide((group_id, *present[1:]), False)
+            ingest.epoch += 1
+            ingest.owner = commit.member_id
+        command = PrepareOffsets(
+            group_id=commit.group_id,
+            ingest_id=name,
+            ingest_epoch=ingest.epoch,
+            round=ingest.round,
+            offsets=commit.offsets,
+            member_id=commit.member_id,
+            member_epoch=commit.member_epoch,
+            commit_number=commit.commit_number,
+        )
+        self.laws.prepare(command)
+        process.preparing = Preparing(command, 0, self.now_ms)
+
+    def _step_prepare(self, process: Process, preparing: Preparing) -> None:
+        if self.laws.outcome_of(round_of(preparing.command)) is not None:
+            process.preparing = None
+        elif preparing.next_ms <= self.now_ms:
+            if preparing.count == MAX_PREPARES:
+                self._decide_round(preparing.command, is_committed=False)
+                return
+            preparing.count += 1
+            preparing.next_ms = self.now_ms + PREPARE_RETRY_MS
+            self._send(process, preparing.command)
+
+    def _hear_prepared(self, command: PrepareOffsets, outcome: Outcome) -> None:
+        """The coordinator of the ingest hears the group: it decides, or dies before it does."""
+        if isinstance(outcome, OffsetsPrepared):
+            self.counts["prepared"] += 1
+            if self.rng.random() < 0.8:
+                self._decide_round(command, is_committed=True)
+        elif isinstance(outcome, Refused) and outcome.code is not Refusal.OFFSETS_PENDING:
+            self._decide_round(command, is_committed=False)
+
+    def _decide_round(self, command: PrepareOffsets, *, is_committed: bool) -> None:
+        key = round_of(command)
+        if not self.laws.decide(key, is_committed):
+            return
+        self.counts["committed round" if is_committed else "aborted round"] += 1
+        ingest = self._ingests.get(command.ingest_id)
+        if ingest is not None and is_committed:
+            ingest.round += 1
+        if is_committed or self.rng.random() < 0.5:
+            self._untold[key] = self.now_ms + self.rng.choice((0, 0, 0, 3_000))
+
+    def _tell_outcome(self, key: RoundKey) -> None:
+        group_id, ingest_id, epoch, number = key
+        outcome = self.laws.outcome_of(key)
+        assert outcome is not None
+        command = ResolveOffsets(
+            group_id=group_id, ingest_id=ingest_id, ingest_epoch=epoch, round=number, is_committed=outcome
+        )
+
+        def give(outcome: Outcome) -> None:
+            assert outcome == OffsetsResolved()
+            self._untold.pop(key, None)
+
+        def arrive() -> None:
+            if self.is_serving:
+                self._decide(command, give)
+
+        for _ in range(self.rng.choices((0, 1, 2), (10, 80, 10))[0] if self._faults else 1):
+            self._later(self.rng.randint(1, 1_500 if self._faults and self.rng.random() < 0.1 else 60), arrive)
 
     # The network
 
@@ -356,12 +495,14 @@ class Walk:
     def _send(self, process: Process, command: Command) -> None:
         client = process.client
         stream = client.stream
-        if isinstance(command, FetchOffsets | CommitOffsets) or stream is None:
+        if isinstance(command, FetchOffsets | CommitOffsets | PrepareOffsets) or stream is None:
             copies = 1
             if self._faults:
                 copies = self.rng.choices((0, 1, 2), (8, 84, 8))[0]
+            # The outcomes of rounds are remembered for two seconds here, since sweeps come often.
+            late_ms = 1_500 if isinstance(command, PrepareOffsets) else 3_000
             for _ in range(copies):
-                longest_ms = 60 if not self._faults or self.rng.random() < 0.9 else 3_000
+                longest_ms = 60 if not self._faults or self.rng.random() < 0.9 else late_ms
                 self._later(self.rng.randint(1, longest_ms), lambda: self._arrive(process, command, None))
             return
         at_ms = max(self._stream_clear_ms.get((stream, "up"), 0), self.now_ms + self.rng.randint(1, 80))
@@ -402,6 +543,8 @@ class Walk:
                 client.hear(command.beat_number, outcome, self.now_ms)
             elif isinstance(command, FetchOffsets) and isinstance(outcome, FetchedOffsets):
                 client.hear_offsets(command, outcome)
+            elif isinstance(command, PrepareOffsets):
+                self._hear_prepared(command, outcome)
             elif isinstance(outcome, OffsetResults):
                 client.hear_commit(outcome)
                 self.counts["acknowledged commit"] += 1
@@ -427,9 +570,13 @@ class Walk:
                 if offset is not None:
                     self.laws.delivered(client, key, offset)
                     self.counts["delivered"] += 1
-        if self.rng.random() < 0.15:
+        if process.preparing is not None:
+            self._step_prepare(process, process.preparing)
+        elif self.rng.random() < 0.15:
             commit = client.commit()
-            if commit is not None:
+            if commit is not None and self._faults and self.rng.random() < 0.4:
+                self._prepare(process, commit)
+            elif commit is not None:
                 self._send(process, commit)
         self.laws.check_client(client, self.now_ms - process.began_ms)
 
@@ -462,6 +609,7 @@ class Walk:
             (4, self._incident_resubscribe),
             (3, lambda alive: self.fail_over()),
             (2, self._incident_alter),
+            (2, self._incident_prepare),
         )
         self.rng.choices([each[1] for each in kinds], [each[0] for each in kinds])[0](alive)
 
@@ -534,6 +682,22 @@ class Walk:
         group_id = self.rng.choice((*GROUPS, "idle"))
         self._decide(AlterOffsets(group_id=group_id, offsets=reset), self._count_refusal)
         self.counts["alter"] += 1
+
+    def _incident_prepare(self, alive: list[Process]) -> None:
+        """An ingest of its own prepares offsets of a group without members."""
+        if not self.is_serving or not self.topics:
+            return
+        self._idle_number += 1
+        some = self.rng.choice(list(self.topics.values()))
+        offsets = tuple(
+            OffsetCommit(topic_id=some.topic_id, partition=each, offset=100 + self._idle_number)
+            for each in range(self.rng.randint(1, some.partition_count))
+        )
+        command = PrepareOffsets(
+            group_id="idle", ingest_id=f"idle{self._idle_number}", ingest_epoch=1, round=1, offsets=offsets
+        )
+        self.laws.prepare(command)
+        self._decide(command, lambda outcome: self._hear_prepared(command, outcome))
 
     def _grow(self, old: Topic) -> None:
         self.topics[old.name] = Topic(topic_id=old.topic_id, name=old.name, partition_count=old.partition_count + 1)

@@ -185,7 +185,7 @@ class ModelClient:
             return
         for each in outcome.offsets:
             key = (each.topic_id, each.partition)
-            if key in self.owned and self.owned[key] is None:
+            if key in self.owned and self.owned[key] is None and each.refused is None:
                 self.owned[key] = 0 if each.value is None else each.value.offset
 
     def deliver(self, key: Key) -> int | None:

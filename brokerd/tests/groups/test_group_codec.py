@@ -18,6 +18,9 @@ from brokerd.groups.records import (
     MemberValue,
     OffsetRecord,
     OffsetValue,
+    PendingOffset,
+    PendingRecord,
+    PendingValue,
     Subscription,
     TargetRecord,
     TargetValue,
@@ -70,18 +73,35 @@ offsets = st.builds(
     leader_epoch=st.integers(min_value=-1, max_value=2**31 - 1),
     metadata=texts,
 )
+pendings = st.builds(
+    PendingValue,
+    ingest_epoch=epochs,
+    prepared_ms=times,
+    offsets=st.lists(
+        st.builds(
+            PendingOffset,
+            topic_id=topic_ids,
+            partition=numbers,
+            offset=times,
+            leader_epoch=st.integers(min_value=-1, max_value=2**31 - 1),
+            metadata=texts,
+        ),
+        max_size=4,
+    ).map(tuple),
+)
 records = st.one_of(
     st.builds(GroupRecord, texts, st.none() | groups),
     st.builds(MemberRecord, texts, texts, st.none() | members),
     st.builds(TargetRecord, texts, texts, st.none() | targets),
     st.builds(CurrentRecord, texts, texts, st.none() | currents),
     st.builds(OffsetRecord, texts, topic_ids, numbers, st.none() | offsets),
+    st.builds(PendingRecord, texts, texts, epochs, st.none() | pendings),
 )
 
 
 @given(record=records)
 def test_every_record_comes_back(
-    record: GroupRecord | MemberRecord | TargetRecord | CurrentRecord | OffsetRecord,
+    record: GroupRecord | MemberRecord | TargetRecord | CurrentRecord | OffsetRecord | PendingRecord,
 ) -> None:
     """Encoding and decoding gives the same record, and the estimate of its size is not below what it takes."""
     coded = GroupCodec().encode(record)
@@ -97,6 +117,7 @@ def test_keys_are_as_the_page_says() -> None:
     assert encode(TargetRecord("g", "m", None)).key == b"\x03\x00\x01gm"
     assert encode(CurrentRecord("g", "m", None)).key == b"\x04\x00\x01gm"
     assert encode(OffsetRecord("g", topic_id, 258, None)).key == b"\x05\x00\x01g" + topic_id + b"\x00\x00\x01\x02"
+    assert encode(PendingRecord("g", "ïd", 258, None)).key == b"\x06\x00\x01g\x00\x03\xc3\xafd\x00\x00\x01\x02"
 
 
 @pytest.mark.parametrize(
@@ -108,6 +129,11 @@ def test_keys_are_as_the_page_says() -> None:
         Record(b"\x01\x00\x01gm", None),
         Record(b"\x09\x00\x01g", None),
         Record(b"\x05\x00\x01gshort", None),
+        Record(b"\x06\x00\x01g", None),
+        Record(b"\x06\x00\x01g\x00\x05i\x00\x00\x00\x01", None),
+        Record(b"\x06\x00\x01g\x00\x01i\x00\x00\x01", None),
+        Record(b"\x06\x00\x01g\x00\x01\xff\x00\x00\x00\x01", None),
+        Record(b"\x06\x00\x01g\x00\x01i\x00\x00\x00\x01", b"\xff\xff"),
         Record(b"\x02\x00\x01g\xff", None),
         Record(b"\x01\x00\x01g", b"\xff\xff"),
     ],
@@ -127,3 +153,18 @@ def test_a_great_assignment_fits_into_a_batch() -> None:
     assert coded.value is not None
     assert len(coded.value) < 320_000
     assert decode(coded) == CurrentRecord("g", "m", current)
+
+
+def test_the_most_pending_offsets_fit_into_a_batch() -> None:
+    """As many as one prepare takes, with as much metadata as their outcome may commit, and the estimate covers them."""
+    some = [
+        PendingOffset(topic_id=b"t" * 16, partition=each, offset=2**62, metadata="m" * 190) for each in range(3_000)
+    ]
+    record = PendingRecord(
+        "g" * 255, "i" * 255, 7, PendingValue(ingest_epoch=2**30, prepared_ms=2**62, offsets=tuple(some))
+    )
+    coded = encode(record)
+    assert coded.value is not None
+    assert len(coded.value) < 768 * 1024
+    assert len(coded.key) + len(coded.value) <= record_bytes(record) + 64
+    assert decode(coded) == record

@@ -96,7 +96,7 @@ async def test_topic_judges_what_is_staged_for_it(tmp_path: Path) -> None:
 
 
 async def test_deleted_topic_takes_nothing(tmp_path: Path) -> None:
-    """Even while its staging topic is still there."""
+    """Its staging topic has gone with it."""
     async with running_broker(tmp_path) as server, staged_topic(server) as (client, _, name):
         await client.admin.DeleteTopic(admin_pb2.DeleteTopicRequest(topic="t"), timeout=WAIT_S)
         status = await refusal(client.append(name, [b"a"], partition=0, sequence=sequence(STAGING)))

@@ -19,11 +19,12 @@ from lograft.internal.v1 import (
     controller_pb2,
     forward_pb2,
     ingest_calls_pb2,
+    pending_offsets_pb2,
     publication_pb2,
     quorum_pb2,
     replication_pb2,
 )
-from lograft.v1 import admin_pb2
+from lograft.v1 import admin_pb2, ingest_pb2
 
 from brokerd.ingests.sequences import (
     FIRST_PUBLISHING_PRODUCER_ID,
@@ -382,6 +383,34 @@ def _find_published(rng: random.Random, facts: Facts, target: Voter) -> list[Mes
     ]
 
 
+def _prepare_offsets(rng: random.Random, facts: Facts, _target: Voter) -> list[Message]:
+    chosen = rng.sample(facts.partitions, rng.randint(1, len(facts.partitions)))
+    offsets = [
+        ingest_pb2.IngestOffset(topic_id=each.topic_id, partition=each.partition, offset=rng.randrange(100))
+        for each in chosen
+    ]
+    return [
+        pending_offsets_pb2.PrepareOffsetsRequest(
+            ingest_id=f"fuzz-{rng.randrange(5)}",
+            ingest_epoch=1,
+            round=rng.randint(1, 3),
+            offsets=ingest_pb2.IngestOffsets(group_id=f"fuzz-{rng.randrange(20)}", member_epoch=-1, offsets=offsets),
+        )
+    ]
+
+
+def _resolve_offsets(rng: random.Random, _facts: Facts, _target: Voter) -> list[Message]:
+    return [
+        pending_offsets_pb2.ResolveOffsetsRequest(
+            group_id=f"fuzz-{rng.randrange(20)}",
+            ingest_id=f"fuzz-{rng.randrange(5)}",
+            ingest_epoch=1,
+            round=rng.randint(1, 3),
+            is_committed=rng.random() < 0.5,
+        )
+    ]
+
+
 def _admin(rng: random.Random, facts: Facts, _target: Voter) -> list[Message]:
     return [admin_call(rng, facts)]
 
@@ -415,6 +444,8 @@ CALLS: Final[dict[Method, Shape]] = {
     Method.FIND_LIVE_ATTEMPTS: Shape(_find_live_attempts, ingest_calls_pb2.FindLiveAttemptsResponse),
     Method.DECIDE_OUTCOME: Shape(_decide_outcome, ingest_calls_pb2.DecideOutcomeResponse),
     Method.FIND_PUBLISHED: Shape(_find_published, ingest_calls_pb2.FindPublishedResponse),
+    Method.PREPARE_OFFSETS: Shape(_prepare_offsets, pending_offsets_pb2.PrepareOffsetsResponse),
+    Method.RESOLVE_OFFSETS: Shape(_resolve_offsets, pending_offsets_pb2.ResolveOffsetsResponse),
     Method.ADMIN: Shape(_admin, controller_pb2.AdminAnswer),
     Method.EXPORT_METADATA: Shape(_export, admin_pb2.ExportMetadataResponse, is_stream=True),
 }

@@ -38,6 +38,9 @@ def test_controllers_come_right_through_changes_of_leadership() -> None:
     assert counts["unclean leader elected"] >= 5
     assert counts["controller: ElectPreferredLeaders"] >= 20
     assert counts["controller: ElectUncleanLeaders"] >= 5
+    for command in ("CreateTopic", "CreatePartitions", "DeleteTopic", "ReassignPartitions", "AlterConfigs"):
+        assert counts[f"staged topic: {command}"] >= 10
+    assert counts["leader of a reassignment"] >= 20
 
 
 def test_interval_alone_elects_unclean_leaders(monkeypatch: pytest.MonkeyPatch) -> None:

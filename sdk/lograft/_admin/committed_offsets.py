@@ -19,7 +19,8 @@ from lograft._client.clock import monotonic_ms
 from lograft._client.codec import decode_error
 from lograft._client.stubs import group_service
 from lograft._consumer.offsets import list_offsets
-from lograft._groups.messages import decode_offsets, encode_offsets, encode_partitions
+from lograft._groups.look_ups import LookUp, look_up, look_up_backoff
+from lograft._groups.messages import encode_offsets, encode_partitions
 from lograft.errors import LograftError, ProtocolError, UsageError
 from lograft.types import (
     GroupOffset,
@@ -35,7 +36,7 @@ from lograft.types import (
 from lograft.v1 import group_pb2 as pb
 
 PAGE_PARTITIONS: Final = 4_000
-"""Partitions in one request that changes offsets, and in one look-up of named partitions."""
+"""Partitions in one request that changes offsets."""
 
 PAGE_BYTES: Final = 512 * 1024
 """Bytes of the offsets in one request that sets them. The coordinator takes more: the records that it writes of them are larger."""
@@ -242,41 +243,37 @@ async def delete_group_offsets(
 async def _fetch(
     calls: AdminCalls, group: str, topics: NamedPartitions | None, *, timeout_ms: int
 ) -> list[GroupOffset]:
-    """Return the offsets of a group, by topic and partition. Those of topics that were deleted a moment ago are left out."""
-    deadline_ms = monotonic_ms() + timeout_ms
-    keys = None if topics is None else list(topics.keys())
-    stored: dict[Key, OffsetAndMetadata | None] = {}
-    names: dict[bytes, str] = {}
-    starts = (0,) if keys is None else range(0, len(keys), PAGE_PARTITIONS)
-    for start in starts:
-        page = () if keys is None else keys[start : start + PAGE_PARTITIONS]
-        request = pb.FetchOffsetsRequest(
-            cluster_id=calls.cluster.cluster_id, group_id=group, topics=encode_partitions(page)
-        )
-        response = await calls.coordinators.call(
-            group,
-            lambda channel: group_service(channel).FetchOffsets,
-            request,
-            timeout_ms=max(1, deadline_ms - monotonic_ms()),
-        )
-        stored |= decode_offsets(response)
-        names.update((each.topic_id, each.topic) for each in response.topics)
+    """Return the offsets of a group, by topic and partition. Those of topics that were deleted a moment ago are left out.
+
+    An offset that waits for the decision of an ingest is asked for again; without a decision in time it has an error.
+    """
+    found = await look_up(
+        calls.coordinators,
+        group,
+        None if topics is None else list(topics.keys()),
+        cluster_id=calls.cluster.cluster_id,
+        timeout_ms=timeout_ms,
+        backoff=look_up_backoff(calls.cluster.rng),
+    )
     if topics is None:
-        found = [
-            GroupOffset(topic=names[topic_id], partition=number, committed=committed)
-            for (topic_id, number), committed in stored.items()
-            if topic_id in names
+        named = [
+            _group_offset(TopicPartition(found.names[topic_id], number), found, (topic_id, number))
+            for topic_id, number in (*found.offsets, *found.errors)
+            if topic_id in found.names
         ]
-        return sorted(found, key=lambda each: (each.topic, each.partition))
-    if not all(key in stored for key in keys or ()):
-        # Silence about a partition is no positive "no offset".
-        raise ProtocolError(f"the coordinator of group {group!r} left out partitions of a look-up")
+        return sorted(named, key=lambda each: (each.topic, each.partition))
     return [
         GroupOffset(topic=each.topic, partition=each.partition, error=error)
         if (error := topics.errors.get(each)) is not None
-        else GroupOffset(topic=each.topic, partition=each.partition, committed=stored[topics.key(each)])
+        else _group_offset(each, found, topics.key(each))
         for each in topics.partitions
     ]
+
+
+def _group_offset(where: TopicPartition, found: LookUp, key: Key) -> GroupOffset:
+    error = found.errors.get(key)
+    committed = None if error is not None else found.offsets[key]
+    return GroupOffset(topic=where.topic, partition=where.partition, committed=committed, error=error)
 
 
 _Ranges = Mapping[TopicPartition, tuple[OffsetAnswer, OffsetAnswer]]

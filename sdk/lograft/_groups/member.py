@@ -286,20 +286,24 @@ class GroupMember:
                 self._starts |= {partition: (mark, start) for partition, start in starts.items()}
                 if self.has_news:
                     self._on_news()
+                if len(starts) < len(missing):
+                    await asyncio.sleep(LOOK_UP_PAUSE_MS / 1000)
         finally:
             self._look_up = None
 
     async def _starts_of(self, partitions: Sequence[Partition]) -> dict[Partition, Start]:
-        committed = await self._offsets.fetch(partitions, timeout_ms=LOOK_UP_TIMEOUT_MS)
+        """Return where partitions begin, without those of which the coordinator cannot say it yet."""
+        found = await self._offsets.fetch_known(partitions, timeout_ms=LOOK_UP_TIMEOUT_MS)
+        for (topic_id, number), error in found.errors.items():
+            logger.info("group %s: no first offset of %s-%d: %s", self.group_id, topic_id.hex(), number, error)
         starts: dict[Partition, Start] = {}
         without: dict[TopicPartition, Partition] = {}
-        for partition in partitions:
-            offset = committed[partition]
+        for partition, offset in found.offsets.items():
             if offset is not None:
                 starts[partition] = offset.offset
             else:
                 without[TopicPartition(self._names[partition[0]], partition[1])] = partition
         if without:
-            found = await self._find_start(list(without))
-            starts |= {without[tp]: start for tp, start in found.items()}
+            reset = await self._find_start(list(without))
+            starts |= {without[tp]: start for tp, start in reset.items()}
         return starts

@@ -6,9 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from lograft._client.codec import decode_error
 from lograft._client.metadata import BrokerNode
 from lograft._groups.membership import JOIN, Refused, Request, State, Subscription
 from lograft._groups.steps import Partition
+from lograft.errors import LograftError
 from lograft.types import OffsetAndMetadata
 from lograft.v1 import errors_pb2, group_pb2
 from lograft.wire.codes import ErrorCode
@@ -117,9 +119,14 @@ def encode_offsets(offsets: Mapping[Partition, OffsetAndMetadata]) -> list[group
     ]
 
 
-def decode_offsets(response: group_pb2.FetchOffsetsResponse) -> dict[Partition, OffsetAndMetadata | None]:
-    """Convert committed offsets; None: positively no offset is stored."""
-    return {
+def decode_offsets(
+    response: group_pb2.FetchOffsetsResponse,
+) -> tuple[dict[Partition, OffsetAndMetadata | None], dict[Partition, LograftError]]:
+    """Convert committed offsets (None: positively no offset is stored), and why nothing can be said of the other partitions."""
+    errors = {
+        (each.topic_id, each.partition): decode_error(each.error) for each in response.offsets if each.HasField("error")
+    }
+    offsets = {
         (each.topic_id, each.partition): OffsetAndMetadata(
             offset=each.offset,
             metadata=each.metadata,
@@ -129,7 +136,9 @@ def decode_offsets(response: group_pb2.FetchOffsetsResponse) -> dict[Partition, 
         if each.HasField("offset")
         else None
         for each in response.offsets
+        if not each.HasField("error")
     }
+    return offsets, errors
 
 
 def address_of(coordinator: group_pb2.GroupCoordinator) -> str:

@@ -13,13 +13,15 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from lograft._client.backoff import Backoff
 from lograft._client.clock import monotonic_ms
 from lograft._client.codec import decode_error
 from lograft._groups.carrier import GroupCarrier
 from lograft._groups.commits import CommitDone, CommitRequest, Commits
-from lograft._groups.messages import decode_offsets, encode_offsets, encode_partitions
+from lograft._groups.look_ups import LookUp, look_up, look_up_backoff
+from lograft._groups.messages import encode_offsets
 from lograft._groups.steps import Partition
-from lograft.errors import LograftError, ProtocolError, RequestTimeoutError, RetriableError, error_for
+from lograft.errors import LograftError, RequestTimeoutError, RetriableError, error_for
 from lograft.types import OffsetAndMetadata
 from lograft.v1 import group_pb2
 from lograft.v1.group_pb2_grpc import GroupServiceStub
@@ -29,9 +31,6 @@ logger = logging.getLogger(__name__)
 
 COMMIT_ATTEMPT_MS: Final = 10_000
 """Milliseconds for one commit request with its retries, before the newest offsets are collected again."""
-
-MAX_PARTITIONS: Final = 4_000
-"""Partitions of one look-up."""
 
 NO_MEMBER: Final = ("", -1)
 """Member id and epoch of a consumer that is no member."""
@@ -98,29 +97,36 @@ class GroupOffsets:
     ) -> dict[Partition, OffsetAndMetadata | None]:
         """Look up committed offsets, of all partitions that have one or of some. None: positively no offset is stored.
 
+        While an offset waits for the decision of an ingest, it is asked for again until the time is up.
+
+        Raises:
+            LograftError: no coordinator answered in time, or it refused; OFFSETS_PENDING if there was no decision in time.
+        """
+        backoff = look_up_backoff(self._carrier.cluster.rng)
+        found = await self._look_up(partitions, timeout_ms=timeout_ms, backoff=backoff)
+        for error in found.errors.values():
+            raise error
+        return dict(found.offsets)
+
+    async def fetch_known(self, partitions: Sequence[Partition], *, timeout_ms: int) -> LookUp:
+        """Look up committed offsets once, also if an offset waits for the decision of an ingest: that partition has an error.
+
         Raises:
             LograftError: no coordinator answered in time, or it refused.
         """
-        deadline_ms = monotonic_ms() + timeout_ms
-        found: dict[Partition, OffsetAndMetadata | None] = {}
-        pages = [None] if partitions is None else _pages(partitions)
-        for page in pages:
-            request = group_pb2.FetchOffsetsRequest(
-                cluster_id=self._carrier.cluster.cluster_id,
-                group_id=self._group_id,
-                topics=encode_partitions(page or ()),
-            )
-            response = await self._carrier.call(
-                self._group_id,
-                lambda channel: GroupServiceStub(channel).FetchOffsets,
-                request,
-                timeout_ms=max(1, deadline_ms - monotonic_ms()),
-            )
-            found |= decode_offsets(response)
-        if partitions is not None and not all(each in found for each in partitions):
-            # Silence about a partition is no positive "no offset".
-            raise ProtocolError(f"the coordinator of group {self._group_id!r} left out partitions of a look-up")
-        return found
+        return await self._look_up(partitions, timeout_ms=timeout_ms, backoff=None)
+
+    async def _look_up(
+        self, partitions: Sequence[Partition] | None, *, timeout_ms: int, backoff: Backoff | None
+    ) -> LookUp:
+        return await look_up(
+            self._carrier,
+            self._group_id,
+            partitions,
+            cluster_id=self._carrier.cluster.cluster_id,
+            timeout_ms=timeout_ms,
+            backoff=backoff,
+        )
 
     def fail(self, error: LograftError) -> None:
         """End all commits with an error: the membership is lost.
@@ -198,7 +204,3 @@ class GroupOffsets:
             result = self._results.get(done.ticket)
             if result is not None and not result.done():
                 result.set_result(done)
-
-
-def _pages(partitions: Sequence[Partition]) -> list[Sequence[Partition]]:
-    return [partitions[start : start + MAX_PARTITIONS] for start in range(0, len(partitions), MAX_PARTITIONS)]

@@ -637,7 +637,7 @@ class FetchOffsetsRequest(_message.Message):
     """Group id."""
     @_builtins.property
     def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionsOfTopic]:
-        """Partitions to look up; empty: all that have an offset."""
+        """Partitions to look up; empty: all that have an offset, or one that waits for the decision of an ingest."""
 
     def __init__(
         self,
@@ -666,18 +666,23 @@ class CommittedOffset(_message.Message):
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     METADATA_FIELD_NUMBER: _builtins.int
     COMMIT_MS_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
     topic_id: _builtins.bytes
     """Topic id, 16 bytes."""
     partition: _builtins.int
     """Partition."""
     offset: _builtins.int
-    """Next offset to read. Absent: positively no offset is stored."""
+    """Next offset to read. Absent without an error: positively no offset is stored."""
     leader_epoch: _builtins.int
     """Leader epoch of the record before it; absent: unknown."""
     metadata: _builtins.str
     """Text of the application."""
     commit_ms: _builtins.int
     """When it was committed, in milliseconds since 1970; 0 without an offset."""
+    @_builtins.property
+    def error(self) -> _errors_pb2.PartitionError:
+        """Failure: OFFSETS_PENDING while an offset waits for the decision of an ingest; ask again. Absent: the fields above say what is stored."""
+
     def __init__(
         self,
         *,
@@ -687,10 +692,11 @@ class CommittedOffset(_message.Message):
         leader_epoch: _builtins.int | None = ...,
         metadata: _builtins.str = ...,
         commit_ms: _builtins.int = ...,
+        error: _errors_pb2.PartitionError | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_leader_epoch", b"_leader_epoch", "_offset", b"_offset", "leader_epoch", b"leader_epoch", "offset", b"offset"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_leader_epoch", b"_leader_epoch", "_offset", b"_offset", "error", b"error", "leader_epoch", b"leader_epoch", "offset", b"offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_leader_epoch", b"_leader_epoch", "_offset", b"_offset", "commit_ms", b"commit_ms", "leader_epoch", b"leader_epoch", "metadata", b"metadata", "offset", b"offset", "partition", b"partition", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_leader_epoch", b"_leader_epoch", "_offset", b"_offset", "commit_ms", b"commit_ms", "error", b"error", "leader_epoch", b"leader_epoch", "metadata", b"metadata", "offset", b"offset", "partition", b"partition", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__leader_epoch: _TypeAlias = _typing.Literal["leader_epoch"]  # noqa: Y015
     _WhichOneofArgType__leader_epoch: _TypeAlias = _typing.Literal["_leader_epoch", b"_leader_epoch"]  # noqa: Y015

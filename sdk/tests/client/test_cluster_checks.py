@@ -182,3 +182,11 @@ def test_internal_topic_that_could_have_more_replicas_is_a_note(
         [] if wanted is None else [("internal topic __groups could have more replicas", True)]
     )
     assert all(f"reassign __groups --to {wanted} then" in each.advice for each in found)
+
+
+def test_staging_topic_has_the_replicas_of_its_topic() -> None:
+    """It could not have more of them by itself, so that is no note."""
+    staging = TopicSummary(
+        topic="__staging-" + "0" * 32, topic_id=bytes(16), partition_count=1, replication_factor=1, is_internal=True
+    )
+    assert internal_topic_findings([staging], 3) == []

@@ -204,6 +204,12 @@ func (m *groupMember) committedOffsets(ctx context.Context, partitions []int32) 
 	err := m.atCoordinator(ctx, func(ctx context.Context, coordinator lograft.GroupServiceClient) error {
 		response, err := coordinator.FetchOffsets(ctx, request)
 		offsets = response.GetOffsets()
+		for _, one := range offsets {
+			// An offset that waits for the decision of an ingest: that is no "no offset". Ask again.
+			if one.Error != nil {
+				return status.Error(codes.Unavailable, one.Error.Message)
+			}
+		}
 		return err
 	})
 	return offsets, err

@@ -286,3 +286,75 @@ class GroupOffsetRecord(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__leader_epoch) -> _WhichOneofReturnType__leader_epoch | None: ...
 
 Global___GroupOffsetRecord: _TypeAlias = GroupOffsetRecord  # noqa: Y015
+
+@_typing.final
+class GroupPendingOffset(_message.Message):
+    """An offset that waits for the decision of an ingest."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_ID_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
+    topic_id: _builtins.bytes
+    """Topic id, 16 bytes."""
+    partition: _builtins.int
+    """Partition."""
+    offset: _builtins.int
+    """Next offset to read."""
+    leader_epoch: _builtins.int
+    """Leader epoch of the record before it; absent: unknown."""
+    metadata: _builtins.str
+    """Text of the application."""
+    def __init__(
+        self,
+        *,
+        topic_id: _builtins.bytes = ...,
+        partition: _builtins.int = ...,
+        offset: _builtins.int = ...,
+        leader_epoch: _builtins.int | None = ...,
+        metadata: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_leader_epoch", b"_leader_epoch", "leader_epoch", b"leader_epoch"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_leader_epoch", b"_leader_epoch", "leader_epoch", b"leader_epoch", "metadata", b"metadata", "offset", b"offset", "partition", b"partition", "topic_id", b"topic_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__leader_epoch: _TypeAlias = _typing.Literal["leader_epoch"]  # noqa: Y015
+    _WhichOneofArgType__leader_epoch: _TypeAlias = _typing.Literal["_leader_epoch", b"_leader_epoch"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__leader_epoch) -> _WhichOneofReturnType__leader_epoch | None: ...
+
+Global___GroupPendingOffset: _TypeAlias = GroupPendingOffset  # noqa: Y015
+
+@_typing.final
+class GroupPendingRecord(_message.Message):
+    """Offsets that count if and only if a round of an ingest is committed (key kind 6)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INGEST_EPOCH_FIELD_NUMBER: _builtins.int
+    PREPARED_MS_FIELD_NUMBER: _builtins.int
+    OFFSETS_FIELD_NUMBER: _builtins.int
+    ingest_epoch: _builtins.int
+    """Epoch of the ingest."""
+    prepared_ms: _builtins.int
+    """Milliseconds since 1970 at which they were prepared."""
+    @_builtins.property
+    def offsets(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupPendingOffset]:
+        """Offsets, by topic id and partition. Those of topics that were deleted meanwhile are left out."""
+
+    def __init__(
+        self,
+        *,
+        ingest_epoch: _builtins.int = ...,
+        prepared_ms: _builtins.int = ...,
+        offsets: _abc.Iterable[Global___GroupPendingOffset] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ingest_epoch", b"ingest_epoch", "offsets", b"offsets", "prepared_ms", b"prepared_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupPendingRecord: _TypeAlias = GroupPendingRecord  # noqa: Y015
