@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 from lograft.internal.v1 import ingest_calls_pb2, publication_pb2
+from lograft.v1 import group_pb2
 from lograft.v1 import ingest_pb2 as pb
 from lograft.wire.codes import ErrorCode
 
 from brokerd.coordinator.internal_topics import INGESTS
 from brokerd.failure import RefusedError
 from brokerd.publishing import publisher as publisher_module
+from brokerd.tests.api.group_clients import coordinator_of, served
+from brokerd.tests.api.test_group_failover import group_at
 from brokerd.tests.ingests.ingest_clients import Clients, Gate, Ingest, sweep_often, until, wait_freed, wait_loaded
 from brokerd.tests.publishing.staging_clients import read_all, replica_of
 from brokerd.tests.support import connected, refusal
@@ -267,3 +270,38 @@ async def test_questions_between_brokers_are_refused_unless_they_come_from_the_c
         assert (await ingest.describe()).state == pb.INGEST_STATE_OPEN
         assert await code() is ErrorCode.UNSPECIFIED, "answered"
         assert (await ingest.describe()).state == pb.INGEST_STATE_ABORTED
+
+
+@pytest.mark.slow
+async def test_offsets_go_with_the_decision_whoever_coordinates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The group is at one broker, the ingest at another, which stops after the decision: the next one tells the group."""
+    async with three(tmp_path) as (cluster, clients):
+        gate = Gate(monkeypatch, 2)
+        monkeypatch.setattr(cluster.brokers[2].ingests, "_begin_group", lambda *_: None)
+        group_id = await group_at(cluster, clients.any, 3)
+        ingest = await ingest_at(clients, 2)
+        await ingest.open("t")
+        topic_id = ingest.topics["t"].topic_id
+        attempt = await ingest.staged(0, "t", 0, b"x")
+        place = pb.IngestOffset(topic_id=topic_id, partition=1, offset=42)
+        offsets = pb.IngestOffsets(group_id=group_id, member_epoch=-1, offsets=[place])
+        committing = asyncio.create_task(ingest.commit(attempt, offsets=offsets))
+        await ingest.wait_state(pb.INGEST_STATE_DECIDED)
+        await until(lambda: bool(gate.held))
+        await cluster.stop(2)
+        assert (await committing).was_committed
+        topics = [group_pb2.PartitionsOfTopic(topic_id=topic_id, partitions=[1])]
+        request = group_pb2.FetchOffsetsRequest(group_id=group_id, topics=topics)
+        async with asyncio.timeout(LONG_S):
+            while True:
+                found = await coordinator_of(clients.any, group_id)
+                there = clients.at(f"{found.host}:{found.port}")
+                (answer,) = (await served(there.groups.FetchOffsets, request)).offsets
+                if not answer.HasField("error"):
+                    break
+                assert answer.error.code == int(ErrorCode.OFFSETS_PENDING)
+                await asyncio.sleep(0.05)
+        assert answer.offset == 42
+        gate.open()
