@@ -527,3 +527,30 @@ async def test_sweep_hears_what_is_needed_in_each_partition(lone: Lone) -> None:
     assert lone.server.ingests is not None
     await lone.server.ingests.stop()
     assert await calls.live_attempts(lone.topic_id, 0, [live.producer_id]) == {}, "nobody answers: it may be needed"
+
+
+async def test_two_commits_at_the_same_time_are_one_decision(lone: Lone) -> None:
+    """Both get its answer, and one of them made it."""
+    for number in range(5):
+        ingest = Ingest(lone.clients, f"x{number}")
+        await ingest.open("t")
+        attempt = await ingest.staged(0, "t", 0, b"%d" % number)
+        found = await asyncio.gather(ingest.commit(attempt), ingest.commit(attempt))
+        assert sorted(each.was_committed for each in found) == [False, True]
+        assert found[0].result == found[1].result
+    assert await lone.values() == [b"0", b"1", b"2", b"3", b"4"]
+
+
+async def test_topic_grows_while_an_ingest_is_open(lone: Lone) -> None:
+    """Its staging topic grows with it, so an open attempt can stage for new partitions."""
+    ingest = Ingest(lone.clients, "x")
+    await ingest.open("t")
+    attempt = await ingest.attempt(0)
+    await attempt.stage("t", 0, b"old")
+    request = admin_pb2.CreatePartitionsRequest(topic="t", partition_count=4)
+    grown = await lone.clients.any.admin.CreatePartitions(request, timeout=WAIT_S)
+    await lone.clients.see(grown.metadata_offset)
+    await attempt.stage("t", 3, b"new")
+    await attempt.seal()
+    assert len((await ingest.commit(attempt)).result.parts) == 2
+    assert [await lone.values(each) for each in (0, 3)] == [[b"old"], [b"new"]]
