@@ -50,7 +50,7 @@ PARTS_TOTAL_MAX: Final = 1_000_000
 PARTITION_RECORDS_MAX: Final = 2**30 - 1
 """Records of one partition in decisions that are not complete: less than half of the sequences, so that their order shows."""
 
-OFFSETS_MAX: Final = 4_000
+OFFSETS_MAX: Final = 3_000
 """Offsets of a group in one decision."""
 
 DECISION_RECORDS_MAX: Final = 4_096
