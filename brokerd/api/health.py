@@ -17,6 +17,7 @@ SERVICE_NAMES = (
     "lograft.v1.MetadataService",
     "lograft.v1.AdminService",
     "lograft.v1.GroupService",
+    "lograft.v1.IngestService",
 )
 """Services that have a health status, in addition to the empty name."""
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Hashable, Iterator
+from functools import partial
 from typing import Generic
 
 from lograft.wire.codes import ErrorCode
@@ -36,7 +37,7 @@ class CoordinatorRuntime(Generic[Command, Response, Rec]):
     Args:
         topic: name of the topic.
         node_id: this broker.
-        new_core: makes an empty core for one leadership of one partition.
+        new_core: makes an empty core for one leadership of the partition that it gets.
         codec: translates the records of the core.
         leader_place: returns the leader of a partition of the topic as the metadata has it; None: none is known, or the topic does
             not exist.
@@ -54,7 +55,7 @@ class CoordinatorRuntime(Generic[Command, Response, Rec]):
         topic: str,
         *,
         node_id: int,
-        new_core: Callable[[], Core[Command, Response, Rec]],
+        new_core: Callable[[int], Core[Command, Response, Rec]],
         codec: RecordCodec[Rec],
         leader_place: Callable[[int], LeaderPlace | None],
         scope_of: Callable[[Command], Hashable] | None = None,
@@ -110,7 +111,12 @@ class CoordinatorRuntime(Generic[Command, Response, Rec]):
         known.note_role()
 
     def _make(self, replica: Replica) -> CoordinatorPartition[Command, Response, Rec]:
-        machine = PartitionMachine(str(replica), new_core=self._new_core, codec=self._codec, scope_of=self._scope_of)
+        machine = PartitionMachine(
+            str(replica),
+            new_core=partial(self._new_core, replica.partition),
+            codec=self._codec,
+            scope_of=self._scope_of,
+        )
         return CoordinatorPartition(
             replica,
             machine,

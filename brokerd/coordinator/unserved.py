@@ -115,3 +115,23 @@ def outcome_unknown(partition: str, *, leader: LeaderPlace | None = None) -> Uns
     return Unserved(
         UnservedReason.OUTCOME_UNKNOWN, Failure(code=ErrorCode.OUTCOME_UNKNOWN, message=message, leader=leader)
     )
+
+
+def client_failure(unserved: Unserved) -> Failure:
+    """Return why a command got no outcome, as a client of groups or ingests gets it."""
+    failure = unserved.failure
+    match unserved.reason:
+        case UnservedReason.MOVED:
+            return Failure(code=ErrorCode.NOT_COORDINATOR, message=failure.message, leader=failure.leader)
+        case UnservedReason.NO_COORDINATOR if failure.code is ErrorCode.SHUTTING_DOWN:
+            # No hint: the client asks any other broker.
+            return Failure(
+                code=ErrorCode.NOT_COORDINATOR, message=failure.message, retry_after_ms=failure.retry_after_ms
+            )
+        case UnservedReason.NO_COORDINATOR | UnservedReason.LOADING:
+            code = ErrorCode.COORDINATOR_LOADING
+        case UnservedReason.FAILED if failure.retry_after_ms:
+            code = ErrorCode.COORDINATOR_LOADING
+        case _:
+            return failure
+    return Failure(code=code, message=failure.message, retry_after_ms=failure.retry_after_ms)

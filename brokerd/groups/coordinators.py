@@ -18,8 +18,6 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Final, Protocol, assert_never
 
-from lograft.wire.codes import ErrorCode
-
 from brokerd.assignment_worker.worker import AssignmentFailedError, AssignmentSupersededError, AssignmentWorker
 from brokerd.clock import monotonic_ms, wall_ms
 from brokerd.controller_client.controller_calls import ControllerCalls
@@ -27,8 +25,8 @@ from brokerd.coordinator.internal_topics import GROUPS
 from brokerd.coordinator.limits import COMMAND_WAIT_MS
 from brokerd.coordinator.runtime import CoordinatorRuntime
 from brokerd.coordinator.topic_creation import TopicCreation
-from brokerd.coordinator.unserved import Unserved, UnservedError, UnservedReason
-from brokerd.failure import Failure, LeaderPlace, RefusedError
+from brokerd.coordinator.unserved import UnservedError, UnservedReason, client_failure
+from brokerd.failure import LeaderPlace, RefusedError
 from brokerd.groups import patterns
 from brokerd.groups.answers import Answer, Outcome, Refused
 from brokerd.groups.assignment.specs import AssignmentError
@@ -163,7 +161,7 @@ class GroupCoordinators:
         """Note that the role or the leader epoch of a replica has changed; replicas of other topics are ignored."""
         self._runtime.note_role(replica)
 
-    def _new_core(self) -> GroupCore:
+    def _new_core(self, _partition: int) -> GroupCore:
         return GroupCore(patterns.compile_pattern, defaults=self._defaults, unix_offset_ms=wall_ms() - monotonic_ms())
 
     def _on_active(self, partition: int, is_active: bool) -> None:
@@ -242,7 +240,7 @@ class GroupCoordinators:
         try:
             answer = await self._runtime.submit(partition, command, size_bytes=size_bytes, timeout_ms=timeout_ms)
         except UnservedError as error:
-            failure = failure_of(error.unserved)
+            failure = client_failure(error.unserved)
             self.totals.count_command(kind, failure.code.name)
             raise RefusedError(failure) from error
         outcome = answer.outcome
@@ -379,23 +377,3 @@ class GroupCoordinators:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             logger.error("work for a group failed: %s", task.get_name(), exc_info=error)
-
-
-def failure_of(unserved: Unserved) -> Failure:
-    """Return why a command got no outcome, as a client of groups gets it."""
-    failure = unserved.failure
-    match unserved.reason:
-        case UnservedReason.MOVED:
-            return Failure(code=ErrorCode.NOT_COORDINATOR, message=failure.message, leader=failure.leader)
-        case UnservedReason.NO_COORDINATOR if failure.code is ErrorCode.SHUTTING_DOWN:
-            # No hint: the client asks any other broker.
-            return Failure(
-                code=ErrorCode.NOT_COORDINATOR, message=failure.message, retry_after_ms=failure.retry_after_ms
-            )
-        case UnservedReason.NO_COORDINATOR | UnservedReason.LOADING:
-            code = ErrorCode.COORDINATOR_LOADING
-        case UnservedReason.FAILED if failure.retry_after_ms:
-            code = ErrorCode.COORDINATOR_LOADING
-        case _:
-            return failure
-    return Failure(code=code, message=failure.message, retry_after_ms=failure.retry_after_ms)

@@ -137,7 +137,7 @@ class DecideOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartPublished:
-    """A leader has published a part, or its topic is gone (`NO_OFFSET` twice).
+    """A leader has published a part, or its topic is gone.
 
     Attributes:
         ingest_id: ingest.
@@ -145,8 +145,9 @@ class PartPublished:
         topic_id: topic.
         partition: partition.
         base_sequence: that of the part, so that a late answer is not taken for that of a later ingest with the same id.
-        first_offset: offset of the first record.
-        end_offset: offset after the last record.
+        first_offset: offset of the first record; `NO_OFFSET`: it was deleted since, by retention for example.
+        end_offset: offset after the last record; `NO_OFFSET`: it was deleted since.
+        is_topic_gone: True: the topic was deleted, and nothing more is published there.
     """
 
     ingest_id: str
@@ -156,6 +157,7 @@ class PartPublished:
     base_sequence: int
     first_offset: int
     end_offset: int
+    is_topic_gone: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -103,3 +103,62 @@ LISTED_MAX: Final = 1_000
 
 LIVE_PRODUCERS_MAX: Final = 1_000
 """Producer ids of one question for live attempts."""
+
+# The shell.
+
+ASKED_PARTS_MAX: Final = 1_024
+"""Publications that the coordinators of one broker wait for; further ones are left out, and their cores ask again."""
+
+TOLD_GROUPS_MAX: Final = 256
+"""Groups that the coordinators of one broker tell an outcome at the same time; further ones are left out, and their cores ask again."""
+
+COMMITS_MAX: Final = 512
+"""Commits, and opens that wait for one, that one broker carries out at the same time; more are refused with OVERLOADED."""
+
+CHECKS_MAX: Final = 16
+"""Staging partitions that one commit has checked at the same time."""
+
+CALL_MS: Final = 30_000
+"""Milliseconds that a command of a client may take, whatever its deadline."""
+
+COMMIT_CALL_MS: Final = 600_000
+"""Milliseconds that a commit, or an open that waits for one, may take, whatever its deadline. The publication goes on without it."""
+
+ASK_AGAIN_MS: Final = 2_000
+"""Milliseconds after which a call that waits for a decision to be published asks again: the word of it may have been lost."""
+
+CHECKS_MS: Final = 60_000
+"""Milliseconds that the checks of one commit may take, with all repetitions; and its group for the offsets."""
+
+COMMIT_RETRY_MS: Final = 100
+"""Shortest pause, in milliseconds, before a check or a prepare of a commit is repeated; it doubles up to `COMMIT_RETRY_MAX_MS`."""
+
+COMMIT_RETRY_MAX_MS: Final = 2_000
+"""Longest such pause, in milliseconds."""
+
+TOPIC_WAIT_MS: Final = 2_000
+"""Milliseconds that an open waits for topics that this broker's metadata does not have yet."""
+
+STAGING_TOPICS_MAX: Final = 8
+"""Staging topics that one broker has made at the same time."""
+
+STAGING_ATTEMPTS: Final = 5
+"""Times that the controller is asked for the staging topic of a topic that grows."""
+
+STAGING_CREATE_MS: Final = 10_000
+"""Milliseconds that the controller has to make a staging topic, all attempts together."""
+
+STAGING_APPLY_MS: Final = 5_000
+"""Milliseconds until this broker's metadata must have a staging topic that the controller has made."""
+
+STAGING_SEGMENT_BYTES: Final = 16 * 1024 * 1024
+"""`segment.bytes` of staging topics: small, so that freed space returns soon."""
+
+QUESTION_MS: Final = 5_000
+"""Milliseconds that a broker waits for the answer of a coordinator to a question."""
+
+QUESTIONS_MAX: Final = 8
+"""Coordinators that one sweep, or one call of a client, asks at the same time."""
+
+DELETED_RETRY_MS: Final = 250
+"""Milliseconds before deleted topics are handed to a coordinator again that took no command."""

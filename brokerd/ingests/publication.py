@@ -41,14 +41,14 @@ def part_published(state: IngestsState, command: PartPublished) -> IngestDecisio
         return decided(Noted())
     if plan.is_published or not ingest.is_incomplete(command.round):
         return decided(Noted())
-    offsets = (command.first_offset, command.end_offset)
-    is_gone = offsets == (NO_OFFSET, NO_OFFSET)
-    if not is_gone and (command.first_offset < 0 or command.end_offset - command.first_offset < plan.records):
+    offsets = (NO_OFFSET, NO_OFFSET) if command.is_topic_gone else (command.first_offset, command.end_offset)
+    are_known = NO_OFFSET not in offsets
+    if min(offsets) < NO_OFFSET or (are_known and command.end_offset - command.first_offset < plan.records):
         return refused(
             Refusal.INVALID_REQUEST,
             f"{plan.records} records are not at offsets {command.first_offset} to {command.end_offset}",
         )
-    if is_gone:
+    if command.is_topic_gone:
         # Whatever else is decided for the topic ends as well, and its sequences are forgotten.
         state.soft.deleted_topics[command.topic_id] = None
     records, effects = end_parts(state, ingest, command.round, {topic_partition: offsets})

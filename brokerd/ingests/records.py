@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 NO_OFFSET: Final = -1
-"""First and end offset of a part whose topic was deleted after the decision."""
+"""An offset of a published part that is no more: the topic was deleted after the decision, or the record before somebody asked."""
 
 
 class TopicPartition(NamedTuple):
@@ -67,8 +67,8 @@ class PublishedPart:
         topic_id: topic.
         partition: partition.
         records: number of records.
-        first_offset: offset of the first one; `NO_OFFSET`: the topic was deleted.
-        end_offset: offset after the last one; `NO_OFFSET`: the topic was deleted.
+        first_offset: offset of the first one; `NO_OFFSET`: it, or the topic, was deleted.
+        end_offset: offset after the last one; `NO_OFFSET`: it, or the topic, was deleted.
     """
 
     topic_id: bytes

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metrics of a broker process: its quorum node (observer or voter), its memory budgets, its log directories, its groups."""
+"""The metrics of a broker process: its quorum node (observer or voter), memory budgets, log directories, groups and ingests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 from brokerd.errors import AddressInUseError
 from brokerd.groups.figures import GroupFigures, GroupTotals
+from brokerd.ingests.figures import IngestFigures, IngestTotals
 from brokerd.memory.budget import MemoryBudget
+from brokerd.publishing.quota import StagingQuota
 from brokerd.replica.removed_directories import UnknownPartitions
 from metaquorum.process.settings import Address
 from metaquorum.replica.quorum_node import QuorumNode
@@ -30,6 +32,9 @@ UNKNOWN_PREFIX: Final = "lograft_broker_unknown_"
 
 GROUP_PREFIX: Final = "lograft_broker_group_"
 """Prefix of the metrics of groups."""
+
+INGEST_PREFIX: Final = "lograft_broker_ingest_"
+"""Prefix of the metrics of ingests."""
 
 
 class MemoryCollector:
@@ -138,6 +143,60 @@ class GroupCollector:
         yield commands
 
 
+class IngestCollector:
+    """The ingests that a broker coordinates, and what is staged at it, as Prometheus metrics.
+
+    Args:
+        read: returns the totals, the figures of the last look, and the staging quota; None before the broker is composed. It is called
+            outside the event loop.
+    """
+
+    def __init__(self, read: Callable[[], tuple[IngestTotals, IngestFigures, StagingQuota] | None]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of this moment."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        found = self._read()
+        if found is None:
+            return
+        totals, figures, quota = found
+        ingests = GaugeMetricFamily(
+            INGEST_PREFIX + "ingests", "Ingests that this broker coordinates, by state.", labels=("state",)
+        )
+        for state, count in figures.ingests.items():
+            ingests.add_metric((state,), count)
+        yield ingests
+        for name, text, value in (
+            ("coordinators", "Partitions of __ingests whose coordinator is active here.", figures.coordinator_count),
+            ("attempts", "Attempts of these ingests.", figures.attempt_count),
+            ("last_load_seconds", "Seconds that the last loading of a coordinator took.", totals.last_load_ms / 1000),
+            ("staged_bytes", "Bytes of the staging partitions that this broker leads.", quota.used_bytes),
+            ("staged_limit_bytes", "Bytes that may be staged at this broker.", quota.limit_bytes),
+        ):
+            yield GaugeMetricFamily(INGEST_PREFIX + name, text, value=value)
+        for name, text, value in (
+            ("loads", "Loadings of coordinators that ended.", totals.loads),
+            ("load_seconds", "Seconds that they took together.", totals.load_ms / 1000),
+            ("completed_decisions", "Decisions that were published in all partitions.", totals.completed_decisions),
+            ("published_parts", "Parts of decisions that leaders have published.", totals.published_parts),
+            ("failed_parts", "Asks for a publication that failed; they are repeated.", totals.failed_parts),
+            ("left_out_parts", "Asks left out because too many were under way.", totals.left_out_parts),
+            ("ended_parts", "Parts that ended because their topic was deleted.", totals.ended_parts),
+            ("expired_ingests", "Ingests that were aborted because nobody touched them.", totals.expired_ingests),
+            ("told_groups", "Outcomes that groups were told.", totals.told_groups),
+            ("failed_groups", "Attempts to tell a group that failed; they are repeated.", totals.failed_groups),
+        ):
+            yield CounterMetricFamily(INGEST_PREFIX + name, text, value=value)
+        commands = CounterMetricFamily(
+            INGEST_PREFIX + "commands", "Commands to coordinators, by kind and result.", labels=("command", "result")
+        )
+        for labels, count in dict(totals.commands).items():
+            commands.add_metric(labels, count)
+        yield commands
+
+
 def open_metrics(
     node: QuorumNode,
     listen: Address,
@@ -145,8 +204,9 @@ def open_metrics(
     *,
     unknown: Callable[[], Mapping[LogDirectory, UnknownPartitions]],
     groups: Callable[[], tuple[GroupTotals, GroupFigures] | None],
+    ingests: Callable[[], tuple[IngestTotals, IngestFigures, StagingQuota] | None],
 ) -> MetricsListener:
-    """Serve the metrics of a node and of its broker's memory budgets, log directories and groups until the listener is closed.
+    """Serve the metrics of a node and of its broker's memory budgets, log directories, groups and ingests until the listener is closed.
 
     Raises:
         AddressInUseError: the port is taken, or the address is not one of this machine.
@@ -155,7 +215,11 @@ def open_metrics(
     from metaquorum.process.metrics_listener import MetricsAddressError, MetricsListener
 
     listener = MetricsListener(
-        node.sample, MemoryCollector(budgets), UnknownPartitionsCollector(unknown), GroupCollector(groups)
+        node.sample,
+        MemoryCollector(budgets),
+        UnknownPartitionsCollector(unknown),
+        GroupCollector(groups),
+        IngestCollector(ingests),
     )
     try:
         listener.open(listen)

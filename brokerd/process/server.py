@@ -9,7 +9,7 @@ the logs open. Then the broker asks to be unfenced. When the controller has done
 
 Stop: controlled shutdown at the controller, which moves leaderships to other brokers. (If this broker leads no partition with other
 replicas, this step comes after the drain and waits only until the broker is fenced.) Then: no new streams, GoAway to the open ones,
-drain, group coordinators, both listeners, voter, close of the logs, mark of the clean shutdown, quorum member.
+drain, coordinators of groups and ingests, both listeners, voter, close of the logs, mark of the clean shutdown, quorum member.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from brokerd.api.forward import ForwardedCalls, Forwarder
 from brokerd.api.group_service.limits import MAX_GROUP_STREAMS
 from brokerd.api.group_service.service import GroupService
 from brokerd.api.health import Health
+from brokerd.api.ingest_service.service import IngestService
 from brokerd.api.listener import make_server
 from brokerd.api.log_directory_calls import LogDirectoryCalls
 from brokerd.api.log_service.batch_check import BatchThreads
@@ -42,7 +43,12 @@ from brokerd.controller_client.producer_ids import ProducerIds
 from brokerd.errors import BrokerError, BrokerFailedError
 from brokerd.groups.coordinators import GroupCoordinators
 from brokerd.groups.figures import GroupFigures, GroupTotals
-from brokerd.groups.pending_calls import PendingOffsetsService
+from brokerd.groups.pending_calls import PendingOffsetsCalls, PendingOffsetsService
+from brokerd.ingests.coordinator_calls import IngestCalls, IngestCallService, LocalIngests
+from brokerd.ingests.coordinators import IngestCoordinators
+from brokerd.ingests.figures import IngestFigures, IngestTotals
+from brokerd.ingests.staging_topics import StagingTopics
+from brokerd.ingests.steps import IngestSteps
 from brokerd.limits import (
     DRAIN_MS,
     MAX_FETCH_STREAMS,
@@ -55,6 +61,7 @@ from brokerd.limits import (
     SPACE_CHECK_MS,
 )
 from brokerd.loaded_heap import keep_loaded
+from brokerd.process.ingest_groups import OutcomeQuestions, group_offsets_calls
 from brokerd.process.metrics import open_metrics
 from brokerd.process.quorum import QuorumMember, open_quorum_member
 from brokerd.process.replication import Replication
@@ -63,16 +70,19 @@ from brokerd.publishing.calls import PublicationCalls
 from brokerd.publishing.checks import StagedChecks
 from brokerd.publishing.led_partitions import LedPartitions
 from brokerd.publishing.limits import STAGING_SWEEP_MS
+from brokerd.publishing.peer_calls import PeerCalls
 from brokerd.publishing.publisher import Publisher
 from brokerd.publishing.quota import StagingQuota, default_limit_bytes
 from brokerd.publishing.service import LocalPublications, PublicationService
 from brokerd.publishing.staged_reads import StagedReads
+from brokerd.publishing.sweep import StagingSweep
 from brokerd.replica.locator import Locator
 from brokerd.replica.log_directories import OpenedDirectories, open_log_directories
 from brokerd.replica.manager import ReplicaManager
 from brokerd.replica.metadata_view import OwnBroker
 from brokerd.replica.removed_directories import UnknownPartitions
 from brokerd.replica.repairing import DamageRepairs
+from brokerd.replica.replica import Replica
 from brokerd.replication.configured_rates import configured_rates
 from brokerd.replication.leader_stream import Leader, ReplicationService
 from brokerd.replication.repair import RangeSource
@@ -114,6 +124,11 @@ class _Broker:
         parts: the parts that the services for clients share.
         publications: what this broker publishes and checks for coordinators of ingests.
         publication_calls: asks the leaders of partitions to publish and to check.
+        ingests: the ingest coordinators.
+        staging_topics: makes staging topics.
+        local_ingests: what this broker answers as a coordinator of ingests.
+        ingest_calls: asks coordinators of ingests.
+        outcomes: questions of groups about ingests.
     """
 
     calls: ControllerCalls
@@ -124,6 +139,11 @@ class _Broker:
     parts: BrokerParts
     publications: LocalPublications
     publication_calls: PublicationCalls
+    ingests: IngestCoordinators
+    staging_topics: StagingTopics
+    local_ingests: LocalIngests
+    ingest_calls: IngestCalls
+    outcomes: OutcomeQuestions
 
 
 class BrokerServer:
@@ -151,6 +171,7 @@ class BrokerServer:
         self._followers: ReplicationService | None = None
         self._forwarded: ForwardedCalls | None = None
         self._publications: PublicationService | None = None
+        self._ingest_calls: IngestCallService | None = None
         self._pending_offsets: PendingOffsetsService | None = None
         self._quorum: QuorumMember | None = None
         self._metrics: MetricsListener | None = None
@@ -215,6 +236,16 @@ class BrokerServer:
         return None if self._broker is None else self._broker.groups
 
     @property
+    def ingests(self) -> IngestCoordinators | None:
+        """The ingest coordinators of this broker; None before `start`."""
+        return None if self._broker is None else self._broker.ingests
+
+    @property
+    def ingest_calls(self) -> IngestCalls | None:
+        """Asks the coordinators of ingests; None before `start`."""
+        return None if self._broker is None else self._broker.ingest_calls
+
+    @property
     def is_serving(self) -> bool:
         """True while the broker is registered and unfenced and its logs are open."""
         return self._serving.is_set()
@@ -261,6 +292,7 @@ class BrokerServer:
         self._followers = ReplicationService(table)
         self._forwarded = ForwardedCalls(table)
         self._publications = PublicationService(table)
+        self._ingest_calls = IngestCallService(table)
         self._pending_offsets = PendingOffsetsService(table)
 
     def _open_metrics(self, quorum: QuorumMember) -> None:
@@ -269,7 +301,12 @@ class BrokerServer:
         listen = self._settings.metrics_listen
         if listen is not None:
             self._metrics = open_metrics(
-                quorum.quorum_node, listen, budgets, unknown=self._unknown_counts, groups=self._group_counts
+                quorum.quorum_node,
+                listen,
+                budgets,
+                unknown=self._unknown_counts,
+                groups=self._group_counts,
+                ingests=self._ingest_counts,
             )
 
     def _unknown_counts(self) -> Mapping[LogDirectory, UnknownPartitions]:
@@ -278,6 +315,10 @@ class BrokerServer:
     def _group_counts(self) -> tuple[GroupTotals, GroupFigures] | None:
         groups = self.groups
         return None if groups is None else (groups.totals, groups.figures)
+
+    def _ingest_counts(self) -> tuple[IngestTotals, IngestFigures, StagingQuota] | None:
+        broker = self._broker
+        return None if broker is None else (broker.ingests.totals, broker.ingests.figures, broker.parts.staging_quota)
 
     def _compose(self, quorum: QuorumMember, logs: LogDirectories, clean_stop_epoch: int | None) -> _Broker:
         """Create the parts and connect them, without starting any."""
@@ -311,10 +352,15 @@ class BrokerServer:
         manager.on_offline = lifecycle.note_offline_directories
         manager.failed.add_done_callback(self._on_manager_failed)
         lifecycle.lacks_room = manager.lacks_room
+        outcomes = OutcomeQuestions()
         groups = GroupCoordinators(
-            node_id=node_id, observer=observer, manager=manager, calls=calls, keep_loaded=self._keep_loaded
+            node_id=node_id,
+            observer=observer,
+            manager=manager,
+            calls=calls,
+            keep_loaded=self._keep_loaded,
+            ask_outcome=outcomes.ask,
         )
-        manager.on_role = groups.note_role
         parts = BrokerParts(
             cluster_id=cluster_id,
             node_id=node_id,
@@ -340,6 +386,40 @@ class BrokerServer:
             publisher=Publisher(led=led, staged=staged),
             checks=StagedChecks(led=led, staged=staged),
         )
+        peer_calls = PeerCalls(
+            quorum.peers,
+            observer,
+            cluster_id=cluster_id,
+            node_id=node_id,
+            incarnation_id=identity.incarnation_id,
+            broker_epoch=lambda: lifecycle.broker_epoch,
+        )
+        publication_calls = PublicationCalls(publications, peer_calls)
+        ingests = IngestCoordinators(
+            node_id=node_id,
+            observer=observer,
+            manager=manager,
+            calls=calls,
+            publications=publication_calls,
+            is_lost=lambda: lifecycle.session.is_lost,
+            group_offsets=group_offsets_calls(PendingOffsetsCalls(groups, quorum.peers, observer, node_id=node_id)),
+            keep_loaded=self._keep_loaded,
+        )
+        local_ingests = LocalIngests(
+            cluster_id=cluster_id,
+            node_id=node_id,
+            observer=observer,
+            coordinators=ingests,
+        )
+
+        ingest_calls = IngestCalls(local_ingests, peer_calls)
+        outcomes.attach(groups, ingest_calls)
+
+        def note_role(replica: Replica) -> None:
+            groups.note_role(replica)
+            ingests.note_role(replica)
+
+        manager.on_role = note_role
         return _Broker(
             calls=calls,
             lifecycle=lifecycle,
@@ -348,12 +428,12 @@ class BrokerServer:
             groups=groups,
             parts=parts,
             publications=publications,
-            publication_calls=PublicationCalls(
-                publications,
-                quorum.peers,
-                incarnation_id=identity.incarnation_id,
-                broker_epoch=lambda: lifecycle.broker_epoch,
-            ),
+            publication_calls=publication_calls,
+            ingests=ingests,
+            staging_topics=StagingTopics(observer, calls),
+            local_ingests=local_ingests,
+            ingest_calls=ingest_calls,
+            outcomes=outcomes,
         )
 
     def _staging_max_bytes(self) -> int:
@@ -367,11 +447,14 @@ class BrokerServer:
         assert self._followers is not None, "the quorum member adds the services"
         assert self._forwarded is not None, "the quorum member adds the services"
         assert self._publications is not None, "the quorum member adds the services"
+        assert self._ingest_calls is not None, "the quorum member adds the services"
         assert self._pending_offsets is not None, "the quorum member adds the services"
         parts, observer = broker.parts, self._observer
         forwarder = Forwarder(parts.peers, observer)
         log_service = LogService(parts, forwarder)
         group_service = GroupService(parts, broker.groups, forwarder)
+        steps = IngestSteps(broker.ingests, broker.publication_calls, broker.staging_topics, observer)
+        ingest_service = IngestService(parts, broker.ingests, steps, broker.ingest_calls, forwarder)
         log_directories = LogDirectoryCalls(
             broker.manager, parts.locator, node_id=parts.node_id, cluster_id=parts.cluster_id
         )
@@ -381,14 +464,16 @@ class BrokerServer:
             MetadataService(parts).handler(),
             admin_service.handler(),
             group_service.handler(),
+            ingest_service.handler(),
         )
         self._followers.attach(self._leader(broker))
         self._publications.attach(broker.publications)
+        self._ingest_calls.attach(broker.local_ingests)
         self._listener, bound = await make_server(handlers, self._health, self._settings.listen)
         self._address = self._settings.advertise or bound
         await self._listener.start()
         self._pending_offsets.attach(broker.groups)
-        self._forwarded.attach({**log_service.by_leader, **group_service.forwarded})
+        self._forwarded.attach({**log_service.by_leader, **group_service.forwarded, **ingest_service.forwarded})
         logger.info("listening: address=%s node_id=%d cluster_id=%s", bound, parts.node_id, parts.cluster_id)
 
     def _leader(self, broker: _Broker) -> Leader:
@@ -411,6 +496,7 @@ class BrokerServer:
         """Start the registration and all background work."""
         lifecycle, manager, address = broker.lifecycle, broker.manager, self.address
         broker.groups.start()
+        broker.ingests.start()
         self._watch(lifecycle.start(host=address.host, port=address.port, replication_port=quorum.internal_port))
 
         async def expire_producers() -> None:
@@ -423,6 +509,7 @@ class BrokerServer:
         self._run("deletion of set-aside directories", _every(REMOVED_CHECK_MS, manager.delete_due))
         self._run("expiry of idle producers", _every(PRODUCER_EXPIRY_CHECK_MS, expire_producers))
         self._run("quota of staged records", _every(STAGING_SWEEP_MS, broker.parts.staging_quota.measure))
+        self._run("sweep of staged records", StagingSweep(manager.replicas, broker.ingest_calls.live_attempts).run())
         self._run("repair of damaged ranges", DamageRepairs(manager.replicas, broker.replication.repairs).run())
 
     async def _come_up(self, lifecycle: BrokerLifecycle, manager: ReplicaManager) -> None:
@@ -559,7 +646,10 @@ class BrokerServer:
         self._batch_threads.close()
         if broker is not None:
             # Before the listeners, so that calls that wait get typed answers.
+            await broker.outcomes.close()
             await broker.groups.stop()
+            await broker.ingests.stop()
+            await broker.staging_topics.close()
         await self._close_listeners()
         if broker is not None:
             await broker.parts.producer_ids.close()
@@ -590,6 +680,8 @@ class BrokerServer:
 
     async def _close_listeners(self) -> None:
         """End the requests of followers, other brokers and clients."""
+        if self._ingest_calls is not None:
+            self._ingest_calls.close()
         if self._publications is not None:
             await self._publications.close()
         if self._followers is not None:

@@ -1,37 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """Asks the leaders of partitions to publish and to check, wherever they are: the side of the coordinator.
 
-Owns the choice of the broker, from this broker's metadata, and the meaning of a broken call. Each question is asked once. Whoever asks
+Owns the choice of the broker, from this broker's metadata. Each question is asked once. Whoever asks
 repeats what failed with a retriable code: publications and checks may be repeated.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from google.protobuf.message import DecodeError, Message
 from lograft.internal.v1 import publication_pb2 as pb
 from lograft.wire.codes import ErrorCode
 
-from brokerd.addresses import internal_address
-from brokerd.failure import Failure, RefusedError, refused
+from brokerd.failure import refused
 from brokerd.publishing.limits import CHECK_CALL_MS, PUBLISH_CALL_MS, RETRY_MS
 from brokerd.publishing.messages import write_part, write_slices
 from brokerd.publishing.parts import Part, PublishedPart, Slice
+from brokerd.publishing.peer_calls import PeerCalls
 from brokerd.publishing.service import LocalPublications
 from metaquorum.metadata.image import TopicImage
 from metaquorum.metadata.topic_names import staging_topic
-from metaquorum.net.connection import Loss
-from metaquorum.net.link import CallError, RefusedByPeerError, UnansweredError
 from metaquorum.net.methods import Method
-from metaquorum.net.peers import Peers
-from metaquorum.net.service import decode_refusal
 
 AnswerT = TypeVar("AnswerT")
-ResponseT = TypeVar("ResponseT", bound=Message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,23 +41,12 @@ class PublicationCalls:
 
     Args:
         local: this broker.
-        peers: connections of this process to other servers.
-        incarnation_id: random id of this process.
-        broker_epoch: returns the epoch of the broker's registration; None before the first.
+        calls: calls to other brokers.
     """
 
-    def __init__(
-        self,
-        local: LocalPublications,
-        peers: Peers,
-        *,
-        incarnation_id: bytes,
-        broker_epoch: Callable[[], int | None],
-    ) -> None:
+    def __init__(self, local: LocalPublications, calls: PeerCalls) -> None:
         self._local = local
-        self._peers = peers
-        self._incarnation_id = incarnation_id
-        self._broker_epoch = broker_epoch
+        self._calls = calls
 
     async def publish(self, part: Part, *, timeout_ms: int = PUBLISH_CALL_MS) -> PublishedPart:
         """Have a part published; return where it is. It may be asked again at any time.
@@ -75,8 +58,10 @@ class PublicationCalls:
         leader_id = self._leader(self._topic(part.topic_id), part.partition)
         if leader_id == self._local.node_id:
             return await _in_time(self._local.publisher.publish(part), timeout_ms)
-        request = write_part(part, self._names(leader_id))
-        answer = await self._ask(leader_id, Method.PUBLISH_PART, request, pb.PublishPartResponse, timeout_ms)
+        request = write_part(part, self._calls.names(leader_id))
+        answer = await self._calls.ask(
+            leader_id, Method.PUBLISH_PART, request, pb.PublishPartResponse, timeout_ms=timeout_ms
+        )
         return PublishedPart(answer.first_offset, answer.end_offset)
 
     async def check(
@@ -102,9 +87,11 @@ class PublicationCalls:
             missing = await _in_time(self._local.checks.check(topic_id, partition, slices), timeout_ms)
             return [Unstaged(each.index, each.gap.value) for each in missing]
         request = pb.CheckStagedRequest(
-            peers=self._names(leader_id), topic_id=topic_id, partition=partition, slices=write_slices(slices)
+            peers=self._calls.names(leader_id), topic_id=topic_id, partition=partition, slices=write_slices(slices)
         )
-        answer = await self._ask(leader_id, Method.CHECK_STAGED, request, pb.CheckStagedResponse, timeout_ms)
+        answer = await self._calls.ask(
+            leader_id, Method.CHECK_STAGED, request, pb.CheckStagedResponse, timeout_ms=timeout_ms
+        )
         return [Unstaged(each.index, each.reason) for each in answer.missing]
 
     def _topic(self, topic_id: bytes) -> TopicImage:
@@ -126,43 +113,6 @@ class PublicationCalls:
             message = f"{topic.topic}-{partition} has no leader at the moment"
             raise refused(ErrorCode.LEADER_NOT_AVAILABLE, message, retry_after_ms=RETRY_MS)
         return leader_id
-
-    def _names(self, leader_id: int) -> pb.PublicationPeers:
-        own_epoch = self._broker_epoch()
-        if own_epoch is None:
-            raise refused(ErrorCode.LEADER_NOT_AVAILABLE, "this broker is not registered", retry_after_ms=RETRY_MS)
-        return pb.PublicationPeers(
-            cluster_id=self._local.cluster_id,
-            broker_id=leader_id,
-            sender_id=self._local.node_id,
-            broker_epoch=own_epoch,
-            incarnation_id=self._incarnation_id,
-        )
-
-    async def _ask(
-        self, leader_id: int, method: Method, request: Message, response_type: type[ResponseT], timeout_ms: int
-    ) -> ResponseT:
-        address = internal_address(self._local.observer.image, leader_id)
-        if address is None:
-            message = f"broker {leader_id} is not registered"
-            raise refused(ErrorCode.LEADER_NOT_AVAILABLE, message, retry_after_ms=RETRY_MS)
-        try:
-            answer = await self._peers.ask(
-                str(address), method, request.SerializeToString(), timeout_ms=timeout_ms, node_id=leader_id
-            )
-            return response_type.FromString(answer)
-        except RefusedByPeerError as error:
-            refusal = decode_refusal(error.failure)
-            text = f"broker {leader_id}: {refusal.message}"
-            raise RefusedError(
-                Failure(code=refusal.code, message=text, retry_after_ms=refusal.retry_after_ms)
-            ) from error
-        except CallError as error:
-            is_late = isinstance(error, UnansweredError) and error.loss is Loss.TIMED_OUT
-            code = ErrorCode.TIMED_OUT if is_late else ErrorCode.LEADER_NOT_AVAILABLE
-            raise refused(code, f"broker {leader_id}: {error}", retry_after_ms=RETRY_MS) from error
-        except DecodeError as error:
-            raise refused(ErrorCode.INTERNAL, f"the answer of broker {leader_id} cannot be decoded") from error
 
 
 async def _in_time(answer: Coroutine[None, None, AnswerT], timeout_ms: int) -> AnswerT:

@@ -16,14 +16,14 @@ from lograft.internal.v1 import publication_pb2 as pb
 from lograft.wire.codes import ErrorCode
 
 from brokerd.failure import RefusedError, refused
-from brokerd.membership import check_named_cluster, check_registered
 from brokerd.publishing.checks import StagedChecks
 from brokerd.publishing.messages import read_part, read_slices
+from brokerd.publishing.peer_calls import check_peers, refusal_of
 from brokerd.publishing.publisher import Publisher
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.net.link import ServedCall
 from metaquorum.net.methods import Method
-from metaquorum.net.service import RefusalError, ServiceTable
+from metaquorum.net.service import ServiceTable
 
 NOT_READY_RETRY_MS: Final = 100
 """`retry_after_ms` for a broker that asks before this one is ready."""
@@ -74,7 +74,7 @@ class PublicationService:
         try:
             published = await self._checked(request.peers).publisher.publish(read_part(request))
         except RefusedError as error:
-            raise _refusal(error) from error
+            raise refusal_of(error) from error
         return pb.PublishPartResponse(first_offset=published.first_offset, end_offset=published.end_offset)
 
     async def _check(self, request: pb.CheckStagedRequest, _call: ServedCall) -> pb.CheckStagedResponse:
@@ -82,7 +82,7 @@ class PublicationService:
             checks = self._checked(request.peers).checks
             missing = await checks.check(request.topic_id, request.partition, read_slices(request.slices))
         except RefusedError as error:
-            raise _refusal(error) from error
+            raise refusal_of(error) from error
         found = [pb.StagedMissing(index=each.index, reason=each.gap.value) for each in missing]
         return pb.CheckStagedResponse(missing=found)
 
@@ -90,25 +90,11 @@ class PublicationService:
         """Return this broker, if the request is for it and from a broker of the cluster.
 
         Raises:
-            RefusedError: OVERLOADED, it is starting or stopping; WRONG_CLUSTER; INVALID_REQUEST; METADATA_NOT_REACHED,
-                STALE_BROKER_EPOCH, as `check_registered`.
+            RefusedError: OVERLOADED, it is starting or stopping; as `check_peers`.
         """
         local = self._local
         if local is None:
             message = "this broker is starting or stopping"
             raise refused(ErrorCode.OVERLOADED, message, retry_after_ms=NOT_READY_RETRY_MS)
-        check_named_cluster(peers.cluster_id, local.cluster_id)
-        if peers.broker_id != local.node_id:
-            raise refused(ErrorCode.INVALID_REQUEST, f"this is broker {local.node_id}, not {peers.broker_id}")
-        check_registered(
-            local.observer.image,
-            peers.sender_id,
-            broker_epoch=peers.broker_epoch,
-            incarnation_id=peers.incarnation_id,
-        )
+        check_peers(peers, local.observer, cluster_id=local.cluster_id, node_id=local.node_id)
         return local
-
-
-def _refusal(error: RefusedError) -> RefusalError:
-    failure = error.failure
-    return RefusalError(failure.code, failure.message, retry_after_ms=failure.retry_after_ms)

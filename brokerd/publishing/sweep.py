@@ -24,13 +24,14 @@ from brokerd.publishing.limits import READ_BYTES, STAGING_SWEEP_MS, SWEEP_IDS_MA
 from brokerd.publishing.quota import staging_partitions
 from brokerd.publishing.staged_reads import staged_batch
 from brokerd.replica.replica import Replica
+from metaquorum.metadata.topic_names import staged_topic_id
 from storage.errors import StorageError
 
 logger = logging.getLogger(__name__)
 
-LiveAttempts = Callable[[Sequence[int]], Awaitable[Mapping[int, int | None]]]
-"""Returns for producer ids of attempts the sequence from which on staged records may be needed, or None: nothing is. Those whose
-coordinator did not answer are missing from the result. It raises nothing."""
+LiveAttempts = Callable[[bytes, int, Sequence[int]], Awaitable[Mapping[int, int | None]]]
+"""Returns, for the topic id and the partition that records are staged for and for producer ids of attempts, the sequence from which on
+they may be needed, or None: nothing is. Those whose coordinator did not answer are missing from the result. It raises nothing."""
 
 
 class StagingSweep:
@@ -78,14 +79,17 @@ class StagingSweep:
         start_offset, end_offset = replica.log_start_offset, replica.high_watermark
         if start_offset >= end_offset or not replica.is_end_known:
             return False
-        to_offset = await self._first_needed(replica, start_offset, end_offset)
+        topic_id = staged_topic_id(replica.topic)
+        if topic_id is None:
+            return False
+        to_offset = await self._first_needed(replica, topic_id, start_offset, end_offset)
         if to_offset <= start_offset or not replica.is_leader:
             return False
         await replica.delete_before(to_offset, self._now_ms())
         logger.debug("staged records freed: partition=%s from_offset=%d to_offset=%d", replica, start_offset, to_offset)
         return True
 
-    async def _first_needed(self, replica: Replica, offset: int, end_offset: int) -> int:
+    async def _first_needed(self, replica: Replica, topic_id: bytes, offset: int, end_offset: int) -> int:
         """Return the offset below which nothing is needed, as far as this sweep reads."""
         live: dict[int, int | None] = {}
         asked: set[int] = set()
@@ -97,7 +101,8 @@ class StagingSweep:
             batches = [staged_batch(header) for _, header in iter_batches(found.data)]
             unknown = sorted({each.producer_id for each in batches if is_staging_id(each.producer_id)} - asked)
             for at in range(0, len(unknown), SWEEP_IDS_MAX):
-                live.update(await self._live_attempts(unknown[at : at + SWEEP_IDS_MAX]))
+                some = unknown[at : at + SWEEP_IDS_MAX]
+                live.update(await self._live_attempts(topic_id, replica.partition, some))
             asked.update(unknown)
             needed = first_needed(batches, live)
             if needed is not None:

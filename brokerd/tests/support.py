@@ -15,6 +15,7 @@ from lograft.v1 import (
     admin_pb2,
     admin_pb2_grpc,
     group_pb2_grpc,
+    ingest_pb2_grpc,
     log_pb2,
     log_pb2_grpc,
     metadata_pb2,
@@ -68,6 +69,7 @@ class Client:
         self.metadata: Any = metadata_pb2_grpc.MetadataServiceStub(self.channel)
         self.admin: Any = admin_pb2_grpc.AdminServiceStub(self.channel)
         self.groups: Any = group_pb2_grpc.GroupServiceStub(self.channel)
+        self.ingests: Any = ingest_pb2_grpc.IngestServiceStub(self.channel)
 
     async def create_topic(self, topic: str, partition_count: int = 1, **configs: str) -> admin_pb2.CreateTopicResponse:
         request = admin_pb2.CreateTopicRequest(

@@ -31,6 +31,9 @@ class Method(IntEnum):
     """Carries a request of the public `LogService` and names its method."""
     PUBLISH_PART = 35
     CHECK_STAGED = 36
+    FIND_LIVE_ATTEMPTS = 37
+    DECIDE_OUTCOME = 38
+    FIND_PUBLISHED = 39
 
     PREPARE_OFFSETS = 40
     RESOLVE_OFFSETS = 41

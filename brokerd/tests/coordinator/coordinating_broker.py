@@ -51,7 +51,7 @@ class CoordinatingBroker:
         self.runtime: Runtime = CoordinatorRuntime(
             "t",
             node_id=1,
-            new_core=RegisterCore,
+            new_core=lambda _: RegisterCore(),
             codec=RegisterCodec(),
             leader_place=lambda partition: self.three.manager.leader_place(TOPIC_ID, partition),
             scope_of=register_of,

@@ -45,7 +45,7 @@ class Coordinators:
         return CoordinatorRuntime(
             "t",
             node_id=node_id,
-            new_core=RegisterCore,
+            new_core=lambda _: RegisterCore(),
             codec=RegisterCodec(),
             leader_place=place,  # type: ignore[arg-type]
             scope_of=register_of,

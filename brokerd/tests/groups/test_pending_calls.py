@@ -40,6 +40,8 @@ class Desk:
 
     def __init__(self, server: BrokerServer) -> None:
         self.groups: GroupCoordinators = groups_of(server)
+        # Nobody else decides: these ingests exist here only.
+        self.groups._ask_outcome = None
         assert server._broker is not None
         parts = server._broker.parts
         self.calls = PendingOffsetsCalls(self.groups, parts.peers, parts.observer, node_id=parts.node_id)

@@ -55,6 +55,7 @@ from brokerd.ingests.core import IngestCore
 from brokerd.ingests.effects import Effect, IngestCompleted, IngestExpired, Publish, ResolveOffsets
 from brokerd.ingests.limits import LOADED_GRACE_MS
 from brokerd.ingests.records import (
+    NO_OFFSET,
     IngestKind,
     IngestRecord,
     IngestState,
@@ -498,6 +499,7 @@ class Walk:
             base_sequence=part.base_sequence,
             first_offset=offsets[0],
             end_offset=offsets[1],
+            is_topic_gone=NO_OFFSET in offsets,
         )
         for delay_ms in self._deliveries():
             self._later(delay_ms, lambda: self._enqueue(command, self._expect_no_refusal))

@@ -202,8 +202,33 @@ def test_impossible_offsets_of_a_publication_are_refused() -> None:
         ingest_id="x", round=1, topic_id=TOPIC, partition=0, base_sequence=0, first_offset=4, end_offset=5
     )
     assert host.refusal(bad) is Refusal.INVALID_REQUEST
-    assert host.refusal(replace(bad, first_offset=-1, end_offset=5)) is Refusal.INVALID_REQUEST
+    assert host.refusal(replace(bad, first_offset=-2, end_offset=5)) is Refusal.INVALID_REQUEST
     host.published(effect)
+
+
+def test_published_records_that_retention_has_deleted_end_no_other_part() -> None:
+    """An end that is no more is unknown; only a leader that says that the topic is gone ends the rest of it."""
+    host = IngestHost()
+    host.open()
+    host.decide(host.sealed(part(P0), part(P1)))
+    effects = host.asked()
+    for each, first, end in ((effects[0], NO_OFFSET, 7), (effects[1], NO_OFFSET, NO_OFFSET)):
+        assert host.value().state is IngestState.DECIDED
+        host.do(
+            PartPublished(
+                ingest_id="x",
+                round=1,
+                topic_id=TOPIC,
+                partition=each.part.partition,
+                base_sequence=each.part.base_sequence,
+                first_offset=first,
+                end_offset=end,
+            )
+        )
+        host.run()
+        assert host.core.topics() == (TOPIC,)
+    (completed,) = [each for each in host.effects if isinstance(each, IngestCompleted)]
+    assert [(each.first_offset, each.end_offset) for each in completed.result.parts] == [(-1, 7), (-1, -1)]
 
 
 def test_deleted_topic_ends_its_parts() -> None:
@@ -227,13 +252,20 @@ def test_deleted_topic_ends_its_parts() -> None:
 
 
 def test_leader_of_a_deleted_topic_ends_a_part() -> None:
-    """It says so with no offsets."""
+    """Its parts have no offsets."""
     host = IngestHost()
     host.open()
     host.decide(host.sealed(part()))
     host.do(
         PartPublished(
-            ingest_id="x", round=1, topic_id=TOPIC, partition=0, base_sequence=0, first_offset=-1, end_offset=-1
+            ingest_id="x",
+            round=1,
+            topic_id=TOPIC,
+            partition=0,
+            base_sequence=0,
+            first_offset=NO_OFFSET,
+            end_offset=NO_OFFSET,
+            is_topic_gone=True,
         )
     )
     assert host.value().state is IngestState.COMMITTED

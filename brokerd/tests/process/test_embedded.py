@@ -75,6 +75,7 @@ def test_health_says_serving_for_every_service() -> None:
         "lograft.v1.MetadataService",
         "lograft.v1.AdminService",
         "lograft.v1.GroupService",
+        "lograft.v1.IngestService",
     }
     with EmbeddedCluster() as cluster, grpc.insecure_channel(cluster.bootstrap) as channel:
         health = health_pb2_grpc.HealthStub(channel)

@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from lograft.v1 import admin_pb2, group_pb2
+from lograft.v1 import admin_pb2, group_pb2, ingest_pb2
 
 from brokerd.limits import MIN_BUDGET_BYTES
 from brokerd.process.server import BrokerServer
 from brokerd.process.settings import BrokerSettings
 from brokerd.process.standalone import standalone_settings
 from brokerd.tests.api.group_clients import Member, coordinator_of, make_topic, settle
+from brokerd.tests.ingests.ingest_clients import Ingest, clients_of
 from brokerd.tests.process.programs import started
 from brokerd.tests.support import connected, refusal
 from metaquorum.process.settings import Address, SettingsError
@@ -128,6 +129,45 @@ async def test_groups_are_counted(tmp_path: Path) -> None:
     assert found[f"{prefix}assignments_total"] >= 1
     assert found[f'{prefix}commands_total{{command="CommitOffsets",result="ok"}}'] == 1
     assert found[f'{prefix}commands_total{{command="Beat",result="UNKNOWN_MEMBER"}}'] == 1
+
+
+async def test_ingests_are_counted(tmp_path: Path) -> None:
+    """Ingests by state, attempts, what is staged, publications, and commands by result."""
+    port = free_ports(1)[0]
+    settings = dataclasses.replace(standalone_settings(tmp_path, port=0), metrics_listen=Address(host=HOST, port=port))
+    server = BrokerServer(settings)
+    await server.start()
+    try:
+        await server.wait_serving(timeout_ms=int(START_S * 1000))
+        async with connected(server) as client, clients_of(server) as clients:
+            await make_topic(client, "t", 2)
+            done, lasting = Ingest(clients, "done"), Ingest(clients, "lasting")
+            for ingest in (done, lasting):
+                await ingest.open("t")
+            attempt = await done.attempt(0)
+            for partition in range(2):
+                await attempt.stage("t", partition, b"x")
+            await done.commit(await attempt.seal())
+            await lasting.staged(0, "t", 0, b"y")
+            await clients.refused(
+                "none", "TouchIngest", ingest_pb2.TouchIngestRequest(ingest_id="none", ingest_epoch=1)
+            )
+            assert server.ingests is not None
+            await server.ingests.look()
+        found = await asyncio.to_thread(scrape, f"{HOST}:{port}")
+    finally:
+        await server.stop()
+    prefix = "lograft_broker_ingest_"
+    assert found[f'{prefix}ingests{{state="committed"}}'] == 1
+    assert found[f'{prefix}ingests{{state="open"}}'] == 1
+    assert found[f'{prefix}ingests{{state="decided"}}'] == 0
+    assert found[f"{prefix}coordinators"] == 32
+    assert found[f"{prefix}attempts"] >= 1
+    assert found[f"{prefix}staged_bytes"] > 0
+    assert (found[f"{prefix}published_parts_total"], found[f"{prefix}completed_decisions_total"]) == (2, 1)
+    assert found[f"{prefix}expired_ingests_total"] == 0
+    assert found[f'{prefix}commands_total{{command="DecideCommit",result="ok"}}'] == 1
+    assert found[f'{prefix}commands_total{{command="TouchIngest",result="INGEST_NOT_FOUND"}}'] == 1
 
 
 def test_metrics_of_a_broker_for_other_machines_are_asked_for(tmp_path: Path) -> None:

@@ -85,7 +85,9 @@ async def test_freed_space_returns_on_every_replica(tmp_path: Path, monkeypatch:
             replicas.append(found)
         leader = next(each for each in replicas if each.is_leader)
 
-        async def nothing_is_live(producer_ids: Sequence[int]) -> Mapping[int, int | None]:
+        async def nothing_is_live(
+            _topic_id: bytes, _partition: int, producer_ids: Sequence[int]
+        ) -> Mapping[int, int | None]:
             return dict.fromkeys(producer_ids)
 
         has_moved, move = asyncio.Event(), Replica._move_log_start

@@ -13,6 +13,7 @@ from brokerd.publishing.commits import wait_committed
 from brokerd.publishing.quota import StagingQuota, default_limit_bytes, log_bytes
 from brokerd.publishing.sweep import StagingSweep
 from brokerd.tests.publishing.publishing_broker import STAGING, STAGING_TOPIC_ID, PublishingBroker, append_foreign
+from brokerd.tests.replica.lone_broker import TOPIC_ID
 from storage.testing.sim_disk import Refusal
 
 
@@ -28,7 +29,8 @@ class Answers:
         self.live: dict[int, int | None] = {}
         self.asked: list[list[int]] = []
 
-    async def __call__(self, producer_ids: Sequence[int]) -> Mapping[int, int | None]:
+    async def __call__(self, topic_id: bytes, partition: int, producer_ids: Sequence[int]) -> Mapping[int, int | None]:
+        assert (topic_id, partition) == (TOPIC_ID, 0)
         self.asked.append(list(producer_ids))
         return {each: self.live[each] for each in producer_ids if each in self.live}
 

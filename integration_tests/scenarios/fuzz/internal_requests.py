@@ -15,9 +15,22 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from google.protobuf.message import DecodeError, Message
-from lograft.internal.v1 import controller_pb2, forward_pb2, pending_offsets_pb2, quorum_pb2, replication_pb2
+from lograft.internal.v1 import (
+    controller_pb2,
+    forward_pb2,
+    ingest_calls_pb2,
+    pending_offsets_pb2,
+    publication_pb2,
+    quorum_pb2,
+    replication_pb2,
+)
 from lograft.v1 import admin_pb2, ingest_pb2
 
+from brokerd.ingests.sequences import (
+    FIRST_PUBLISHING_PRODUCER_ID,
+    FIRST_STAGING_PRODUCER_ID,
+    staging_producer_id,
+)
 from integration_tests.scenarios.fuzz.admin_requests import admin_call, tame_admin
 from integration_tests.scenarios.fuzz.cluster_facts import ID_BYTES, Facts, Voter
 from integration_tests.scenarios.fuzz.forwarded_requests import forwarded_call, tame_forwarded
@@ -284,6 +297,92 @@ def _fetch_range(rng: random.Random, facts: Facts, target: Voter) -> list[Messag
     ]
 
 
+def _peers(rng: random.Random, facts: Facts, target: Voter) -> publication_pb2.PublicationPeers:
+    sender = rng.choice([broker for broker in facts.brokers if broker.broker_id != target.node_id])
+    return publication_pb2.PublicationPeers(
+        cluster_id=facts.cluster_id,
+        broker_id=target.node_id,
+        sender_id=sender.broker_id,
+        broker_epoch=sender.broker_epoch,
+        incarnation_id=sender.incarnation_id,
+    )
+
+
+def _staged_slices(rng: random.Random) -> list[publication_pb2.StagedSlice]:
+    return [
+        publication_pb2.StagedSlice(
+            producer_id=FIRST_STAGING_PRODUCER_ID + number, records=1, first_offset=number, end_offset=number + 1
+        )
+        for number in range(rng.randint(1, 3))
+    ]
+
+
+def _publish_part(rng: random.Random, facts: Facts, target: Voter) -> list[Message]:
+    """Ask for records that nobody has staged: nothing is published."""
+    chosen, slices = rng.choice(facts.partitions), _staged_slices(rng)
+    return [
+        publication_pb2.PublishPartRequest(
+            peers=_peers(rng, facts, target),
+            topic_id=chosen.topic_id,
+            partition=chosen.partition,
+            producer_id=FIRST_PUBLISHING_PRODUCER_ID + rng.randrange(32),
+            base_sequence=rng.randrange(100),
+            records=len(slices),
+            slices=slices,
+        )
+    ]
+
+
+def _check_staged(rng: random.Random, facts: Facts, target: Voter) -> list[Message]:
+    chosen = rng.choice(facts.partitions)
+    return [
+        publication_pb2.CheckStagedRequest(
+            peers=_peers(rng, facts, target),
+            topic_id=chosen.topic_id,
+            partition=chosen.partition,
+            slices=_staged_slices(rng),
+        )
+    ]
+
+
+def _find_live_attempts(rng: random.Random, facts: Facts, target: Voter) -> list[Message]:
+    chosen, coordinator = rng.choice(facts.partitions), rng.randrange(32)
+    return [
+        ingest_calls_pb2.FindLiveAttemptsRequest(
+            peers=_peers(rng, facts, target),
+            coordinator_partition=coordinator,
+            topic_id=chosen.topic_id,
+            partition=chosen.partition,
+            producer_ids=[staging_producer_id(coordinator, number) for number in range(rng.randint(0, 5))],
+        )
+    ]
+
+
+def _decide_outcome(rng: random.Random, facts: Facts, target: Voter) -> list[Message]:
+    return [
+        ingest_calls_pb2.DecideOutcomeRequest(
+            peers=_peers(rng, facts, target),
+            ingest_id=f"fuzz-{rng.randrange(5)}",
+            ingest_epoch=1,
+            round=rng.randint(1, 3),
+            group_id=f"fuzz-{rng.randrange(20)}",
+        )
+    ]
+
+
+def _find_published(rng: random.Random, facts: Facts, target: Voter) -> list[Message]:
+    wanted = rng.sample(facts.partitions, rng.randint(1, len(facts.partitions)))
+    return [
+        ingest_calls_pb2.FindPublishedRequest(
+            peers=_peers(rng, facts, target),
+            coordinator_partition=rng.randrange(32),
+            partitions=[
+                ingest_calls_pb2.PublishedIn(topic_id=each.topic_id, partition=each.partition) for each in wanted
+            ],
+        )
+    ]
+
+
 def _prepare_offsets(rng: random.Random, facts: Facts, _target: Voter) -> list[Message]:
     chosen = rng.sample(facts.partitions, rng.randint(1, len(facts.partitions)))
     offsets = [
@@ -340,6 +439,11 @@ CALLS: Final[dict[Method, Shape]] = {
     Method.REPLICATE: Shape(_replicate, replication_pb2.ReplicateResponse, is_stream=True),
     Method.FETCH_RANGE: Shape(_fetch_range, replication_pb2.FetchRangeResponse),
     Method.FORWARDED_CALL: Shape(_forwarded, forward_pb2.ForwardedAnswer),
+    Method.PUBLISH_PART: Shape(_publish_part, publication_pb2.PublishPartResponse),
+    Method.CHECK_STAGED: Shape(_check_staged, publication_pb2.CheckStagedResponse),
+    Method.FIND_LIVE_ATTEMPTS: Shape(_find_live_attempts, ingest_calls_pb2.FindLiveAttemptsResponse),
+    Method.DECIDE_OUTCOME: Shape(_decide_outcome, ingest_calls_pb2.DecideOutcomeResponse),
+    Method.FIND_PUBLISHED: Shape(_find_published, ingest_calls_pb2.FindPublishedResponse),
     Method.PREPARE_OFFSETS: Shape(_prepare_offsets, pending_offsets_pb2.PrepareOffsetsResponse),
     Method.RESOLVE_OFFSETS: Shape(_resolve_offsets, pending_offsets_pb2.ResolveOffsetsResponse),
     Method.ADMIN: Shape(_admin, controller_pb2.AdminAnswer),

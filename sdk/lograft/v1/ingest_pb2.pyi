@@ -250,6 +250,7 @@ class OpenIngestResponse(_message.Message):
     TOPICS_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
     TOUCH_INTERVAL_MS_FIELD_NUMBER: _builtins.int
+    METADATA_OFFSET_FIELD_NUMBER: _builtins.int
     ingest_epoch: _builtins.int
     """Epoch to send from now on. A later open fences it."""
     round: _builtins.int
@@ -258,6 +259,10 @@ class OpenIngestResponse(_message.Message):
     """OPEN; or COMMITTED: the single ingest was committed before, and there is nothing to do."""
     touch_interval_ms: _builtins.int
     """Milliseconds between two calls that keep it alive."""
+    metadata_offset: _builtins.int
+    """A broker whose metadata has come to this offset knows the staging topics. Another one may refuse with UNKNOWN_TOPIC for a moment: wait
+    for it with MetadataService.GetCluster, or try again.
+    """
     @_builtins.property
     def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___IngestTopic]:
         """Topics."""
@@ -275,10 +280,11 @@ class OpenIngestResponse(_message.Message):
         topics: _abc.Iterable[Global___IngestTopic] | None = ...,
         result: Global___IngestResult | None = ...,
         touch_interval_ms: _builtins.int = ...,
+        metadata_offset: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ingest_epoch", b"ingest_epoch", "result", b"result", "round", b"round", "state", b"state", "topics", b"topics", "touch_interval_ms", b"touch_interval_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ingest_epoch", b"ingest_epoch", "metadata_offset", b"metadata_offset", "result", b"result", "round", b"round", "state", b"state", "topics", b"topics", "touch_interval_ms", b"touch_interval_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -973,21 +979,27 @@ class ListIngestsResponse(_message.Message):
 
     INGESTS_FIELD_NUMBER: _builtins.int
     HAS_MORE_FIELD_NUMBER: _builtins.int
+    MISSING_COORDINATOR_IDS_FIELD_NUMBER: _builtins.int
     has_more: _builtins.bool
     """True: there may be more after the last one."""
     @_builtins.property
     def ingests(self) -> _containers.RepeatedCompositeFieldContainer[Global___IngestDescription]:
         """Ingests, by id."""
 
+    @_builtins.property
+    def missing_coordinator_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Brokers that coordinate ingests and did not answer, or are loading: theirs may be missing. -1: nobody leads some at the moment."""
+
     def __init__(
         self,
         *,
         ingests: _abc.Iterable[Global___IngestDescription] | None = ...,
         has_more: _builtins.bool = ...,
+        missing_coordinator_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_more", b"has_more", "ingests", b"ingests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_more", b"has_more", "ingests", b"ingests", "missing_coordinator_ids", b"missing_coordinator_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
