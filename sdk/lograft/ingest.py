@@ -220,8 +220,8 @@ class Ingest:
                     attempt.send_many("orders", rows)
                 print(ingest.commit([attempt.sealed]).records)
 
-    The id is used up by the commit: a program that runs again with the same id finds `state` COMMITTED, and publishes nothing twice. The
-    cluster remembers that for 7 days. An id that was aborted, or was left open, is opened again.
+    The id is used up by the commit: a program that runs again with the same id finds `state` COMMITTED, and publishes nothing twice.
+    The cluster remembers that for 7 days. An id that was aborted, or was left open, is opened again.
 
     A block that is left with an error aborts the ingest, if it was opened here. Otherwise an open ingest stays until its time is over.
 
@@ -258,7 +258,7 @@ class Ingest:
 
         Args:
             bootstrap: brokers to ask first: "host:port", several separated by commas, or a list.
-            ingest_id: id of the ingest, 1 to 255 bytes in UTF-8. A job names itself and what it publishes, so that a rerun has the same.
+            ingest_id: id of the ingest, 1 to 255 bytes in UTF-8. A job names what it publishes, so that a rerun has the same.
             topics: names of the topics that it publishes to, 1 to 100.
             ttl_ms: milliseconds without a call after which an open ingest is aborted, 10,000 to 604,800,000; 0: one hour.
             cluster_id: the id that the cluster must have; None accepts any cluster.

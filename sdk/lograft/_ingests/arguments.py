@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, cast
 
 from lograft.errors import UsageError
+from lograft.settings import check_range
 
 MAX_INGEST_ID_BYTES: Final = 255
 """UTF-8 bytes of an ingest id."""
@@ -35,10 +36,23 @@ def check_ingest_topics(topics: object) -> tuple[str, ...]:
     Raises:
         UsageError: they are not 1 to 100 names.
     """
-    names = tuple(dict.fromkeys(topics)) if isinstance(topics, Iterable) and not isinstance(topics, str | bytes) else ()
-    if not 1 <= len(names) <= MAX_TOPICS or not all(isinstance(each, str) and each for each in names):
+    given: list[object] = []
+    if isinstance(topics, Iterable) and not isinstance(topics, str | bytes):
+        given = list(dict.fromkeys(cast("Iterable[object]", topics)))
+    names = tuple(each for each in given if isinstance(each, str) and each)
+    if not 1 <= len(names) <= MAX_TOPICS or len(names) < len(given):
         raise UsageError(f"an ingest has a list of 1 to {MAX_TOPICS} topic names, not {topics!r:.100}")
     return names
+
+
+def check_ttl(ttl_ms: object) -> None:
+    """Check a time to live in milliseconds; 0: the coordinator's default.
+
+    Raises:
+        InvalidSettingError: it is out of range.
+    """
+    if ttl_ms != 0:
+        check_range("ttl_ms", ttl_ms, *TTL_RANGE_MS)
 
 
 def check_attached_topics(topics: object) -> tuple[str, ...] | dict[str, bytes]:

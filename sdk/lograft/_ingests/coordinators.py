@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lograft._client.stubs import ingest_service
 from lograft._groups.coordinators import Coordinators, Found, checked, found_in
 from lograft.v1 import ingest_pb2
-from lograft.v1.ingest_pb2_grpc import IngestServiceStub
 
 
 class IngestCoordinators(Coordinators):
@@ -17,6 +17,6 @@ class IngestCoordinators(Coordinators):
         """Ask any broker for the coordinators of ingests."""
         request = ingest_pb2.FindIngestCoordinatorRequest(cluster_id=self._cluster.cluster_id, ingest_ids=group_ids)
         response = await self._cluster.ask(
-            lambda channel: IngestServiceStub(channel).FindIngestCoordinator, request, timeout_ms=timeout_ms
+            lambda channel: ingest_service(channel).FindIngestCoordinator, request, timeout_ms=timeout_ms
         )
         return checked(group_ids, [found_in(each) for each in response.coordinators])

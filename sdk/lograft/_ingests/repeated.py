@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A repeated ingest that a producer uses for one transaction after the other. Belongs to one event loop.
 
-Theory of operation. The ingest is opened at the first send, with the topics that are known by then, and stays open between transactions.
-Each transaction is a round with one attempt at task 0. The coordinator continues a sealed attempt under the same producer id, so the
-engine that stages lives on as well; after an abort both are new. A topic that the ingest does not have yet needs another open. That ends
-the attempt, so it is possible only while the transaction has sent nothing.
+Theory of operation. The ingest is opened at the first send, with the topics that are known by then, and stays open between
+transactions. Each transaction is a round with one attempt at task 0. The coordinator continues a sealed attempt under the same producer
+id, so the engine that stages lives on as well; after an abort both are new. A topic that the ingest does not have yet needs another
+open. That ends the attempt, so it is possible only while the transaction has sent nothing.
 
 A commit that gets no answer is settled by another open: it fences everything that may be under way, and says which round was committed
 last. The transaction is then committed or it never will be.
@@ -83,7 +83,14 @@ class RepeatedIngest:
         self._attempt_id = b""
         # True once the attempt is open in this round.
         self._is_attempting = False
+        # True once this transaction may have sent something.
+        self._is_used = False
         self._staging: Staging | None = None
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Topics that the ingest is opened with."""
+        return self._topics
 
     def know(self, topics: Iterable[str]) -> None:
         """Note topics to open the ingest with.
@@ -105,7 +112,7 @@ class RepeatedIngest:
         """
         before = self._topics
         if topic not in self._session.topic_ids or not self._is_open:
-            if self._is_attempting:
+            if self._is_used:
                 self.know((topic,))
                 raise TransactionTopicsError(
                     f"transaction {self._ingest_id!r} has sent records, and was opened without topic {topic!r}: abort it and "
@@ -123,6 +130,7 @@ class RepeatedIngest:
             self._is_attempting = True
             if self._staging is None or self._staging.producer_id != staging.producer_id:
                 self._staging = staging
+        self._is_used = True
         return self._staging
 
     async def commit(self, offsets: OffsetsForDecision | None) -> IngestResult | None:
@@ -133,6 +141,7 @@ class RepeatedIngest:
             OutcomeUnknownError: no coordinator said in time whether it is committed.
             LograftError: it is not committed, and will not be: abort.
         """
+        self._is_used = False
         ranges = self._staging.take() if self._is_attempting and self._staging is not None else {}
         if not ranges and offsets is None:
             return None
@@ -153,7 +162,8 @@ class RepeatedIngest:
 
     async def abort(self) -> None:
         """End the transaction without publishing anything. What fails is logged: the next open fences what is left."""
-        is_needed, self._is_attempting, self._staging = self._is_attempting and self._is_open, False, None
+        is_needed, self._is_used = self._is_attempting and self._is_open, False
+        self._is_attempting, self._staging = False, None
         if not is_needed or self.fenced is not None:
             return
         self._is_open = False
@@ -170,7 +180,7 @@ class RepeatedIngest:
     # -- inside
 
     async def _open(self) -> None:
-        self._is_open = False
+        self._is_open = self._is_attempting = False
         self._staging = None
         self._attempt_id = uuid.uuid4().bytes
         if self._session.epoch:

@@ -2,7 +2,7 @@
 """One ingest as its client has it: the epoch, the calls to its coordinator, and the touches that keep it alive.
 
 Every call may be repeated with the same arguments after any failure, so it is, within its time. A session that has opened the ingest
-touches it every third of its time to live until it is closed; one that was attached leaves that to the opener. Belongs to one event loop.
+touches it every third of its time to live until it is closed; one that was attached leaves that to the opener.
 Source: docs/ingest.md.
 """
 
@@ -11,12 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import grpc.aio
 
 from lograft._client.clock import monotonic_ms
 from lograft._client.cluster import Cluster
+from lograft._client.stubs import ingest_service
+from lograft._groups.coordinators import ATTEMPT_TIMEOUT_MS
 from lograft._groups.offsets import OffsetsForDecision
 from lograft._ingests.coordinators import IngestCoordinators
 from lograft._ingests.messages import (
@@ -41,7 +43,10 @@ from lograft.errors import (
 from lograft.settings import ClientSettings
 from lograft.types import IngestDescription, IngestKind, IngestResult, IngestState, SealedAttempt
 from lograft.v1 import ingest_pb2 as pb
-from lograft.v1.ingest_pb2_grpc import IngestServiceStub
+
+if TYPE_CHECKING:
+    # Only the stubs for type checkers have this class.
+    from lograft.v1.ingest_pb2_grpc import IngestServiceAsyncStub
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +126,7 @@ class IngestSession:
             interval_ms = max(TOUCH_RETRY_MS, opened.touch_interval_ms)
             self._touches = asyncio.get_running_loop().create_task(self._touch(interval_ms))
 
-    async def attach(self, epoch: int, topics: Iterable[str] | Mapping[str, bytes]) -> None:
+    async def attach(self, epoch: int, topics: Sequence[str] | dict[str, bytes]) -> None:
         """Use an ingest that another process has opened; with names alone, its coordinator is asked for the ids.
 
         Raises:
@@ -131,8 +136,8 @@ class IngestSession:
         """
         self.epoch = epoch
         self.state = IngestState.OPEN
-        if isinstance(topics, Mapping):
-            self.topic_ids = dict(topics)
+        if isinstance(topics, dict):
+            self.topic_ids = topics
             return
         found = await self._describe()
         if found.ingest_epoch != epoch:
@@ -240,20 +245,19 @@ class IngestSession:
 
     async def _call(
         self,
-        method: Callable[[IngestServiceStub], grpc.aio.UnaryUnaryMultiCallable[Q, T]],
+        method: Callable[[IngestServiceAsyncStub], grpc.aio.UnaryUnaryMultiCallable[Q, T]],
         request: Q,
         *,
         timeout_ms: int | None = None,
-        attempt_timeout_ms: int | None = None,
+        attempt_timeout_ms: int = ATTEMPT_TIMEOUT_MS,
     ) -> T:
-        limits = {} if attempt_timeout_ms is None else {"attempt_timeout_ms": attempt_timeout_ms}
         try:
             return await self._coordinators.call(
                 self.ingest_id,
-                lambda channel: method(IngestServiceStub(channel)),
+                lambda channel: method(ingest_service(channel)),
                 request,
                 timeout_ms=self._timeout_ms if timeout_ms is None else timeout_ms,
-                **limits,
+                attempt_timeout_ms=attempt_timeout_ms,
             )
         except IngestAbortedError:
             self.state = IngestState.ABORTED

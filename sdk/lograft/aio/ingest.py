@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from lograft._client.forks import loading, on_fork
 from lograft._client.immortal import keep_for_ever
 from lograft._client.usable import unusable_error
-from lograft._ingests.arguments import TTL_RANGE_MS, check_attached_topics, check_ingest_id, check_ingest_topics
+from lograft._ingests.arguments import check_attached_topics, check_ingest_id, check_ingest_topics, check_ttl
 from lograft._producer.partitioner import PartitionFunction
 from lograft._producer.serializers import Serializer
 from lograft._producer.staging import Staging
@@ -26,7 +26,6 @@ from lograft.settings import (
     REQUEST_TIMEOUT_MS,
     ClientSettings,
     ProducerSettings,
-    check_range,
     parse_bootstrap,
 )
 from lograft.types import Headers, IngestDescription, IngestKind, IngestResult, IngestState, SealedAttempt
@@ -348,8 +347,7 @@ def make_session(client: ClientSettings, ingest_id: object, ttl_ms: int) -> Inge
         InvalidSettingError: the time to live is out of range.
     """
     name = check_ingest_id(ingest_id)
-    if ttl_ms:
-        check_range("ttl_ms", ttl_ms, *TTL_RANGE_MS)
+    check_ttl(ttl_ms)
     with loading():
         # gRPC comes with it, so that a program that only imports the class does not wait for it.
         from lograft._ingests.session import IngestSession
