@@ -28,7 +28,7 @@
     |   |   +-- NotAssignedError     the partition is not assigned to the consumer
     |   |   +-- MissingExtraError    an optional dependency is not installed
     |   |   +-- TransactionStateError  a transaction is used after its end, or while another one of its id is open
-    |   |   |   +-- TransactionTopicsError  a transaction with records meets a topic that its id has not used yet
+    |   |   |   +-- TransactionTopicsError  a large transaction meets a topic that its id has not used yet
     |   +-- RefusedError             a server refused the request
     |   |   +-- WrongClusterError
     |   |   +-- UnknownTopicError
@@ -286,10 +286,10 @@ class TransactionStateError(UsageError):
 
 
 class TransactionTopicsError(TransactionStateError):
-    """A transaction that has sent records sends to a topic that its id has not used in this producer yet.
+    """A transaction that has sent more than 1,000 records or 1 MiB meets a topic that its id has not used in this producer yet.
 
-    The records that it has sent cannot be kept, so it must be aborted: leave its block. The next transaction of the id may send to the
-    topic as well. Name all topics at the first transaction (`topics=`) and this does not happen.
+    It must be aborted: leave its block. The next transaction of the id may send to the topic as well. Name all topics when the
+    transaction is made (`topics=`) and this does not happen.
     """
 
 

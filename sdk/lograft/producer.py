@@ -374,13 +374,14 @@ class Producer:
                 transaction.send("orders", b"value")
 
         The id names one instance of an application. The first transaction of an id in a producer takes it over from an earlier
-        program, which is fenced by that; further ones need no new start. The producer keeps the id until it is closed. Records that are sent
-        with the producer itself belong to no transaction. The settings of the producer hold, but for `acks`, `idempotent` and `on_batch`.
+        program, which is fenced by that; further ones need no new start. The producer keeps the id until it is closed. Records
+        that are sent with the producer itself belong to no transaction. The settings of the producer hold for its transactions,
+        but for `acks`, `idempotent` and `on_batch`.
 
         Args:
             transaction_id: id of the application, 1 to 255 bytes in UTF-8.
-            topics: topics that its transactions will send to; more are learnt when they are sent to. Name all here, if a transaction
-                may meet a new topic after it has sent records: that cannot be done without an abort (`TransactionTopicsError`).
+            topics: topics that its transactions will send to; more are learnt when they are sent to. Name all here if a transaction
+                may meet a new one after 1,000 records or 1 MiB: that is refused then (`TransactionTopicsError`).
             ttl_ms: milliseconds without a sign of life of this producer after which an open transaction is aborted, 10,000 to
                 604,800,000; 0: one hour. The first transaction of an id decides.
 

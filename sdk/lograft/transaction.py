@@ -7,7 +7,7 @@ It owns which transaction of an id is open, and the producer that stages for it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 from lograft._client.immortal import keep_for_ever
 from lograft._client.runtime import acquire_runtime, release_runtime
 from lograft._ingests.arguments import check_ingest_id, check_ingest_topics, check_ttl
+from lograft._ingests.kept import KeptCalls, frozen, size_of
 from lograft._producer.serializers import Serializers
 from lograft._producer.staging import Staging
-from lograft.errors import TransactionStateError, UsageError
+from lograft.errors import LograftError, TransactionStateError, TransactionTopicsError, UsageError
 from lograft.ingest import StagingProducer
 from lograft.settings import MAX_TRANSACTION_IDS, ClientSettings, ProducerSettings
 from lograft.types import Acks, Headers, IngestResult, OffsetAndMetadata, TopicPartition
@@ -30,13 +31,16 @@ if TYPE_CHECKING:
     from lograft.consumer import Consumer
 
 
+_Call = Callable[[StagingProducer], object]
+
+
 @dataclass(slots=True)
 class _Slot:
     """What one id has in a producer.
 
     Attributes:
         ingest: its rounds.
-        lock: held while a thread finds out where a topic is staged.
+        lock: held while records are sent that may have to be sent again, and while it is found out where a topic is staged.
         staging: where the last transaction staged; None: nowhere yet.
         producer: stages there.
         current: the open transaction; None: there is none.
@@ -126,6 +130,9 @@ class Transaction:
         self._slot = slot
         self._named = topics
         self._producers: dict[str, StagingProducer] = {}
+        self._kept: KeptCalls[_Call] = KeptCalls()
+        # Why records that were sent before are lost; None: they are not.
+        self._broken: LograftError | None = None
         self._consumer: Consumer | None = None
         self._wanted: Mapping[TopicPartition, OffsetAndMetadata] = {}
         self._offsets: OffsetsForDecision | None = None
@@ -152,14 +159,25 @@ class Transaction:
             headers: headers.
 
         Raises:
-            TransactionTopicsError: the id has not used the topic, and this transaction has sent records to others.
+            TransactionTopicsError: the id has not used the topic, and this transaction has sent more than 1,000 records or 1 MiB.
             TransactionStateError: the transaction has not begun, or has ended.
             IngestFencedError: another program has opened the id. Nothing of this transaction will be published.
             UnknownTopicError: the topic does not exist.
             LograftError: as `Producer.send`; no coordinator answered in time, or it refused.
         """
-        producer = self._producers.get(topic) or self._stage(topic)
-        producer.send(topic, value, key, partition, timestamp_ms, headers)
+        if self._owner.serializers is not None:
+            value, key = self._owner.serializers.one(topic, value, key)
+        if not self._kept.is_complete:
+            producer = self._producers.get(topic) or self._stage(topic)
+            producer.send(topic, value, key, partition, timestamp_ms, headers)
+            return
+        value, key = frozen(value), frozen(key)
+        self._send_kept(
+            topic,
+            lambda producer: producer.send(topic, value, key, partition, timestamp_ms, headers),
+            records=1,
+            size_bytes=size_of((value, key)),
+        )
 
     def send_many(
         self,
@@ -171,13 +189,28 @@ class Transaction:
         timestamps_ms: Sequence[int] | None = None,
     ) -> None:
         """Send many records; see `Producer.send_many`, and `send` for errors."""
-        producer = self._producers.get(topic) or self._stage(topic)
-        producer.send_many(topic, values, keys=keys, partition=partition, timestamps_ms=timestamps_ms)
+        if self._owner.serializers is not None:
+            values, keys = self._owner.serializers.many(topic, values, keys)
+        given = list(map(frozen, values))
+        given_keys = None if keys is None else list(map(frozen, keys))
+        times = None if timestamps_ms is None else list(timestamps_ms)
+        self._send_kept(
+            topic,
+            lambda producer: producer.send_many(
+                topic, given, keys=given_keys, partition=partition, timestamps_ms=times
+            ),
+            records=len(given),
+            size_bytes=size_of(given) + size_of(given_keys or ()),
+        )
 
     def send_arrow(self, topic: str, data: Any, *, partition: int | None = None, extra_columns: str = "refuse") -> None:
         """Send the rows of a `pyarrow.RecordBatch` or `Table`; see `Producer.send_arrow`, and `send` for errors."""
-        producer = self._producers.get(topic) or self._stage(topic)
-        producer.send_arrow(topic, data, partition=partition, extra_columns=extra_columns)
+        self._send_kept(
+            topic,
+            lambda producer: producer.send_arrow(topic, data, partition=partition, extra_columns=extra_columns),
+            records=data.num_rows,
+            size_bytes=data.nbytes,
+        )
 
     def send_offsets(self, consumer: Consumer, offsets: OffsetsToCommit | None = None) -> None:
         """Commit offsets of the consumer's group with the transaction: they count if and only if the records do.
@@ -229,34 +262,65 @@ class Transaction:
     def _check(self) -> None:
         if self._slot.current is not self:
             raise TransactionStateError(f"transaction {self.transaction_id!r} is used outside of its block")
+        if self._broken is not None:
+            raise self._broken
+
+    def _send_kept(self, topic: str, call: _Call, *, records: int, size_bytes: int) -> None:
+        """Send, and keep the call as long as everything before it was kept."""
+        if not self._kept.is_complete:
+            call(self._producers.get(topic) or self._stage(topic))
+            return
+        with self._slot.lock:
+            call(self._producers.get(topic) or self._stage_locked(topic))
+            self._kept.add(call, records, size_bytes)
 
     def _stage(self, topic: str) -> StagingProducer:
         """Return the producer that stages records of a topic, from now on without asking."""
+        with self._slot.lock:
+            return self._stage_locked(topic)
+
+    def _stage_locked(self, topic: str) -> StagingProducer:
         self._check()
         if type(topic) is not str or not topic:
             raise UsageError(f"topic is a name, not {topic!r}")
         slot, owner = self._slot, self._owner
-        with slot.lock:
+        try:
             staging = owner.runtime.run(slot.ingest.stage(topic))
-            producer = slot.producer
-            if producer is None or slot.staging is not staging:
-                if producer is not None:
-                    producer.discard()
-                serializers = owner.serializers
-                producer = StagingProducer(
-                    owner.client,
-                    owner.settings,
-                    staging,
-                    key_serializer=None if serializers is None else serializers.key,
-                    value_serializer=None if serializers is None else serializers.value,
-                )
-                slot.staging, slot.producer = staging, producer
-            self._producers[topic] = producer
-            return producer
+        except TransactionTopicsError:
+            if not self._kept.is_complete:
+                raise
+            slot.ingest.drop_sent()
+            try:
+                staging = owner.runtime.run(slot.ingest.stage(topic))
+                producer = self._producer_of(staging)
+                for call in self._kept.calls:
+                    call(producer)
+            except LograftError as error:
+                self._broken = error
+                raise
+            self._producers = dict.fromkeys(self._producers, producer)
+        self._producers[topic] = self._producer_of(staging)
+        return self._producers[topic]
+
+    def _producer_of(self, staging: Staging) -> StagingProducer:
+        """Return the producer that stages there: that of the last transaction, or a new one."""
+        slot, owner = self._slot, self._owner
+        producer = slot.producer
+        if producer is None or slot.staging is not staging:
+            if producer is not None:
+                producer.discard()
+            # The values and keys that it gets are bytes already.
+            producer = StagingProducer(
+                owner.client, owner.settings, staging, key_serializer=None, value_serializer=None
+            )
+            slot.staging, slot.producer = staging, producer
+        return producer
 
     def _commit(self) -> None:
         slot, run = self._slot, self._owner.runtime.run
         try:
+            if self._broken is not None:
+                raise self._broken
             for producer in set(self._producers.values()):
                 producer.flush()
             if self._consumer is not None and not slot.ingest.topics:

@@ -4,7 +4,7 @@
 Theory of operation. The ingest is opened at the first send, with the topics that are known by then, and stays open between
 transactions. Each transaction is a round with one attempt at task 0. The coordinator continues a sealed attempt under the same producer
 id, so the engine that stages lives on as well; after an abort both are new. A topic that the ingest does not have yet needs another
-open. That ends the attempt, so it is possible only while the transaction has sent nothing.
+open. That ends the attempt, so it is possible only while the transaction has sent nothing, or can send it again (`kept`).
 
 A commit that gets no answer is settled by another open: it fences everything that may be under way, and says which round was committed
 last. The transaction is then committed or it never will be.
@@ -78,6 +78,8 @@ class RepeatedIngest:
         self._session = make_session(client, ingest_id, IngestKind.REPEATED, ttl_ms=ttl_ms)
         self._commit_timeout_ms = commit_timeout_ms
         self._topics: tuple[str, ...] = ()
+        # The topics of the last open that succeeded.
+        self._opened: tuple[str, ...] = ()
         # True while the epoch may be used: the ingest is open, and nothing has ended it as far as is known.
         self._is_open = False
         self._attempt_id = b""
@@ -110,21 +112,21 @@ class RepeatedIngest:
             IngestFencedError: another client has opened the id.
             LograftError: the topic does not exist, or the coordinator did not answer.
         """
-        before = self._topics
         if topic not in self._session.topic_ids or not self._is_open:
             if self._is_used:
                 self.know((topic,))
                 raise TransactionTopicsError(
-                    f"transaction {self._ingest_id!r} has sent records, and was opened without topic {topic!r}: abort it and "
+                    f"transaction {self._ingest_id!r} has sent much, and was opened without topic {topic!r}: abort it and "
                     "begin again, or name all topics at its begin (topics=)"
                 )
             self.know((topic,))
             try:
                 await self._open()
             except LograftError:
-                # The topic may not exist. The next transaction must not fail because of that.
-                self._topics = before
+                # A topic may not exist. The next transaction must not fail because of that.
+                self._topics = self._opened
                 raise
+            self._opened = self._topics
         if not self._is_attempting or self._staging is None:
             staging = await self._guarded(self._session.open_attempt, TASK, self._attempt_id)
             self._is_attempting = True
@@ -132,6 +134,10 @@ class RepeatedIngest:
                 self._staging = staging
         self._is_used = True
         return self._staging
+
+    def drop_sent(self) -> None:
+        """Give up what the transaction has staged, so that a further topic can be added. Its caller sends it again."""
+        self._is_used = False
 
     async def commit(self, offsets: OffsetsForDecision | None) -> IngestResult | None:
         """Seal what is staged, and commit it with offsets of a group. None: there is nothing to commit.

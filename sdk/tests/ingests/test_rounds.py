@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: PT012 - a whole block is what must raise
 """Rounds of a repeated ingest against a scripted session: opens, lost answers, other programs."""
 
 from __future__ import annotations
@@ -103,9 +104,7 @@ class Coordinator:
         self.sealed = False
         return Staging(self.attempts[attempt_id], self.topic_ids)
 
-    async def seal(
-        self, task: int, attempt_id: bytes, ranges: Mapping[tuple[str, int], StagedRange]
-    ) -> SealedAttempt:
+    async def seal(self, task: int, attempt_id: bytes, ranges: Mapping[tuple[str, int], StagedRange]) -> SealedAttempt:
         self._enter("seal")
         self.sealed = True
         return SealedAttempt(task, attempt_id, sum(each.records for each in ranges.values()))
