@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
-from lograft import Admin, Consumer, ConsumerRecord, Producer, TopicPartition, Transaction, aio
+from lograft import Admin, Consumer, ConsumerRecord, Ingest, Producer, TopicPartition, Transaction, aio
 from lograft.errors import (
     ForkedClientError,
     IngestAbortedError,
@@ -244,29 +244,28 @@ def test_bad_arguments(bootstrap: str, ingest_id: str) -> None:
 
 def test_an_id_of_an_ingest_is_none_of_transactions(bootstrap: str, make_topic: MakeTopic, ingest_id: str) -> None:
     """An id keeps its kind."""
-    from lograft import Ingest
-
     topic = make_topic(1)
-    with Ingest.open(bootstrap, ingest_id, topics=[topic]), Producer(bootstrap) as producer:
-        with pytest.raises(IngestConflictError), producer.transaction(ingest_id) as transaction:
+    Ingest.open(bootstrap, ingest_id, topics=[topic]).close()
+    with Producer(bootstrap) as producer:
+        transaction = producer.transaction(ingest_id)
+        with pytest.raises(IngestConflictError), transaction:
             transaction.send(topic, b"x")
 
 
 def test_in_a_forked_child(bootstrap: str, make_topic: MakeTopic, read: Read, ingest_id: str) -> None:
     """The parent's transaction is not the child's."""
     topic = make_topic(1)
-    with Producer(bootstrap) as producer:
-        with producer.transaction(ingest_id) as transaction:
-            transaction.send(topic, b"1")
-            pid = os.fork()
-            if pid == 0:
-                try:
-                    transaction.send(topic, b"child")
-                except ForkedClientError:
-                    os._exit(7)
-                os._exit(1)
-            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
-            transaction.send(topic, b"2")
+    with Producer(bootstrap) as producer, producer.transaction(ingest_id) as transaction:
+        transaction.send(topic, b"1")
+        pid = os.fork()
+        if pid == 0:
+            try:
+                transaction.send(topic, b"child")
+            except ForkedClientError:
+                os._exit(7)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+        transaction.send(topic, b"2")
     assert values(read(topic)) == [b"1", b"2"]
 
 
@@ -306,7 +305,7 @@ def test_offsets_count_if_the_transaction_does(
         assert committed is not None
         assert committed.offset == 4
         with pytest.raises(Unwanted), producer.transaction(ingest_id) as failed:
-            for record in take(consumer, 3):
+            for _ in take(consumer, 3):
                 failed.send(sink, b"lost")
             failed.send_offsets(consumer)
             raise Unwanted
@@ -400,9 +399,8 @@ def test_asyncio(bootstrap: str, make_topic: MakeTopic, read: Read, ingest_id: s
             committed = await consumer.committed(tp)
             assert committed is not None
             assert committed.offset == 5
-            async with aio.Producer(bootstrap) as newer:
-                async with newer.transaction(ingest_id) as other:
-                    await other.send(sink, b"newer")
+            async with aio.Producer(bootstrap) as newer, newer.transaction(ingest_id) as other:
+                await other.send(sink, b"newer")
             with pytest.raises(IngestFencedError):
                 async with producer.transaction(ingest_id) as zombie:
                     await zombie.send(sink, b"lost")
