@@ -29,7 +29,7 @@ class KeptCalls(Generic[C]):
 
     def __init__(self) -> None:
         self.calls: list[C] = []
-        self.is_complete = True
+        self.is_complete: bool = True
         self._records = 0
         self._bytes = 0
 

@@ -87,11 +87,11 @@ class IngestSession:
             kind: how often it is committed.
             ttl_ms: milliseconds without a call after which it is aborted; 0: one hour.
         """
-        self.ingest_id = ingest_id
-        self.kind = kind
-        self.epoch = 0
-        self.round = 1
-        self.state = IngestState.UNKNOWN
+        self.ingest_id: str = ingest_id
+        self.kind: IngestKind = kind
+        self.epoch: int = 0
+        self.round: int = 1
+        self.state: IngestState = IngestState.UNKNOWN
         self.topic_ids: Mapping[str, bytes] = {}
         self.result: IngestResult | None = None
         self._ttl_ms = ttl_ms

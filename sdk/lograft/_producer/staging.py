@@ -57,7 +57,7 @@ class Staging:
             producer_id: id of the attempt.
             topic_ids: ids of the topics of the ingest, by name.
         """
-        self.producer_id = producer_id
+        self.producer_id: int = producer_id
         self.failed: LograftError | None = None
         self._names = {topic: STAGING_PREFIX + topic_id.hex() for topic, topic_id in topic_ids.items()}
         self._topics = {staging: topic for topic, staging in self._names.items()}

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: PT012 - a whole block is what must raise
 """The calls about ingests against a real broker."""
 
 from __future__ import annotations

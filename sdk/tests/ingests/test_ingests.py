@@ -263,9 +263,9 @@ def test_it_is_kept_alive(bootstrap: str, make_topic: MakeTopic, ingest_id: str)
         began = ingest.describe()
         assert began.ttl_ms == 10_000
         deadline_s = time.monotonic() + 9
+        # Each question takes its time, and does not count as a call of the client.
         while ingest.describe().touched_ms == began.touched_ms:
             assert time.monotonic() < deadline_s, "nobody touched it"
-            time.sleep(0.2)
         assert ingest.state is IngestState.OPEN
 
 
