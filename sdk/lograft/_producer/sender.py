@@ -157,7 +157,7 @@ class Sender:
     def on_result(self, batch: SealedBatch, receipt: BatchReceipt) -> None:
         """See `ResultSink`."""
         if self._staging is not None:
-            self._staging.note(batch, receipt)
+            self._staging.note(batch.base_sequence, receipt)
         if receipt.error is not None:
             self._resolved.append(receipt)
         self._deliveries.call_back(receipt)

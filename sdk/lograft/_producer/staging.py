@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from lograft._producer.batches import SealedBatch
 from lograft.errors import LograftError, UsageError
 from lograft.types import BatchReceipt
 
@@ -79,20 +78,18 @@ class Staging:
         """Return the topic of a staging topic."""
         return self._topics[staging_topic]
 
-    def note(self, batch: SealedBatch, receipt: BatchReceipt) -> None:
-        """Take the result of a batch. Batches of a partition come in the order of their sequences."""
+    def note(self, base_sequence: int | None, receipt: BatchReceipt) -> None:
+        """Take the result of a batch and its first sequence. Batches of a partition come in the order of their sequences."""
         if receipt.error is not None:
             self.failed = self.failed or receipt.error
             return
         assert receipt.base_offset is not None, "staged without a receipt"
-        assert batch.base_sequence is not None, "staged without a sequence"
-        where = (batch.topic, batch.partition)
+        assert base_sequence is not None, "staged without a sequence"
+        where = (receipt.topic, receipt.partition)
         end_offset = receipt.base_offset + receipt.record_count
         known = self._ranges.get(where)
         if known is None:
-            self._ranges[where] = StagedRange(
-                batch.base_sequence, receipt.record_count, receipt.base_offset, end_offset
-            )
+            self._ranges[where] = StagedRange(base_sequence, receipt.record_count, receipt.base_offset, end_offset)
         else:
             self._ranges[where] = StagedRange(
                 known.first_sequence, known.records + receipt.record_count, known.first_offset, end_offset

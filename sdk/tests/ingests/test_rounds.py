@@ -11,7 +11,6 @@ from typing import Any, cast
 import pytest
 from lograft._groups.offsets import OffsetsForDecision
 from lograft._ingests.repeated import RepeatedIngest
-from lograft._producer.batches import SealedBatch
 from lograft._producer.staging import StagedRange, Staging
 from lograft.errors import (
     CoordinatorNotAvailableError,
@@ -143,20 +142,8 @@ def make() -> tuple[RepeatedIngest, Coordinator]:
 
 def staged(staging: Staging, records: int = 1, topic: str = "a") -> Staging:
     """Stage records: as if receipts had come."""
-    batch = SealedBatch(
-        topic=topic,
-        partition=0,
-        body=cast("Any", b""),
-        record_count=records,
-        reserved_bytes=0,
-        deadline_ms=0,
-        ordinal=0,
-    )
-    batch.base_sequence = 0
-    staging.note(
-        batch,
-        BatchReceipt(topic=topic, partition=0, base_offset=0, record_count=records, durability=Durability.FLUSHED),
-    )
+    receipt = BatchReceipt(topic=topic, partition=0, base_offset=0, record_count=records, durability=Durability.FLUSHED)
+    staging.note(0, receipt)
     return staging
 
 
