@@ -31,16 +31,22 @@ if TYPE_CHECKING:
     from lograft.errors import DeliveryError as DeliveryError
     from lograft.errors import LograftError as LograftError
     from lograft.fetched import FetchedBatch as FetchedBatch
+    from lograft.ingest import Attempt as Attempt
+    from lograft.ingest import Ingest as Ingest
     from lograft.producer import Producer as Producer
+    from lograft.transaction import Transaction as Transaction
     from lograft.types import BatchReceipt as BatchReceipt
     from lograft.types import ConfigResource as ConfigResource
     from lograft.types import ConsumerRecord as ConsumerRecord
     from lograft.types import Durability as Durability
+    from lograft.types import IngestResult as IngestResult
+    from lograft.types import IngestState as IngestState
     from lograft.types import OffsetAndMetadata as OffsetAndMetadata
     from lograft.types import OffsetQuery as OffsetQuery
     from lograft.types import Position as Position
     from lograft.types import RebalanceListener as RebalanceListener
     from lograft.types import RecordReceipt as RecordReceipt
+    from lograft.types import SealedAttempt as SealedAttempt
     from lograft.types import TopicPartition as TopicPartition
     from lograft.wire.codes import ErrorCode as ErrorCode
 
@@ -48,6 +54,7 @@ __version__: Final = "0.1.0.dev0"
 
 __all__ = [
     "Admin",
+    "Attempt",
     "BatchReceipt",
     "ConfigResource",
     "Consumer",
@@ -57,6 +64,9 @@ __all__ = [
     "Durability",
     "ErrorCode",
     "FetchedBatch",
+    "Ingest",
+    "IngestResult",
+    "IngestState",
     "LograftError",
     "OffsetAndMetadata",
     "OffsetQuery",
@@ -64,7 +74,9 @@ __all__ = [
     "Producer",
     "RebalanceListener",
     "RecordReceipt",
+    "SealedAttempt",
     "TopicPartition",
+    "Transaction",
     "__version__",
     "aio",
     "errors",
@@ -72,6 +84,7 @@ __all__ = [
 
 _HOMES: Final = {
     "Admin": "lograft.admin",
+    "Attempt": "lograft.ingest",
     "BatchReceipt": "lograft.types",
     "ConfigResource": "lograft.types",
     "Consumer": "lograft.consumer",
@@ -81,6 +94,9 @@ _HOMES: Final = {
     "Durability": "lograft.types",
     "ErrorCode": "lograft.wire.codes",
     "FetchedBatch": "lograft.fetched",
+    "Ingest": "lograft.ingest",
+    "IngestResult": "lograft.types",
+    "IngestState": "lograft.types",
     "LograftError": "lograft.errors",
     "OffsetAndMetadata": "lograft.types",
     "OffsetQuery": "lograft.types",
@@ -88,7 +104,9 @@ _HOMES: Final = {
     "Producer": "lograft.producer",
     "RebalanceListener": "lograft.types",
     "RecordReceipt": "lograft.types",
+    "SealedAttempt": "lograft.types",
     "TopicPartition": "lograft.types",
+    "Transaction": "lograft.transaction",
 }
 _MODULES: Final = frozenset({"aio", "errors"})
 

@@ -40,7 +40,7 @@ def _blocking(
 
 
 class Admin:
-    """Manages topics, configs, groups, brokers, partitions and the quorum. Any number of threads may use it.
+    """Manages topics, configs, groups, ingests, brokers, partitions and the quorum. Any number of threads may use it.
 
     Args:
         bootstrap: brokers to ask first: "host:port", several separated by commas, or a list.
@@ -113,6 +113,9 @@ class Admin:
     alter_group_offsets: Final = _blocking(AsyncAdmin.alter_group_offsets)
     reset_group_offsets: Final = _blocking(AsyncAdmin.reset_group_offsets)
     delete_group_offsets: Final = _blocking(AsyncAdmin.delete_group_offsets)
+    list_ingests: Final = _blocking(AsyncAdmin.list_ingests)
+    describe_ingest: Final = _blocking(AsyncAdmin.describe_ingest)
+    abort_ingest: Final = _blocking(AsyncAdmin.abort_ingest)
 
     def close(self) -> None:
         """Close the connections. Further calls do nothing."""

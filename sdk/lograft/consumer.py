@@ -53,6 +53,7 @@ from lograft.types import (
 
 if TYPE_CHECKING:
     from lograft._client.background_loop import Runtime
+    from lograft._groups.offsets import OffsetsForDecision
 
 T = TypeVar("T")
 
@@ -494,6 +495,16 @@ class Consumer:
             with self._lock:
                 wanted = self._shared.to_commit(offsets)
             self._run(self._shared.commit(wanted, timeout_ms))
+
+    def _for_decision(
+        self, offsets: OffsetsToCommit | None
+    ) -> tuple[Mapping[TopicPartition, OffsetAndMetadata], OffsetsForDecision]:
+        """Return offsets that count with a transaction. Raises as `Transaction.send_offsets`."""
+        with self._caller:
+            self._shared.check_usable()
+            with self._lock:
+                wanted = self._shared.to_commit(offsets)
+            return wanted, self._run(self._shared.for_decision(wanted))
 
     def commit_async(
         self,

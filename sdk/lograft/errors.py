@@ -27,6 +27,8 @@
     |   |   +-- ForkedClientError    the client belongs to the parent of this forked process
     |   |   +-- NotAssignedError     the partition is not assigned to the consumer
     |   |   +-- MissingExtraError    an optional dependency is not installed
+    |   |   +-- TransactionStateError  a transaction is used after its end, or while another one of its id is open
+    |   |   |   +-- TransactionTopicsError  a large transaction meets a topic that its id has not used yet
     |   +-- RefusedError             a server refused the request
     |   |   +-- WrongClusterError
     |   |   +-- UnknownTopicError
@@ -40,6 +42,12 @@
     |   |   +-- OffsetsFencedError   another consumer has taken over a partition whose offsets are kept in a database
     |   |   +-- GroupNotFoundError   no group has this id
     |   |   +-- GroupNotEmptyError   the group has members
+    |   |   +-- IngestNotFoundError  no ingest has this id
+    |   |   +-- IngestFencedError    a later open has fenced this client
+    |   |   +-- IngestCommittedError  the ingest is committed already
+    |   |   +-- IngestAbortedError   the ingest was aborted
+    |   |   +-- IngestConflictError  the ingest is known with other content
+    |   |   +-- IngestIncompleteError  not everything of the manifest is sealed and staged
     |   +-- NoCommittedOffsetError   the group has no offset of the partition, and `reset` is "none"
     |   +-- DeserializationError     a deserializer failed; .topic, .partition and .offset say where
     |   +-- CorruptDataError         bytes from a broker do not match their checksum or format
@@ -271,6 +279,18 @@ class NotAssignedError(UsageError):
 
 class MissingExtraError(UsageError):
     """An optional dependency is not installed; the message names the extra."""
+
+
+class TransactionStateError(UsageError):
+    """A transaction is used before its begin or after its end, or another one of the same id is open in this producer."""
+
+
+class TransactionTopicsError(TransactionStateError):
+    """A transaction that has sent more than 1,000 records or 1 MiB meets a topic that its id has not used in this producer yet.
+
+    It must be aborted: leave its block. The next transaction of the id may send to the topic as well. Name all topics when the
+    transaction is made (`topics=`) and this does not happen.
+    """
 
 
 class RefusedError(FatalError):

@@ -45,6 +45,7 @@ from lograft.types import Headers
 if TYPE_CHECKING:
     from lograft._client.background_loop import Runtime
     from lograft._producer.sender import Sender
+    from lograft.transaction import Transaction, Transactions
 
 
 class Producer:
@@ -152,6 +153,7 @@ class Producer:
         self._sender: Sender | None = None
         self._new_sender = partial(Sender, self._client, self._deliveries, self._lock, self._on_progress)
         self._start_lock = threading.Lock()
+        self._transactions: Transactions | None = None
         on_fork(self, Producer._after_fork)
         on_exit(self, Producer._leave)
 
@@ -365,6 +367,37 @@ class Producer:
                 self._wake_if_needed()
             return result
 
+    def transaction(self, transaction_id: str, *, topics: Iterable[str] = (), ttl_ms: int = 0) -> Transaction:
+        """Return a transaction: a block whose records are published as a whole, or not at all.
+
+            with producer.transaction("orders-app-1") as transaction:
+                transaction.send("orders", b"value")
+
+        The id names one instance of an application. The first transaction of an id in a producer takes it over from an earlier
+        program, which is fenced by that; further ones need no new start. The producer keeps the id until it is closed. Records
+        that are sent with the producer itself belong to no transaction. The settings of the producer hold for its transactions,
+        but for `acks`, `idempotent` and `on_batch`.
+
+        Args:
+            transaction_id: id of the application, 1 to 255 bytes in UTF-8.
+            topics: topics that its transactions will send to; more are learnt when they are sent to. Name all here if a transaction
+                may meet a new one after 1,000 records or 1 MiB: that is refused then (`TransactionTopicsError`).
+            ttl_ms: milliseconds without a sign of life of this producer after which an open transaction is aborted, 10,000 to
+                604,800,000; 0: one hour. The first transaction of an id decides.
+
+        Raises:
+            IngestFencedError: another program has taken over the id: end this producer.
+            UsageError: an argument is not valid, the producer is closed, or it uses too many ids.
+        """
+        with loading():
+            from lograft.transaction import Transactions
+        with self._start_lock:
+            self._check_usable()
+            if self._transactions is None:
+                self._transactions = Transactions(self._client, self._settings, self._serializers)
+            transactions = self._transactions
+        return transactions.begin(transaction_id, topics, ttl_ms)
+
     def flush(self, timeout_ms: int | None = None) -> None:
         """Wait until every record sent so far is acknowledged or has failed.
 
@@ -433,7 +466,10 @@ class Producer:
             # Records that other threads sent during the flush fail below and are reported too.
             self._deliveries.accumulator.seal_all()
             sender, runtime = self._sender, self._runtime
+            transactions, self._transactions = self._transactions, None
             self._progress.notify_all()
+        if transactions is not None:
+            transactions.close()
         if sender is not None and runtime is not None:
             try:
                 runtime.run(sender.close())
@@ -548,7 +584,9 @@ class Producer:
         self._is_forked = True
         # The calls that wait are the parent's.
         self._deliveries.end(unusable_error("producer", is_forked=True))
-        keep_for_ever((self._sender, self._runtime))
-        self._sender = self._runtime = None
+        if self._transactions is not None:
+            self._transactions.after_fork()
+        keep_for_ever((self._sender, self._runtime, self._transactions))
+        self._sender = self._runtime = self._transactions = None
         self._live.clear()
         self._recent = NO_TOPIC

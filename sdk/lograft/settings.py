@@ -79,6 +79,12 @@ PROCESSING_LIMIT_MS: Final = 300_000
 PROCESSING_LIMIT_RANGE_MS: Final = (1_000, 86_400_000)
 """Smallest and largest value of `processing_limit_ms`, both inclusive."""
 
+INGEST_COMMIT_TIMEOUT_MS: Final = 300_000
+"""Milliseconds for which `Ingest.commit` waits until everything is published, unless the caller sets another time."""
+
+MAX_TRANSACTION_IDS: Final = 64
+"""Transaction ids that one producer may use. Each has connections of its own."""
+
 ASSIGNORS: Final = ("uniform", "range")
 """Names of assignors that a member may prefer."""
 

@@ -617,6 +617,135 @@ def _natural(value: int, rule: str) -> int:
     return value
 
 
+class IngestState(Enum):
+    """State of an ingest."""
+
+    UNKNOWN = "unknown"
+    """A newer server named a state that this client does not know."""
+    OPEN = "open"
+    """Attempts stage and seal."""
+    DECIDED = "decided"
+    """Decided; not everything is published yet."""
+    COMMITTED = "committed"
+    """Everything is published."""
+    ABORTED = "aborted"
+    """Nothing is published."""
+
+
+class IngestKind(Enum):
+    """How often an ingest is committed."""
+
+    UNKNOWN = "unknown"
+    """A newer server named a kind that this client does not know."""
+    SINGLE = "single"
+    """Once: its id is used up then."""
+    REPEATED = "repeated"
+    """Once for each round: the id names an application, and each round is a transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class SealedAttempt:
+    """An attempt that has staged everything. `Ingest.commit` takes it, also from another process: it can be pickled.
+
+    Attributes:
+        task: number of the task, from 0.
+        attempt_id: name of this try, 1 to 64 bytes.
+        records: number of records that it has staged.
+    """
+
+    task: int
+    attempt_id: bytes
+    records: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedRange:
+    """Where the published records of one partition are.
+
+    Attributes:
+        topic: topic name; empty if the topic was deleted.
+        partition: partition.
+        records: number of records.
+        first_offset: offset of the first one; None: the topic, or this part of its log, was deleted after the decision.
+        end_offset: offset after the last one; None as `first_offset`. Records of others may lie between.
+    """
+
+    topic: str
+    partition: int
+    records: int
+    first_offset: int | None
+    end_offset: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngestResult:
+    """What the commit of an ingest has published.
+
+    Attributes:
+        round: number of the transaction, from 1; always 1 of a single ingest.
+        records: records of all partitions.
+        dropped_attempts: attempts that were not committed.
+        partitions: where the records are, by topic and partition.
+        was_committed: True: an earlier call had committed it.
+    """
+
+    round: int
+    records: int
+    dropped_attempts: int
+    partitions: tuple[PublishedRange, ...]
+    was_committed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngestDescription:
+    """An ingest.
+
+    Attributes:
+        ingest_id: its id.
+        kind: how often it is committed.
+        state: where it stands.
+        epoch: epoch of the last open. Clients of earlier ones are fenced.
+        round: round that is open, or was committed last.
+        topics: names of the topics that it publishes to.
+        touched_ms: milliseconds since 1970-01-01 UTC of the last call of its client.
+        ttl_ms: milliseconds without a call after which an open one is aborted.
+        open_attempts: attempts that stage.
+        sealed_attempts: attempts that have staged everything.
+        sealed_records: records of the sealed attempts.
+        parts: partitions that a decision has to publish.
+        published_parts: partitions of these that are published.
+        result: what was committed last; None: nothing yet, or it is not asked for (`list_ingests`).
+    """
+
+    ingest_id: str
+    kind: IngestKind
+    state: IngestState
+    epoch: int
+    round: int
+    topics: tuple[str, ...]
+    touched_ms: int
+    ttl_ms: int
+    open_attempts: int
+    sealed_attempts: int
+    sealed_records: int
+    parts: int
+    published_parts: int
+    result: IngestResult | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngestList:
+    """Ingests, by id.
+
+    Attributes:
+        ingests: descriptions without results.
+        missing_coordinator_ids: node ids of coordinators that did not answer, so that theirs are missing; -1: nobody coordinates some.
+    """
+
+    ingests: tuple[IngestDescription, ...]
+    missing_coordinator_ids: tuple[int, ...] = ()
+
+
 class LogDirectoryState(Enum):
     """Free space of a log directory, or its failure."""
 
@@ -1126,6 +1255,11 @@ __all__ = [
     "GroupOffsets",
     "GroupState",
     "Headers",
+    "IngestDescription",
+    "IngestKind",
+    "IngestList",
+    "IngestResult",
+    "IngestState",
     "ListedGroup",
     "LogDirectories",
     "LogDirectory",
@@ -1141,11 +1275,13 @@ __all__ = [
     "PartitionProducers",
     "PartitionTrouble",
     "Position",
+    "PublishedRange",
     "QuorumDescription",
     "QuorumReplicaDescription",
     "RememberedProducer",
     "ReplicaMove",
     "ResetTo",
+    "SealedAttempt",
     "TopicDescription",
     "TopicPartition",
     "TopicSummary",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from lograft._client.cluster import Cluster
     from lograft._groups.coordinators import Coordinators
+    from lograft._ingests.coordinators import IngestCoordinators
 
     # Only the stubs for type checkers have this class.
     from lograft.v1.admin_pb2_grpc import AdminServiceAsyncStub
@@ -45,6 +46,12 @@ class AdminCalls:
     cluster: Cluster
     coordinators: Coordinators
     timeout_ms: int
+
+    def ingest_coordinators(self) -> IngestCoordinators:
+        """Return the coordinators of ingests; the next call finds them anew."""
+        from lograft._ingests.coordinators import IngestCoordinators
+
+        return IngestCoordinators(self.cluster)
 
     def until(self, deadline_ms: int) -> AdminCalls:
         """Return the calls with the milliseconds that are left until a monotonic time, at least 1."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     # Only the stubs for type checkers have these classes.
     from lograft.v1.admin_pb2_grpc import AdminServiceAsyncStub
     from lograft.v1.group_pb2_grpc import GroupServiceAsyncStub
+    from lograft.v1.ingest_pb2_grpc import IngestServiceAsyncStub
     from lograft.v1.log_pb2_grpc import LogServiceAsyncStub
 
 
@@ -30,6 +31,13 @@ def group_service(channel: grpc.aio.Channel) -> GroupServiceAsyncStub:
     from lograft.v1.group_pb2_grpc import GroupServiceStub
 
     return GroupServiceStub(channel)
+
+
+def ingest_service(channel: grpc.aio.Channel) -> IngestServiceAsyncStub:
+    """Return the methods of `IngestService`."""
+    from lograft.v1.ingest_pb2_grpc import IngestServiceStub
+
+    return IngestServiceStub(channel)
 
 
 def log_service(channel: grpc.aio.Channel) -> LogServiceAsyncStub:

@@ -32,7 +32,7 @@ from lograft._groups.carrier import GroupCarrier, borrow_carrier, return_carrier
 from lograft._groups.member import Assigned, GroupMember, Start
 from lograft._groups.membership import Phase, Subscription
 from lograft._groups.messages import Identity
-from lograft._groups.offsets import NO_MEMBER, GroupOffsets
+from lograft._groups.offsets import NO_MEMBER, GroupOffsets, OffsetsForDecision
 from lograft._groups.steps import Ended, Left, Lost, Partition, Revoked
 from lograft.errors import (
     DeserializationError,
@@ -370,6 +370,21 @@ class SharedConsumer:
         limit_ms = self._client.request_timeout_ms if timeout_ms is None else timeout_ms
         await store.commit({keys[tp]: offset for tp, offset in offsets.items()}, timeout_ms=limit_ms, order=order)
         self._auto_committed |= {tp: offset.offset for tp, offset in offsets.items()}
+
+    async def for_decision(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> OffsetsForDecision:
+        """Return offsets that count with the decision of an ingest.
+
+        Raises:
+            UsageError: the consumer commits by itself, or a commit is under way.
+        """
+        group = self.need_group()
+        if group.auto_commit:
+            raise UsageError(
+                "this consumer commits by itself: make it with auto_commit=False, so that only transactions do"
+            )
+        keys = await self._keys_of(list(offsets))
+        wanted = {keys[tp]: offset for tp, offset in offsets.items()}
+        return self._group_offsets().for_decision(wanted, instance_id=group.instance_id)
 
     def commit_soon(
         self,

@@ -86,6 +86,11 @@ class Commits:
         """True if no commit waits for a result."""
         return not self._waiting
 
+    def take_number(self) -> int:
+        """Return the number of a commit that travels another way, with the decision of an ingest."""
+        self._last_number += 1
+        return self._last_number
+
     def order(self) -> int:
         """Return the place of a commit that the application asks for now, but whose offsets are added later."""
         self._last_order += 1

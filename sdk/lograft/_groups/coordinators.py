@@ -2,7 +2,7 @@
 """Who coordinates which group, and unary calls to coordinators.
 
 Owns what is known about coordinators, and the attempts of a call within its time: whoever answers "not me" names another, or the client
-asks any broker. The carrier of members and the admin client use it.
+asks any broker. The carrier of members and the admin client use it. Ingests have coordinators too: `_ingests.coordinators` finds them.
 
 Law: two attempts of a call are at least `RETRY_FLOOR_MS` apart.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import grpc
@@ -31,7 +32,7 @@ from lograft.errors import (
     RetriableError,
 )
 from lograft.settings import CONNECT_TIMEOUT_MS
-from lograft.v1 import group_pb2
+from lograft.v1 import group_pb2, ingest_pb2
 from lograft.v1.group_pb2_grpc import GroupServiceStub
 from lograft.wire.codes import ErrorCode
 from lograft.wire.status import parse_rpc_error
@@ -50,6 +51,14 @@ MAX_COORDINATORS: Final = 10_000
 
 MAX_FOUND_GROUPS: Final = 1_000
 """Groups in one FindCoordinator request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a broker says about a coordinator: its host:port, or why it names none."""
+
+    address: str
+    error: LograftError | None = None
 
 
 class Coordinators:
@@ -91,12 +100,11 @@ class Coordinators:
         Raises:
             LograftError: no broker knows it now.
         """
-        (found,) = await self._ask((group_id,), timeout_ms=timeout_ms)
-        if found.HasField("error"):
-            raise decode_error(found.error)
-        address = address_of(found)
-        self.remember(group_id, address)
-        return address
+        (found,) = await self._find((group_id,), timeout_ms=timeout_ms)
+        if found.error is not None:
+            raise found.error
+        self.remember(group_id, found.address)
+        return found.address
 
     async def find_all(self, group_ids: Sequence[str], *, timeout_ms: int) -> None:
         """Ask for the coordinators of many groups at once. Those that no broker knows now are found later, one by one.
@@ -108,9 +116,10 @@ class Coordinators:
         wanted = [each for each in group_ids if each not in self._addresses]
         for start in range(0, len(wanted), MAX_FOUND_GROUPS):
             page = wanted[start : start + MAX_FOUND_GROUPS]
-            for found in await self._ask(page, timeout_ms=max(1, deadline_ms - monotonic_ms())):
-                if not found.HasField("error"):
-                    self.remember(found.group_id, address_of(found))
+            answers = await self._find(page, timeout_ms=max(1, deadline_ms - monotonic_ms()))
+            for group_id, found in zip(page, answers, strict=True):
+                if found.error is None:
+                    self.remember(group_id, found.address)
 
     async def call(
         self,
@@ -119,6 +128,7 @@ class Coordinators:
         request: Q,
         *,
         timeout_ms: int,
+        attempt_timeout_ms: int = ATTEMPT_TIMEOUT_MS,
     ) -> T:
         """Make a unary call to the coordinator of a group. Find it again and repeat the call until the time is up.
 
@@ -127,6 +137,7 @@ class Coordinators:
             method: returns the method to call on a channel.
             request: a request that may be carried out twice.
             timeout_ms: milliseconds for all attempts together.
+            attempt_timeout_ms: milliseconds that a coordinator may take. Then the client looks whether there is another one.
 
         Raises:
             RetriableError: the time is up, and this was the last failure.
@@ -140,7 +151,7 @@ class Coordinators:
                 address = self._addresses.get(group_id)
                 if address is None:
                     address = await self.find(group_id, timeout_ms=max(1, min(left_ms, FIND_TIMEOUT_MS)))
-                return await self._attempt(group_id, address, method, request, max(1, min(left_ms, ATTEMPT_TIMEOUT_MS)))
+                return await self._attempt(group_id, address, method, request, max(1, min(left_ms, attempt_timeout_ms)))
             except RetriableError as error:
                 left_ms = deadline_ms - monotonic_ms()
                 if left_ms <= 0:
@@ -150,15 +161,13 @@ class Coordinators:
                 delay_ms = RETRY_FLOOR_MS if is_hinted else backoff.next_delay_ms(at_least_ms=advice_ms)
                 await asyncio.sleep(min(delay_ms, left_ms) / 1000)
 
-    async def _ask(self, group_ids: Sequence[str], *, timeout_ms: int) -> Sequence[group_pb2.GroupCoordinator]:
+    async def _find(self, group_ids: Sequence[str], *, timeout_ms: int) -> list[Found]:
+        """Ask any broker for coordinators, and return what it says about each."""
         request = group_pb2.FindCoordinatorRequest(cluster_id=self._cluster.cluster_id, group_ids=group_ids)
         response = await self._cluster.ask(
             lambda channel: GroupServiceStub(channel).FindCoordinator, request, timeout_ms=timeout_ms
         )
-        found = response.coordinators
-        if len(found) != len(group_ids):
-            raise CoordinatorNotAvailableError(f"a broker named {len(found)} coordinators, not {len(group_ids)}")
-        return found
+        return checked(group_ids, [found_in(each) for each in response.coordinators])
 
     async def _attempt(
         self,
@@ -194,3 +203,19 @@ class Coordinators:
             address = None if hint is None else hinted_address(hint)
             if address is not None:
                 self.remember(group_id, address)
+
+
+def found_in(message: group_pb2.GroupCoordinator | ingest_pb2.IngestCoordinator) -> Found:
+    """Convert what a broker says about a coordinator."""
+    return Found(address_of(message), decode_error(message.error) if message.HasField("error") else None)
+
+
+def checked(asked: Sequence[str], found: list[Found]) -> list[Found]:
+    """Return answers if there is one for each question.
+
+    Raises:
+        CoordinatorNotAvailableError: there is not.
+    """
+    if len(found) != len(asked):
+        raise CoordinatorNotAvailableError(f"a broker named {len(found)} coordinators, not {len(asked)}")
+    return found

@@ -12,7 +12,7 @@ from lograft._groups.membership import JOIN, Refused, Request, State, Subscripti
 from lograft._groups.steps import Partition
 from lograft.errors import LograftError
 from lograft.types import OffsetAndMetadata
-from lograft.v1 import errors_pb2, group_pb2
+from lograft.v1 import errors_pb2, group_pb2, ingest_pb2
 from lograft.wire.codes import ErrorCode
 
 
@@ -141,7 +141,7 @@ def decode_offsets(
     return offsets, errors
 
 
-def address_of(coordinator: group_pb2.GroupCoordinator) -> str:
+def address_of(coordinator: group_pb2.GroupCoordinator | ingest_pb2.IngestCoordinator) -> str:
     """Return host:port of a coordinator."""
     return BrokerNode(broker_id=coordinator.broker_id, host=coordinator.host, port=coordinator.port).address
 

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from lograft._client.backoff import Backoff
@@ -21,7 +22,7 @@ from lograft._groups.commits import CommitDone, CommitRequest, Commits
 from lograft._groups.look_ups import LookUp, look_up, look_up_backoff
 from lograft._groups.messages import encode_offsets
 from lograft._groups.steps import Partition
-from lograft.errors import LograftError, RequestTimeoutError, RetriableError, error_for
+from lograft.errors import LograftError, RequestTimeoutError, RetriableError, UsageError, error_for
 from lograft.types import OffsetAndMetadata
 from lograft.v1 import group_pb2
 from lograft.v1.group_pb2_grpc import GroupServiceStub
@@ -34,6 +35,27 @@ COMMIT_ATTEMPT_MS: Final = 10_000
 
 NO_MEMBER: Final = ("", -1)
 """Member id and epoch of a consumer that is no member."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetsForDecision:
+    """Offsets that count if and only if an ingest is committed.
+
+    Attributes:
+        group_id: the group.
+        member_id: member that commits; empty: the consumer is no member.
+        member_epoch: its epoch.
+        instance_id: name of a static member; None for others.
+        commit_number: number among the commits of the member; 0 without one.
+        offsets: the offsets.
+    """
+
+    group_id: str
+    member_id: str
+    member_epoch: int
+    instance_id: str | None
+    commit_number: int
+    offsets: Mapping[Partition, OffsetAndMetadata]
 
 
 class GroupOffsets:
@@ -91,6 +113,28 @@ class GroupOffsets:
             self._results.pop(ticket, None)
         for error in done.errors.values():
             raise error
+
+    def for_decision(
+        self, offsets: Mapping[Partition, OffsetAndMetadata], *, instance_id: str | None
+    ) -> OffsetsForDecision:
+        """Return offsets that go with the decision of an ingest instead of a commit of their own.
+
+        Raises:
+            UsageError: commits are under way. A later attempt of theirs would move the group back.
+        """
+        if not self._commits.is_idle:
+            raise UsageError(
+                "commits of this consumer are under way: wait for them before a transaction takes its offsets"
+            )
+        member_id, epoch = self._identity()
+        return OffsetsForDecision(
+            group_id=self._group_id,
+            member_id=member_id,
+            member_epoch=epoch,
+            instance_id=instance_id,
+            commit_number=self._commits.take_number() if member_id else 0,
+            offsets=dict(offsets),
+        )
 
     async def fetch(
         self, partitions: Sequence[Partition] | None, *, timeout_ms: int

@@ -6,7 +6,8 @@ collect records or know the callers: a `ResultSink` gets every result exactly on
 
 Identities. All partitions share one identity (a `Session`) until a batch fails that may be in the log. The next batch of its
 partition then cannot be numbered under the old identity. So that partition moves to a new session, and the others follow as
-soon as none of their sent batches is unresolved. A session without partitions is closed.
+soon as none of their sent batches is unresolved. A session without partitions is closed. An attempt of an ingest has one identity that
+was given to it (`staging`). Where that cannot be used any more, everything fails.
 Source: docs/clients.md; KIP-360 for the recovery from lost batches.
 """
 
@@ -23,6 +24,7 @@ from lograft._client.codec import decode_error
 from lograft._producer.batches import Doubt, SealedBatch
 from lograft._producer.sequencer import Acknowledged, GivenUp, PartitionSequencer
 from lograft._producer.splitter import split_batch
+from lograft._producer.staging import STAGING_UNKNOWN_MS, Staging
 from lograft._producer.stream import PartitionSender, ProduceStream, Session
 from lograft.errors import (
     FatalError,
@@ -65,12 +67,15 @@ class ResultSink(Protocol):
 class ProduceEngine:
     """Routes each partition's batches to its leader, retries them, and expires them. Belongs to one event loop."""
 
-    def __init__(self, cluster: Cluster, settings: ProducerSettings, sink: ResultSink) -> None:
+    def __init__(
+        self, cluster: Cluster, settings: ProducerSettings, sink: ResultSink, staging: Staging | None = None
+    ) -> None:
         self._cluster = cluster
         self._settings = settings
         self._sink = sink
+        self._staging = staging
         self._loop = asyncio.get_running_loop()
-        self._session = Session()
+        self._session = Session(None if staging is None else (staging.producer_id, 0))
         self._senders: dict[tuple[str, int], PartitionSender] = {}
         self._waiting: dict[tuple[str, int], PartitionSender] = {}
         self._unresolved = 0
@@ -88,7 +93,7 @@ class ProduceEngine:
         sender = self._senders.get(key)
         if sender is None:
             sender = PartitionSender(
-                batch.topic,
+                batch.topic if self._staging is None else self._staging.name(batch.topic),
                 batch.partition,
                 sequencer=PartitionSequencer(is_numbered=self._settings.is_idempotent),
                 session=self._session,
@@ -127,6 +132,9 @@ class ProduceEngine:
         sender.retry = None
         is_leaving = self._is_closed or self._cluster.is_leaving
         if is_leaving or sender.sequencer.is_empty or sender.stream is not None:
+            return
+        if self._staging is not None and sender.sequencer.needs_identity:
+            self._drop_all(sender, OutcomeUnknownError("the attempt has failed: a batch before this one was given up"))
             return
         self._refresh_session(sender)
         leader = self._cluster.leader(sender.topic, sender.partition)
@@ -339,11 +347,12 @@ class ProduceEngine:
     # -- results
 
     def _is_gone(self, sender: PartitionSender) -> bool:
-        """True once brokers have not known the partition for `UNKNOWN_TOPIC_WAIT_MS`. It may be new, or a broker may lag behind."""
+        """True once brokers have not known the partition for a while. It may be new, or a broker may lag behind."""
         at_ms = monotonic_ms()
         if sender.unknown_since_ms is None:
             sender.unknown_since_ms = at_ms
-        return at_ms - sender.unknown_since_ms >= UNKNOWN_TOPIC_WAIT_MS
+        limit_ms = UNKNOWN_TOPIC_WAIT_MS if self._staging is None else STAGING_UNKNOWN_MS
+        return at_ms - sender.unknown_since_ms >= limit_ms
 
     def _detach(self, sender: PartitionSender) -> None:
         """Take a partition off its stream. Its batches in flight may be in the log."""

@@ -23,6 +23,8 @@ from lograft._client.cluster import Cluster
 from lograft._producer.batches import SealedBatch
 from lograft._producer.deliveries import Deliveries
 from lograft._producer.engine import ProduceEngine
+from lograft._producer.staging import STAGING_UNKNOWN_MS, Staging
+from lograft.errors import UnknownTopicError
 from lograft.settings import REQUEST_TIMEOUT_MS, ClientSettings
 from lograft.types import BatchReceipt
 
@@ -45,6 +47,7 @@ class Sender:
         deliveries: Deliveries,
         lock: threading.Lock | None,
         on_progress: Callable[[], None],
+        staging: Staging | None = None,
     ) -> None:
         """Start without connecting.
 
@@ -53,15 +56,17 @@ class Sender:
             deliveries: provides the batches and takes their results.
             lock: guards the deliveries; None if everything runs on this loop.
             on_progress: called after batches were resolved, with the lock held.
+            staging: where an attempt of an ingest stages; None: batches go to their topics.
         """
         self.is_wake_due = False
         self.cluster = Cluster(client)
         self._deliveries = deliveries
         self._lock = lock
         self._on_progress = on_progress
+        self._staging = staging
         self._loop = asyncio.get_running_loop()
         deliveries.accumulator.resolver.thread_id = threading.get_ident()
-        self._engine = ProduceEngine(self.cluster, deliveries.settings, self)
+        self._engine = ProduceEngine(self.cluster, deliveries.settings, self, staging)
         # Monotonic milliseconds of the next check of lingering batches; None if none is planned.
         self._look_ms: int | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -72,8 +77,25 @@ class Sender:
     async def open_topic(self, topic: str) -> int:
         """Look up a topic and return its partition count."""
         timeout_ms = min(REQUEST_TIMEOUT_MS, self._deliveries.settings.delivery_timeout_ms)
-        state = await self.cluster.topic(topic, timeout_ms=timeout_ms)
+        name = self._name(topic)
+        if self._staging is not None:
+            await self._wait_for(name, timeout_ms=min(STAGING_UNKNOWN_MS, timeout_ms))
+        state = await self.cluster.topic(name, timeout_ms=timeout_ms)
         return len(state.partitions)
+
+    async def _wait_for(self, staging_topic: str, *, timeout_ms: int) -> None:
+        """Wait until a broker knows a staging topic, which was just made."""
+        deadline_ms = monotonic_ms() + timeout_ms
+        while monotonic_ms() < deadline_ms:
+            try:
+                await self.cluster.topic(staging_topic, timeout_ms=timeout_ms)
+            except UnknownTopicError:
+                continue
+            return
+
+    def _name(self, topic: str) -> str:
+        """Return the name under which brokers know a topic of the caller."""
+        return topic if self._staging is None else self._staging.name(topic)
 
     def needs_wake(self) -> bool:
         """True when the loop must learn of new work. The caller holds the lock.
@@ -134,6 +156,8 @@ class Sender:
 
     def on_result(self, batch: SealedBatch, receipt: BatchReceipt) -> None:
         """See `ResultSink`."""
+        if self._staging is not None:
+            self._staging.note(batch.base_sequence, receipt)
         if receipt.error is not None:
             self._resolved.append(receipt)
         self._deliveries.call_back(receipt)
@@ -150,6 +174,8 @@ class Sender:
 
     def on_limit(self, topic: str, partition: int, max_batch_bytes: int) -> None:
         """See `ResultSink`."""
+        if self._staging is not None:
+            topic = self._staging.topic(topic)
         with self._lock if self._lock is not None else nullcontext():
             self._deliveries.limit(topic, partition, max_batch_bytes)
 
@@ -178,7 +204,7 @@ class Sender:
 
     def _on_metadata(self) -> None:
         for topic in list(self._deliveries.topics):
-            state = self.cluster.view.topic(topic)
+            state = self.cluster.view.topic(self._name(topic))
             if state is None:
                 continue
             if len(state.partitions) > len(self._deliveries.topics[topic].parts):
@@ -190,5 +216,5 @@ class Sender:
     def note_leaders(self, topic: str) -> None:
         """Tell the deliveries who leads the partitions of a topic. Needs no lock: each write is one number."""
         count = len(self._deliveries.topics[topic].parts)
-        leaders = [self.cluster.leader(topic, partition) for partition in range(count)]
+        leaders = [self.cluster.leader(self._name(topic), partition) for partition in range(count)]
         self._deliveries.note_leaders(topic, [None if leader is None else leader.broker_id for leader in leaders])

@@ -50,6 +50,9 @@ _Call = grpc.aio.StreamStreamCall[bytes, log_pb2.ProduceResponse]
 class Session:
     """One producer identity and the streams that use it.
 
+    Args:
+        identity: the identity, if it was given before.
+
     Attributes:
         identity: (producer id, producer epoch); None before the first handshake. The stream of that handshake writes it.
         handshake: the lock that this stream holds during the handshake.
@@ -57,8 +60,8 @@ class Session:
         sender_count: number of partitions whose batches carry the identity. The engine writes it.
     """
 
-    def __init__(self) -> None:
-        self.identity: tuple[int, int] | None = None
+    def __init__(self, identity: tuple[int, int] | None = None) -> None:
+        self.identity = identity
         self.handshake: AbstractAsyncContextManager[None] = asyncio.Lock()
         self.streams: dict[int, ProduceStream] = {}
         self.sender_count = 0

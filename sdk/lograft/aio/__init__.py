@@ -7,7 +7,7 @@
         await producer.send("events", b"value", key=b"key")
 
 Python imports each client at its first use (PEP 562). So the blocking admin client, which needs only `aio.Admin`, does not load
-the other two.
+the others.
 """
 
 from __future__ import annotations
@@ -18,11 +18,21 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from lograft.aio.admin import Admin as Admin
     from lograft.aio.consumer import Consumer as Consumer
+    from lograft.aio.ingest import Attempt as Attempt
+    from lograft.aio.ingest import Ingest as Ingest
     from lograft.aio.producer import Producer as Producer
+    from lograft.aio.transaction import Transaction as Transaction
 
-__all__ = ["Admin", "Consumer", "Producer"]
+__all__ = ["Admin", "Attempt", "Consumer", "Ingest", "Producer", "Transaction"]
 
-_HOMES: Final = {"Admin": "lograft.aio.admin", "Consumer": "lograft.aio.consumer", "Producer": "lograft.aio.producer"}
+_HOMES: Final = {
+    "Admin": "lograft.aio.admin",
+    "Attempt": "lograft.aio.ingest",
+    "Consumer": "lograft.aio.consumer",
+    "Ingest": "lograft.aio.ingest",
+    "Producer": "lograft.aio.producer",
+    "Transaction": "lograft.aio.transaction",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -16,6 +16,7 @@ from lograft._admin import (
     configs,
     features,
     groups,
+    ingests,
     log_directories,
     metadata_export,
     partitions,
@@ -50,7 +51,7 @@ def _verb(
 
 
 class Admin:
-    """Manages topics, configs, groups, brokers, partitions and the quorum; settings and errors as `lograft.Admin`."""
+    """Manages topics, configs, groups, ingests, brokers, partitions and the quorum; settings and errors as `lograft.Admin`."""
 
     def __init__(
         self,
@@ -116,6 +117,9 @@ class Admin:
     alter_group_offsets: Final = _verb(committed_offsets.alter_group_offsets)
     reset_group_offsets: Final = _verb(committed_offsets.reset_group_offsets)
     delete_group_offsets: Final = _verb(committed_offsets.delete_group_offsets)
+    list_ingests: Final = _verb(ingests.list_ingests)
+    describe_ingest: Final = _verb(ingests.describe_ingest)
+    abort_ingest: Final = _verb(ingests.abort_ingest)
 
     async def close(self) -> None:
         """Close the connections. Further calls do nothing."""

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from lograft._client.clock import monotonic_ms
 from lograft._client.forks import loading, on_fork
@@ -41,6 +41,9 @@ from lograft.types import (
     RebalanceListener,
     TopicPartition,
 )
+
+if TYPE_CHECKING:
+    from lograft._groups.offsets import OffsetsForDecision
 
 T = TypeVar("T", bound="list[ConsumerRecord] | FetchedBatch | ConsumerRecord | None")
 
@@ -257,6 +260,14 @@ class Consumer:
         """Commit offsets and wait for the answer; see `lograft.Consumer.commit`."""
         self._shared.check_usable()
         await self._shared.commit(self._shared.to_commit(offsets), timeout_ms)
+
+    async def _for_decision(
+        self, offsets: OffsetsToCommit | None
+    ) -> tuple[Mapping[TopicPartition, OffsetAndMetadata], OffsetsForDecision]:
+        """Return offsets that count with a transaction. Raises as `lograft.Transaction.send_offsets`."""
+        self._shared.check_usable()
+        wanted = self._shared.to_commit(offsets)
+        return wanted, await self._shared.for_decision(wanted)
 
     def commit_async(
         self,

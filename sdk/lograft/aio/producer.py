@@ -32,6 +32,7 @@ from lograft.types import Headers, RecordReceipt
 
 if TYPE_CHECKING:
     from lograft._producer.sender import Sender
+    from lograft.aio.transaction import Transaction, Transactions
 
 
 class Producer:
@@ -85,6 +86,7 @@ class Producer:
         self._flush_marks: list[int] = []
         self._is_closed = False
         self._is_forked = False
+        self._transactions: Transactions | None = None
         on_fork(self, Producer._after_fork)
         self._sender: Sender | None = None
         self._new_sender = partial(Sender, self._client, self._deliveries, None, self._on_progress)
@@ -248,6 +250,15 @@ class Producer:
         self._wake_if_needed()
         return result
 
+    def transaction(self, transaction_id: str, *, topics: Iterable[str] = (), ttl_ms: int = 0) -> Transaction:
+        """Return a transaction, for `async with`; see `lograft.Producer.transaction`."""
+        with loading():
+            from lograft.aio.transaction import Transactions
+        self._check_usable()
+        if self._transactions is None:
+            self._transactions = Transactions(self._client, self._settings, self._serializers)
+        return self._transactions.begin(transaction_id, topics, ttl_ms)
+
     async def flush(self, timeout_ms: int | None = None) -> None:
         """Wait until every record sent so far is acknowledged or has failed; see `lograft.Producer.flush`."""
         self._check_usable()
@@ -283,6 +294,9 @@ class Producer:
             # Records that other tasks sent during the flush fail below and are reported too.
             self._deliveries.accumulator.seal_all()
             sender, self._sender = self._sender, None
+            transactions, self._transactions = self._transactions, None
+            if transactions is not None:
+                await transactions.close()
             if sender is not None:
                 await sender.close()
             self._on_progress()
@@ -295,8 +309,10 @@ class Producer:
         self._is_forked = True
         # The calls that wait are the parent's.
         self._deliveries.end(unusable_error("producer", is_forked=True))
-        keep_for_ever(self._sender)
-        self._sender = None
+        if self._transactions is not None:
+            self._transactions.after_fork()
+        keep_for_ever((self._sender, self._transactions))
+        self._sender = self._transactions = None
         self._live.clear()
         self._waiters.clear()
 

@@ -35,6 +35,7 @@ OWN_COMMANDS: Final = {
     "groups": in_module(
         "lograft.cli.groups:groups_app", "List, describe and delete consumer groups; move their offsets."
     ),
+    "ingests": in_module("lograft.cli.ingests:ingests_app", "List, show and abort ingests and transactions."),
     "brokers": in_module("lograft.cli.brokers:brokers_app", "List, describe and remove brokers."),
     "configs": in_module("lograft.cli.configs:configs_app", "Describe, set and unset configs."),
     "partitions": in_module(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Completes names that the cluster knows: topics, groups, configs.
+"""Completes names that the cluster knows: topics, groups, ingests, configs.
 
 A shell waits for it between two keys. So it asks one broker that answers at once, or completes nothing, and never says a word.
 """
@@ -45,6 +45,11 @@ def complete_partition(ctx: typer.Context, incomplete: str) -> list[str]:
 def complete_group(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the groups that begin with what is there."""
     return _ask(ctx, incomplete, lambda admin: (each.group for each in admin.list_groups().groups))
+
+
+def complete_ingest(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the ingests that begin with what is there."""
+    return _ask(ctx, incomplete, lambda admin: (each.ingest_id for each in admin.list_ingests().ingests))
 
 
 def complete_broker(ctx: typer.Context, incomplete: str) -> list[str]:
