@@ -185,6 +185,7 @@ MUTANTS: Final = (
         function="push",
         old=" or not session.is_settled",
         new="",
+        directed="test_push_waits_for_the_echo",
     ),
     GroupMutant(
         name="a takeover waits for the process that it replaces",
