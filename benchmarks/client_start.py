@@ -36,7 +36,7 @@ IMPORTS: Final = {
 
 COMMANDS: Final = {
     "lograft --help": (("--help",), 300),
-    "lograft topics --help": (("topics", "--help"), 300),
+    "lograft topics --help": (("topics", "--help"), None),
     "lograft topics list": (("topics", "list"), 500),
     "lograft brokers list": (("brokers", "list"), 500),
 }
