@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from pathlib import Path
 
 import psutil
@@ -35,8 +34,8 @@ def test_pause_of_a_process_that_has_ended_does_nothing(tmp_path: Path) -> None:
     """Nothing is left to pause, and the exit status stays."""
     node = Node(1, tmp_path, tmp_path / "node.log", ["-c", "raise SystemExit(3)"])
     node.start()
-    deadline_s = time.monotonic() + END_WAIT_S
-    while node.status is None and time.monotonic() < deadline_s:
-        time.sleep(0.01)
+    process = node._process  # pyright: ignore[reportPrivateUsage]
+    assert process is not None
+    process.wait(END_WAIT_S)
     node.pause()
     assert node.status == 3

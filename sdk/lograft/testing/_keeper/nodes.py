@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -98,12 +99,12 @@ class Node:
         if pid is None:
             return
         self.signal(signal.SIGSTOP)
-        deadline_s = time.monotonic() + PAUSE_WAIT_S
+        deadline_s, never = time.monotonic() + PAUSE_WAIT_S, threading.Event()
         # WNOWAIT: how the process ends is for `Popen` to collect.
         while os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             if time.monotonic() >= deadline_s:
                 raise OSError(f"process {pid} has not stopped within {PAUSE_WAIT_S:g} s")
-            time.sleep(PAUSE_LOOK_S)
+            never.wait(PAUSE_LOOK_S)
 
     def kill(self) -> None:
         """Kill the process and wait for its end."""
