@@ -166,7 +166,7 @@ MUTANTS: Final = (
         new="False",
     ),
     GroupMutant(
-        name="a session does not begin anew with a beat",
+        name="a beat does not extend the session",
         owner=Sessions,
         function="hear",
         old="self.timers.set(Timer(TimerKind.SESSION, group_id, member_id), expires_ms)",

@@ -36,7 +36,7 @@ QUICKLY_FOUND: Final = frozenset(
         "a coordinator whose topics are behind takes partitions away",
         "changed topics raise no epoch",
         "a result that is not awaited is stored",
-        "a session does not begin anew with a beat",
+        "a beat does not extend the session",
         "an assignment is repeated under the same number",
     }
 )
