@@ -19,7 +19,7 @@ PARTITIONS ?= 10000 100000 1000000
 .DEFAULT_GOAL := help
 .PHONY: help install demo docs test verify pythons format-check lint types imports proto-check unit fix gen baseline clients sim \
         kill-quorum quorum-proofs replication-proofs group-proofs producer-proofs sql-proofs jepsen soak kill-broker fuzz hostile forks crash corrupt realdisk bench bench-quorum \
-        bench-replication bench-stalls bench-scale bench-partitions bench-liveness clean
+        bench-replication bench-stalls bench-scale bench-partitions bench-liveness bench-start clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -165,6 +165,9 @@ bench-stalls: $(INSTALLED) ## The quorum's times in the simulator: leaderships, 
 
 bench-liveness: $(INSTALLED) ## How long clients and brokers take to recover when their connections die without a sign
 	$(BIN)/python -m benchmarks.dead_connections
+
+bench-start: $(INSTALLED) ## How long imports of the SDK and commands of the command line take (BESIDE=checkout to compare)
+	$(BIN)/python -m benchmarks.client_start $(if $(BESIDE),--beside '$(BESIDE)')
 
 bench-scale: $(INSTALLED) ## The quorum with many partitions (PARTITIONS='10000 100000 1000000'): time, memory, failover, a lost broker
 	$(BIN)/python -m benchmarks.scale_run --partitions $(PARTITIONS)

@@ -38,9 +38,21 @@ async def fill(cluster: Cluster, client: Client, *replicas: int) -> list[bytes]:
     await client.admin.AlterPartitionReassignments(request, timeout=WAIT_S)
     await cluster.wait(lambda: cluster.partition(0).replicas == replicas)
     await cluster.wait(lambda: set(cluster.partition(0).isr) == set(replicas))
+    # A record that the leader appends before its last epoch begins has an unknown outcome.
+    for node_id in (1, *replicas):
+        await cluster.wait(partial(has_last_epoch, cluster, node_id), node_id)
     values = [b"%d" % number for number in range(RECORDS)]
     await client.append("t", values)
     return values
+
+
+def has_last_epoch(cluster: Cluster, node_id: int) -> bool:
+    """Tell whether a broker has the same epochs of partition 0 of `t` as the first one."""
+    topic = cluster.brokers[node_id].observer.image.topic_by_name("t")
+    if topic is None:
+        return False
+    image, first = topic.partitions[0], cluster.partition(0)
+    return (image.leader_epoch, image.partition_epoch) == (first.leader_epoch, first.partition_epoch)
 
 
 async def read_all(client: Client) -> list[bytes]:

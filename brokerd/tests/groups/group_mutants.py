@@ -250,7 +250,7 @@ MUTANTS: Final = (
         new="False",
     ),
     GroupMutant(
-        name="a session does not begin anew with a beat",
+        name="a beat does not extend the session",
         owner=Sessions,
         function="hear",
         old="self.timers.set(Timer(TimerKind.SESSION, group_id, member_id), expires_ms)",
@@ -269,6 +269,7 @@ MUTANTS: Final = (
         function="push",
         old=" or not session.is_settled",
         new="",
+        directed="test_push_waits_for_the_echo",
     ),
     GroupMutant(
         name="a takeover waits for the process that it replaces",

@@ -79,6 +79,12 @@ SUBSCRIPTIONS = (
 CONFIG = GroupConfig(session_timeout_ms=6_000, heartbeat_interval_ms=1_000)
 object.__setattr__(CONFIG, "offsets_retention_ms", RETENTION_MS)
 PROCESSING_LIMIT_MS = 8_000
+CALLBACKS_MS = (0, 50, 1_000)
+"""How long the revocation callbacks of healthy applications take."""
+
+LONG_CALLBACK_MS = 4 * PROCESSING_LIMIT_MS
+"""How long a callback takes that makes its member exceed the limit."""
+
 QUIET_MS = 5_000
 """Milliseconds in which a change of the topics alone must have reached every member."""
 
@@ -124,6 +130,8 @@ class Process:
     began_ms: int = 0
     outbox: list[tuple[int, Command]] = field(default_factory=list[tuple[int, Command]])
     preparing: Preparing | None = None
+    inbox: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
+    """What has arrived while the process was paused. It reads that in order when it goes on: a stream does not reorder."""
 
 
 @dataclass(slots=True)
@@ -191,6 +199,10 @@ class Walk:
             process.paused_until_ms = process.stall_until_ms = 0
             process.client.is_application_stalled = False
         end_ms = self.now_ms + HEAL_MS
+        while self.now_ms < end_ms - QUIET_MS - LONG_CALLBACK_MS:
+            self.step()
+        for process in self.processes:
+            process.client.callback_ms = min(process.client.callback_ms, CALLBACKS_MS[-1])
         while self.now_ms < end_ms - QUIET_MS:
             self.step()
         # Nothing but the topics changes any more.
@@ -480,10 +492,12 @@ class Walk:
         self._later(at_ms - self.now_ms, arrive)
 
     def _when_awake(self, process: Process, happen: Callable[[], None]) -> None:
-        if process.paused_until_ms > self.now_ms:
-            self._later(process.paused_until_ms - self.now_ms, lambda: self._when_awake(process, happen))
-        else:
-            happen()
+        process.inbox.append(happen)
+        self._read_inbox(process)
+
+    def _read_inbox(self, process: Process) -> None:
+        while process.inbox and process.paused_until_ms <= self.now_ms:
+            process.inbox.pop(0)()
 
     def _break(self, stream: int, *, is_silent: bool = False) -> None:
         process = self._open_streams.pop(stream, None)
@@ -557,6 +571,7 @@ class Walk:
         client = process.client
         if process.is_killed or process.paused_until_ms > self.now_ms or client.phase is Phase.ENDED:
             return
+        self._read_inbox(process)
         client.is_application_stalled = process.stall_until_ms > self.now_ms
         if client.uses_stream and client.stream is None and self.is_serving and self.rng.random() < 0.3:
             self._stream_number += 1
@@ -589,7 +604,7 @@ class Walk:
             instance_id=instance_id,
             processing_limit_ms=PROCESSING_LIMIT_MS,
             uses_stream=self.rng.random() < 0.6,
-            callback_ms=self.rng.choice((0, 50, 1_000)),
+            callback_ms=self.rng.choice(CALLBACKS_MS),
             watches_callback=self._process_number % 2 == 0,
         )
         client.start(self.now_ms)
@@ -641,7 +656,7 @@ class Walk:
     def _incident_stall(self, alive: list[Process]) -> None:
         for process in self.rng.sample(alive, min(1, len(alive))):
             process.stall_until_ms = self.now_ms + self.rng.randint(1_000, 2 * PROCESSING_LIMIT_MS)
-            process.client.callback_ms = self.rng.choice((0, 50, 4 * PROCESSING_LIMIT_MS))
+            process.client.callback_ms = self.rng.choice((0, 50, LONG_CALLBACK_MS))
             self.counts["stall"] += 1
 
     def _incident_break(self, alive: list[Process]) -> None:

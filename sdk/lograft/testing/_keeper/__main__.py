@@ -110,7 +110,7 @@ class Keeper:
         verbs: dict[str, Callable[[], None]] = {
             "start": lambda: node.start(order.get("arguments")),
             "kill": node.kill,
-            "pause": lambda: node.signal(signal.SIGSTOP),
+            "pause": node.pause,
             "resume": lambda: node.signal(signal.SIGCONT),
             "cut": lambda: self._network.cut(node.node_id),
             "mend": lambda: self._network.mend(node.node_id),

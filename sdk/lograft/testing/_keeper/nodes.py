@@ -10,6 +10,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -22,6 +24,12 @@ FIRST_PORT, LAST_PORT = 20_000, 30_000
 PORT_ATTEMPTS_MAX: Final = 200
 KILL_WAIT_S: Final = 20.0
 """Seconds that a killed process may take to be gone."""
+
+PAUSE_WAIT_S: Final = 20.0
+"""Seconds that a process may take to stop: the system stops its threads one by one, and one that waits for the disk last."""
+
+PAUSE_LOOK_S: Final = 0.002
+"""Seconds between two looks whether it has stopped."""
 
 _PR_SET_PDEATHSIG: Final = 1
 """prctl(2): the signal that a process gets when its parent ends."""
@@ -80,6 +88,23 @@ class Node:
         """Send a signal, if the process runs."""
         if self._process is not None and self.pid is not None:
             self._process.send_signal(number)
+
+    def pause(self) -> None:
+        """Stop the process (SIGSTOP), if it runs, and return when all its threads stand still.
+
+        Raises:
+            OSError: it has not stopped in time.
+        """
+        pid = self.pid
+        if pid is None:
+            return
+        self.signal(signal.SIGSTOP)
+        deadline_s, never = time.monotonic() + PAUSE_WAIT_S, threading.Event()
+        # WNOWAIT: how the process ends is for `Popen` to collect.
+        while os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            if time.monotonic() >= deadline_s:
+                raise OSError(f"process {pid} has not stopped within {PAUSE_WAIT_S:g} s")
+            never.wait(PAUSE_LOOK_S)
 
     def kill(self) -> None:
         """Kill the process and wait for its end."""
