@@ -54,6 +54,8 @@ CLOCK_OFFSET_MS_MAX = 3_600_000
 """Maximum milliseconds by which a machine's wall clock is wrong, and with which its monotonic clock begins."""
 MIN_FREE_BYTES = 1024 * 1024
 """Soft limit of brokers in bytes. A run writes less than that."""
+STAGING_MAX_BYTES = 1024 * 1024 * 1024
+"""Quota of staged records of a broker in bytes: more than a run stages."""
 WAIT_MS_MAX = 100
 """Milliseconds between two checks of a broker that waits for another one."""
 
@@ -496,6 +498,7 @@ class BrokerMachine(Machine):
             # With defaults from the real machine, a seed would run differently on another machine.
             fetch_buffer_max_bytes=MIN_BUDGET_BYTES,
             inflate_max_bytes=MIN_BUDGET_BYTES,
+            staging_max_bytes=STAGING_MAX_BYTES,
         )
         self.server = BrokerServer(settings)
         await self._start(self.server)
