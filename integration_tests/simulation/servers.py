@@ -407,9 +407,10 @@ class BrokerMachine(Machine):
 
     @property
     def is_coordinating(self) -> bool:
-        """True if it coordinates groups."""
-        groups = None if self.server is None else self.server.groups
-        return groups is not None and any(True for _ in groups.cores())
+        """True if it coordinates groups or ingests."""
+        server = self.server
+        found = () if server is None else (server.groups, server.ingests)
+        return any(True for each in found if each is not None for _ in each.cores())
 
     def compact(self, on_done: Callable[[int], None]) -> None:
         """Let the cleaner compact what is due, in a thread. `on_done` gets the number of passes."""
