@@ -226,6 +226,10 @@ class IngestClient:
             if rng.random() < 0.5:
                 await self._commit(self._commit_of(ingest, attempts))
             return
+        if rng.random() < 0.15:
+            boast = await self._boast(ingest)
+            if boast is not None:
+                await self._commit(self._commit_of(ingest, [boast]), tries_max=5)
         commit = self._commit_of(ingest, attempts)
         if rng.random() < 0.15:
             await self._race(commit, self._commit_of(ingest, attempts[:-1]))
@@ -374,6 +378,17 @@ class IngestClient:
             await self._stage(ingest, attempt)
             if self._rng.random() < 0.4:
                 await self._seal(ingest, attempt)
+
+    async def _boast(self, ingest: _Ingest) -> _Attempt | None:
+        """Return a sealed attempt that says to have staged a record more than it has."""
+        attempt = await self._attempt(ingest, 9, b"boast-%d" % self._number())
+        if attempt is None or not await self._stage_batch(ingest, attempt, ingest.topics[FED], 0, 2):
+            return None
+        ((key, part),) = attempt.parts.items()
+        part.records += 1
+        part.end_offset += 1
+        attempt.values[key].append(b"never staged by " + attempt.attempt_id)
+        return attempt if await self._seal(ingest, attempt) else None
 
     async def _attempt_again(self, ingest: _Ingest, task: int, kept: dict[int, _Attempt] | None) -> _Attempt | None:
         """Open an attempt, in a repeated ingest the one of the last round."""

@@ -2,8 +2,9 @@
 """The laws of ingests in the world.
 
 They have four views: the committed log of `__ingests`, the committed records of the topics that ingests publish to, the answers to
-clients, and the committed offsets of their groups. This module owns what clients have staged and asked for, and what
-the committed logs say of it. It looks at nothing that a coordinator or a leader keeps for itself, except that the append of a published batch is seen when it happens.
+clients, and the committed offsets of their groups. This module owns what clients have staged and asked for, and what the committed logs
+say of it. It looks at nothing that a coordinator or a leader keeps for itself, except that the append of a published batch is seen when
+it happens.
 
 Laws
     one decision: a round has at most one decision; it is one that a client asked for at its own epoch, not below the last epoch that an
@@ -141,6 +142,7 @@ class IngestLaws:
         self._asked_attempts: dict[tuple[str, int, AttemptKey], None] = {}
         self._commits: dict[tuple[str, int], list[Commit]] = {}
         self._opened: dict[str, int] = {}
+        self._epochs: dict[tuple[str, int], None] = {}
         self._staged: dict[bytes, tuple[AttemptName, Key]] = {}
         self._seals: dict[AttemptName, dict[Key, tuple[bytes, ...]]] = {}
         self._decisions: dict[tuple[str, int], _Decision] = {}
@@ -230,6 +232,9 @@ class IngestLaws:
         if response.state == pb.INGEST_STATE_COMMITTED:
             self._check_result((ingest_id, response.result.round), response.result)
             return
+        law = "every open has an epoch of its own"
+        require((ingest_id, response.ingest_epoch) not in self._epochs, law, (ingest_id, response.ingest_epoch))
+        self._epochs[ingest_id, response.ingest_epoch] = None
         self._opened[ingest_id] = max(self._opened.get(ingest_id, 0), response.ingest_epoch)
 
     def committed(self, commit: Commit, response: pb.CommitIngestResponse) -> None:
