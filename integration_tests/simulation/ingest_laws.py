@@ -132,6 +132,9 @@ class IngestLaws:
     Args:
         counts: what happened in the run.
         has_damage: True where damage may hide where a part begins or ends.
+
+    Attributes:
+        look: lets the oracle look at what leaders know to be committed; the world sets it.
     """
 
     def __init__(self, counts: Counter[str], *, has_damage: bool) -> None:
@@ -153,10 +156,13 @@ class IngestLaws:
         self._deleted: dict[bytes, None] = {}
         self._fed: dict[tuple[Key, int], bytes] = {}
         self._offset_count = 0
+        self._is_looking = False
+        self.look: Callable[[], None] = lambda: None
         self.violation: InvariantViolation | None = None
 
     def throw_away(self) -> None:
-        """Release the frames of a violation."""
+        """Release the world, and the frames of a violation."""
+        self.look = lambda: None
         self.violation = None
 
     @contextmanager
@@ -193,6 +199,18 @@ class IngestLaws:
             mock.patch.object(IngestCoordinators, "_on_active", watched_on_active),
         ):
             yield
+
+    def _find(self, place: tuple[str, int]) -> _Decision | None:
+        if place not in self._decisions:
+            self._look()
+        return self._decisions.get(place)
+
+    def _look(self) -> None:
+        """Take what is committed and was not shown: a leader that started again may know more at once than it tells."""
+        if not self._is_looking:
+            self._is_looking = True
+            self.look()
+            self._is_looking = False
 
     # What clients do.
 
@@ -241,7 +259,7 @@ class IngestLaws:
         """Check the answer to a commit that counts."""
         self._counts["ingest commit answered"] += 1
         self._counts["ingest commit answered again"] += response.was_committed
-        decision = self._decisions.get((commit.ingest_id, commit.round))
+        decision = self._find((commit.ingest_id, commit.round))
         require(decision is not None, "a commit is answered after its decision", commit)
         assert decision is not None
         law = "a commit gets the answer of its own manifest"
@@ -254,7 +272,7 @@ class IngestLaws:
     def refused(self, commit: Commit, code: ErrorCode) -> None:
         """Check the refusal of a commit."""
         self._counts[f"ingest commit refused: {code.name}"] += 1
-        decision = self._decisions.get((commit.ingest_id, commit.round))
+        decision = self._find((commit.ingest_id, commit.round))
         if code is ErrorCode.INGEST_CONFLICT and not commit.group_id:
             require(decision is not None, "a conflict is one with a decision", commit)
         if code not in NEGATIVE:
@@ -277,7 +295,7 @@ class IngestLaws:
         """Check the refusal of an abort."""
         if code is ErrorCode.INGEST_COMMITTED:
             law = "only what is decided is too late to abort"
-            require((ingest_id, number) in self._decisions, law, (ingest_id, number))
+            require(self._find((ingest_id, number)) is not None, law, (ingest_id, number))
 
     def fetched(self, commit: Commit, key: Key, offset: int | None) -> None:
         """Check a fetch of offsets after a commit with offsets was answered."""
@@ -287,7 +305,7 @@ class IngestLaws:
         )
 
     def _check_result(self, place: tuple[str, int], result: pb.IngestResult) -> None:
-        decision = self._decisions.get(place)
+        decision = self._find(place)
         require(decision is not None, "a result is one of a decision", place)
         assert decision is not None
         if decision.result is None:
@@ -313,6 +331,8 @@ class IngestLaws:
     def _check_complete(self, place: tuple[str, int], decision: _Decision) -> None:
         for key, values in decision.expected.items():
             if key[0] not in self._deleted:
+                if len(decision.placed.get(key, {})) < len(values):
+                    self._look()
                 there = len(decision.placed.get(key, {}))
                 require(
                     there == len(values), "all of a complete round is published", (place, key[1], there, len(values))
@@ -429,7 +449,7 @@ class IngestLaws:
         require(who is not None, "what is published was staged", value)
         assert who is not None
         name, key = who
-        decision = self._decisions.get((name.ingest_id, name.round))
+        decision = self._find((name.ingest_id, name.round))
         require(decision is not None, "what is published is decided", name)
         assert decision is not None
         at = decision.expected.get(key, {}).get(value)
@@ -464,6 +484,8 @@ class IngestLaws:
         """Check an answer to a reader of the lasting topic; return the offset to read next."""
         law = "a reader gets what is below the high watermark"
         require(bool(response.records) or offset >= response.high_watermark, law, (key[1], offset, response))
+        if any((key, record.offset) not in self._fed for record in response.records):
+            self._look()
         for number, record in enumerate(response.records):
             known = self._fed.get((key, offset + number))
             is_same = (record.offset, record.value) == (offset + number, known)
@@ -482,7 +504,7 @@ class IngestLaws:
         commit = self._offset_commits.get((group_id, offset))
         require(commit is not None, "an offset is one of a commit", (group_id, offset))
         assert commit is not None
-        decision = self._decisions.get((commit.ingest_id, commit.round))
+        decision = self._find((commit.ingest_id, commit.round))
         is_decided = decision is not None and decision.commit == commit
         require(is_decided, "offsets count only with their decision", (group_id, offset, commit))
         known = self._offsets.setdefault(group_id, {})

@@ -295,6 +295,12 @@ class Oracle:
                 there = known.get(offset)
                 require(there == record, law, (str(replica), current_process().name, offset, there, record))
 
+    def look(self, replica: Replica) -> None:
+        """Compare a leader's data below its high watermark, of which it may have told nobody."""
+        if replica.is_leader:
+            epoch = replica.leader_epoch
+            self._compare(replica, replica.high_watermark, "replicas agree on what is committed", epoch=epoch)
+
     def replica_count(self, key: Key) -> int:
         """Return the number of replicas that a partition has, as far as the brokers know."""
         return len(self._known[key].replicas) if key in self._known else 0

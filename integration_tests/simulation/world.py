@@ -20,6 +20,7 @@ from collections.abc import Callable, Coroutine, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from brokerd.coordinator.internal_topics import INGESTS
 from brokerd.replica.replica import Replica
 from integration_tests.harness.history.checker import Verdict, check
 from integration_tests.simulation.carrier_laws import CarrierLaws
@@ -37,7 +38,7 @@ from integration_tests.simulation.forger import AnswerForger, Forger
 from integration_tests.simulation.group_clients import CommittedReader, MemberClient
 from integration_tests.simulation.group_laws import GroupLaws
 from integration_tests.simulation.ingest_clients import FedReader, FinalFedReader, IngestClient, IngestOperator
-from integration_tests.simulation.ingest_laws import IngestLaws
+from integration_tests.simulation.ingest_laws import BRIEF, FED, IngestLaws
 from integration_tests.simulation.logged_faults import LoggedFaults
 from integration_tests.simulation.options import WorldOptions, draw_options, rack_name, snapshot_settings
 from integration_tests.simulation.oracle import READ_BYTES, Oracle
@@ -94,6 +95,7 @@ class World:
         self.ingest_laws = IngestLaws(self.counts, has_damage=self.options.damage_every_ms is not None)
         self.laws = GroupLaws(self.scheduler, self.counts, self.ingest_laws)
         self.oracle = Oracle(self.scheduler, self.counts, self.laws, self.ingest_laws)
+        self.ingest_laws.look = self._look_at_ingests
         self.network = Network(self.scheduler, self.scheduler.rng("network"), delay_ms_max=self.options.delay_ms_max)
         self.clock_drift = self.options.clock_drift
         self.work_ms_max = self.options.work_ms_max
@@ -353,6 +355,14 @@ class World:
         """True if all brokers serve and all replicas are in sync (see `StruckWorld`)."""
         self._forget_deleted()
         return self._are_serving and self.oracle.are_all_in_sync
+
+    def _look_at_ingests(self) -> None:
+        """Let the oracle look at everything of ingests, the decisions first."""
+        by_topic = [replica for replicas in self.replicas().values() for _, replica in replicas]
+        for topic in (INGESTS.name, FED, BRIEF):
+            for replica in by_topic:
+                if replica.topic == topic:
+                    self.oracle.look(replica)
 
     def _forget_deleted(self) -> None:
         """Tell the oracle which topics brokers know as deleted."""
