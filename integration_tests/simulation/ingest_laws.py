@@ -519,6 +519,7 @@ class IngestLaws:
         """True if no ingest is open, nothing waits, and what was decided of groups is committed there."""
         ended = (IngestState.COMMITTED, IngestState.ABORTED)
         values = self._values.values()
+        self._look()
         return (
             all(value.state in ended and value.group is None for value in values)
             and not self._leftovers

@@ -266,7 +266,7 @@ class Oracle:
                 require(
                     there[0] == data,
                     law,
-                    (str(replica), current_process().name, header.base_offset, header.leader_epoch, to_offset),
+                    (str(replica), _where(), header.base_offset, header.leader_epoch, to_offset),
                 )
                 position += header.size_bytes
             if found.next_offset <= offset and replica.is_compacted:
@@ -274,7 +274,7 @@ class Oracle:
                 to_offset = offset
                 break
             # If the committed data ends inside a batch of this replica, another replica has a batch that ends there: they differ.
-            require(found.next_offset > offset, law, (str(replica), current_process().name, offset, epoch, to_offset))
+            require(found.next_offset > offset, law, (str(replica), _where(), offset, epoch, to_offset))
             offset = found.next_offset
         self._compared[replica] = max(offset, to_offset)
         ends = self._ends.setdefault(key, {})
@@ -293,7 +293,7 @@ class Oracle:
                 continue
             for offset, record in zip(piece.offsets, piece.records, strict=True):
                 there = known.get(offset)
-                require(there == record, law, (str(replica), current_process().name, offset, there, record))
+                require(there == record, law, (str(replica), _where(), offset, there, record))
 
     def look(self, replica: Replica) -> None:
         """Compare a leader's data below its high watermark, of which it may have told nobody."""
@@ -343,6 +343,14 @@ class Oracle:
         counts["ISR growth"] += len(set(partition.isr) - set(known.isr)) > 0
         counts["partition without a leader"] += partition.leader_id is None
         counts["replicas changed"] += partition.replicas != known.replicas
+
+
+def _where() -> str:
+    """Return the name of the process that runs; outside of all, the world looks."""
+    try:
+        return current_process().name
+    except RuntimeError:
+        return "world"
 
 
 def _fold(records: Iterable[Record]) -> dict[bytes, bytes]:

@@ -358,6 +358,9 @@ class World:
 
     def _look_at_ingests(self) -> None:
         """Let the oracle look at everything of ingests, the decisions first."""
+        if self.options.damage_every_ms is not None:
+            # A look would report damage, which only a process can. Followers show here what leaders do not tell.
+            return
         by_topic = [replica for replicas in self.replicas().values() for _, replica in replicas]
         for topic in (INGESTS.name, FED, BRIEF):
             for replica in by_topic:
