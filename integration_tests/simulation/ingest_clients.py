@@ -467,7 +467,11 @@ class IngestClient:
                 return base_offset if base_offset >= 0 else None
             # UNKNOWN_TOPIC: it was deleted, or this broker has not heard of it yet.
             may_pass = answer is None or answer.retriable or answer is ErrorCode.OUTCOME_UNKNOWN
-            if not may_pass and (answer is not ErrorCode.UNKNOWN_TOPIC or self._rng.random() < 0.2):
+            if (
+                answer is not None
+                and not may_pass
+                and (answer is not ErrorCode.UNKNOWN_TOPIC or self._rng.random() < 0.2)
+            ):
                 self._world.counts[f"ingest staging refused: {answer.name}"] += 1
                 return None
             await asyncio.sleep(self._rng.uniform(0.02, 0.3))
