@@ -541,14 +541,6 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
         storm=ingest_storm,
     ),
     WorldMutant(
-        name="a leader that started again does not know what it has published",
-        owner=recovery._Opening,  # pyright: ignore[reportPrivateUsage]
-        function="_recover",
-        old="if header.has_producer and header.base_offset >= replay_from:",
-        new="if header.has_producer and header.producer_id < 2**62 and header.base_offset >= replay_from:",
-        storm=ingest_storm,
-    ),
-    WorldMutant(
         name="a part is answered before it is committed",
         owner=_Publication,
         function="run",
@@ -585,6 +577,15 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
 
 
 NOT_FOUND_YET: Final[tuple[WorldMutant, ...]] = (
+    # Between an append and its answer to the coordinator the leader must end, and lead again with no later batch of the producer.
+    WorldMutant(
+        name="a leader that started again does not know what it has published",
+        owner=recovery._Opening,  # pyright: ignore[reportPrivateUsage]
+        function="_recover",
+        old="if header.has_producer and header.base_offset >= replay_from:",
+        new="if header.has_producer and header.producer_id < 2**62 and header.base_offset >= replay_from:",
+        storm=ingest_storm,
+    ),
     # The coordinator of a group must ask between the prepare and the decision, so the decision must take more than two seconds.
     WorldMutant(
         name="a question of a group does not end an undecided round",
