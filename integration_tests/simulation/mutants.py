@@ -17,10 +17,10 @@ from lograft._producer.sequencer import PartitionSequencer
 from brokerd.api.log_service import init_producer
 from brokerd.api.log_service.list_offsets import ListOffsetsCalls
 from brokerd.api.log_service.read import ReadCalls
-from brokerd.coordinator import prefix
+from brokerd.coordinator import prefix, unserved
 from brokerd.coordinator.machine import PartitionMachine
 from brokerd.coordinator.partition import CoordinatorPartition
-from brokerd.groups import coordinators, offsets, pending
+from brokerd.groups import offsets, pending
 from brokerd.groups import reconciliation as group_reconciliation
 from brokerd.groups.sessions import Sessions
 from brokerd.ingests import attempts, commits, opening
@@ -387,8 +387,8 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
     ),
     WorldMutant(
         name="a broker says that it does not know the members of another coordinator",
-        owner=coordinators,
-        function="failure_of",
+        owner=unserved,
+        function="client_failure",
         old="code=ErrorCode.NOT_COORDINATOR, message=failure.message, leader=failure.leader",
         new="code=ErrorCode.UNKNOWN_MEMBER, message=failure.message",
         storm=group_storm,
