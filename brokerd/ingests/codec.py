@@ -242,6 +242,7 @@ def _encode_ingest(value: IngestValue) -> bytes:
                 records=decision.records,
                 dropped_attempts=decision.dropped_attempts,
                 parts=map(_published_message, decision.parts),
+                group_id=decision.group_id,
             )
         )
     if group is not None:
@@ -294,6 +295,7 @@ def _decode_decision(message: pb.IngestDecisionRecord) -> DecisionValue:
         records=_natural(message.records),
         dropped_attempts=_natural(message.dropped_attempts),
         parts=parts,
+        group_id=message.group_id,
     )
 
 

@@ -286,6 +286,7 @@ def _decided_value(
         digest=digest_of(command.manifest, offsets),
         records=records,
         dropped_attempts=current - len(verified.attempts),
+        group_id="" if offsets is None else offsets.group_id,
     )
     now = replace(value, state=IngestState.DECIDED, touched_ms=state.unix_ms, decision=decision, group=group)
     return now if verified.slices else completed(state, now, ())

@@ -189,7 +189,8 @@ def decide_outcome(state: IngestsState, command: DecideOutcome) -> IngestDecisio
     asked = (command.ingest_epoch, command.round)
     decision = value.decision
     if decision is not None and (decision.ingest_epoch, decision.round) == asked:
-        return decided(OutcomeKnown(is_committed=True))
+        # Another commit of the round, with another group, may have prepared its offsets in vain.
+        return decided(OutcomeKnown(is_committed=decision.group_id == command.group_id))
     if value.state is IngestState.OPEN and (value.ingest_epoch, value.round) == asked:
         record, effects = ending(state, ingest)
         return decided(OutcomeKnown(is_committed=False), [record], effects)

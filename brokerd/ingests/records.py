@@ -89,6 +89,7 @@ class DecisionValue:
         records: records of all partitions.
         dropped_attempts: attempts of the round that the manifest did not name.
         parts: once everything is published: the partitions, by topic id and partition.
+        group_id: group whose offsets count with it; empty: none.
     """
 
     round: int
@@ -97,6 +98,7 @@ class DecisionValue:
     records: int
     dropped_attempts: int
     parts: tuple[PublishedPart, ...] = ()
+    group_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,7 +310,7 @@ def record_bytes(record: IngestLogRecord) -> int:
         case IngestRecord(value=IngestValue() as value):
             size += 64 + sum(32 + len(topic.name.encode()) for topic in value.topics)
             if value.decision is not None:
-                size += 96 + _PART_BYTES * len(value.decision.parts)
+                size += 96 + _PART_BYTES * len(value.decision.parts) + len(value.decision.group_id.encode())
             if value.group is not None:
                 size += 32 + len(value.group.group_id.encode())
         case AttemptRecord():

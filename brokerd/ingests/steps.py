@@ -147,10 +147,7 @@ class IngestSteps:
             with self._coordinators.completion(ingest_id) as completed:
                 outcome = await self._submit(ingest_id, command, deadline, size_bytes)
                 if isinstance(outcome, Planned):
-                    await self._check_all(outcome.checks, deadline)
-                    if prepare is not None:
-                        await self._prepare(prepare, deadline)
-                    outcome = await self._submit(ingest_id, decide, deadline, size_bytes)
+                    outcome = await self._decide(outcome.checks, command, decide, prepare, deadline, size_bytes)
                 is_new = is_new or (isinstance(outcome, Decided | Committed) and not outcome.was_committed)
                 if isinstance(outcome, Committed):
                     return replace(outcome, was_committed=not is_new)
@@ -160,6 +157,30 @@ class IngestSteps:
             if result is not None and result.round == command.round:
                 return Committed(result=result, was_committed=not is_new)
             _check_time(deadline)
+
+    async def _decide(
+        self,
+        checks: Sequence[StagedCheck],
+        command: PlanCommit,
+        decide: DecideCommit,
+        prepare: OffsetsToPrepare | None,
+        deadline: _Deadline,
+        size_bytes: int,
+    ) -> Outcome:
+        """Ask the others, and decide. What they refuse counts only if the round is still undecided then.
+
+        The same commit may have been decided, published and swept by another call meanwhile.
+        """
+        try:
+            await self._check_all(checks, deadline)
+            if prepare is not None:
+                await self._prepare(prepare, deadline)
+        except RefusedError:
+            outcome = await self._submit(command.ingest_id, command, deadline, size_bytes)
+            if isinstance(outcome, Decided | Committed):
+                return outcome
+            raise
+        return await self._submit(command.ingest_id, decide, deadline, size_bytes)
 
     async def _submit(self, ingest_id: str, command: Command, deadline: _Deadline, size_bytes: int = 0) -> Outcome:
         return await self._coordinators.submit(

@@ -21,7 +21,7 @@ from lograft.errors import LograftError
 from lograft.types import ConfigResource, ElectionType, QuorumDescription
 from lograft.wire.codes import ErrorCode
 
-from brokerd.coordinator.internal_topics import GROUPS
+from brokerd.coordinator.internal_topics import GROUPS, INGESTS
 from integration_tests.harness.history.events import Event, Kind, Type
 from integration_tests.harness.load.senders import outcome_of
 from integration_tests.simulation.options import WorldOptions, rack_name
@@ -265,7 +265,7 @@ class Operator:
         self._broker_ids = list(broker_ids)
         # The quorum epoch in which the replacement was first seen in the voter set, and the end of the leader's log then.
         self._seen: tuple[int, int] | None = None
-        self._has_shortened = False
+        self._has_shortened: set[str] = set()
         self._rng: random.Random = world.scheduler.rng(f"client/{process.name}")
 
     async def run(self) -> None:
@@ -279,7 +279,7 @@ class Operator:
                 (options.switch_every_ms, self._switch),
             ]
             due = [(every_ms, work) for every_ms, work in works if every_ms is not None]
-            if options.group_count:
+            if options.group_count or options.ingest_count:
                 due.append((options.move_every_ms or MOVE_EVERY_MS, self._move_coordinators))
             if options.voter_loss_every_ms is not None:
                 due.append((REPLACE_EVERY_MS, self._replace_voter))
@@ -361,11 +361,13 @@ class Operator:
         return quorum.high_watermark is not None and quorum.high_watermark >= self._seen[1]
 
     async def _move_coordinators(self, admin: Admin) -> None:
-        """Make the life of records of `__groups` short, once; then give its partitions other replicas, or elect preferred leaders."""
-        rng, counts, topic = self._rng, self._world.counts, GROUPS.name
-        if not self._has_shortened:
+        """Make the life of records of coordinators short, once; then give partitions other replicas, or elect preferred leaders."""
+        rng, counts, options = self._rng, self._world.counts, self._world.options
+        topics = [GROUPS.name] * bool(options.group_count) + [INGESTS.name] * bool(options.ingest_count)
+        topic = rng.choice(topics) if len(topics) > 1 else topics[0]
+        if topic not in self._has_shortened:
             await admin.alter_configs({ConfigResource.topic(topic): SHORT_LIVES})
-            self._has_shortened = True
+            self._has_shortened.add(topic)
         elif self._world.options.move_every_ms is None:
             return
         elif rng.random() < 0.5:

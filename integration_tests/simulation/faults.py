@@ -98,18 +98,18 @@ class Faults:
             (options.full_every_ms, self._fill),
             (options.last_disk_every_ms, self._last_disk.strike),
             (options.half_open_every_ms, self._half_open),
-            *self._kinds_of_groups(),
+            *self._kinds_of_coordinators(),
         )
         for mean_ms, strike in kinds:
             if mean_ms is not None:
                 self._again(mean_ms, strike)
 
-    def _kinds_of_groups(self) -> Sequence[tuple[int | None, Callable[[], None]]]:
+    def _kinds_of_coordinators(self) -> Sequence[tuple[int | None, Callable[[], None]]]:
         options = self._world.options
-        if not options.group_count:
+        if not options.group_count and not options.ingest_count:
             return ()
         return (
-            (options.member_every_ms, self._world.strike_member),
+            (options.member_every_ms if options.group_count else None, self._world.strike_member),
             (options.coordinator_every_ms, self._strike_coordinator),
             (options.compact_every_ms, self._compact),
         )
@@ -306,7 +306,7 @@ class Faults:
         world.counts["half-open strike"] += bool(there)
 
     def _strike_coordinator(self) -> None:
-        """Kill or pause a broker that coordinates groups."""
+        """Kill or pause a broker that coordinates groups or ingests."""
         world, rng = self._world, self._rng
         found = [broker for broker in world.brokers if broker.is_coordinating and not broker.is_paused]
         if not found:

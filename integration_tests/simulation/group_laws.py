@@ -50,9 +50,11 @@ from brokerd.groups.records import (
     GroupValue,
     MemberRecord,
     OffsetRecord,
+    PendingRecord,
     TargetRecord,
     TargetValue,
 )
+from integration_tests.simulation.ingest_laws import GROUP_PREFIX, IngestLaws
 from metaquorum.testing.invariants import InvariantViolation, require
 from metaquorum.testing.scheduler import Scheduler
 
@@ -118,8 +120,9 @@ class _Group:
 class GroupLaws:
     """Checks groups. Only its own methods write its state."""
 
-    def __init__(self, scheduler: Scheduler, counts: Counter[str]) -> None:
+    def __init__(self, scheduler: Scheduler, counts: Counter[str], ingests: IngestLaws) -> None:
         self._scheduler = scheduler
+        self._ingests = ingests
         self._counts = counts
         self._groups: dict[str, _Group] = {}
         self._acked: dict[Place, int] = {}
@@ -250,12 +253,18 @@ class GroupLaws:
                 _put(group.currents, record.member_id, record.value)
             case OffsetRecord():
                 self._apply_offset(group, record)
+            case PendingRecord():
+                pass
 
     def _apply_offset(self, group: _Group, record: OffsetRecord) -> None:
         key = (record.topic_id, record.partition)
         require(record.value is not None, "a committed offset is not deleted", record)
         assert record.value is not None
         offset = record.value.offset
+        if record.group_id.startswith(GROUP_PREFIX):
+            self._ingests.on_group_offset(record.group_id, key, offset)
+            group.offsets[key] = offset
+            return
         known, acked = group.offsets.get(key, 0), self._acked.get((record.group_id, *key), 0)
         require(offset >= acked, "an acknowledged offset does not move back", (record, known, acked))
         # A member that got the partition again while its last commit was on the way may read, and commit, from below that commit.

@@ -16,18 +16,27 @@ from lograft._producer.sequencer import PartitionSequencer
 
 from brokerd.api.log_service import init_producer
 from brokerd.api.log_service.list_offsets import ListOffsetsCalls
-from brokerd.coordinator import prefix
+from brokerd.api.log_service.read import ReadCalls
+from brokerd.coordinator import prefix, unserved
 from brokerd.coordinator.machine import PartitionMachine
 from brokerd.coordinator.partition import CoordinatorPartition
-from brokerd.groups import coordinators, offsets
+from brokerd.groups import offsets, pending
 from brokerd.groups import reconciliation as group_reconciliation
 from brokerd.groups.sessions import Sessions
+from brokerd.ingests import attempts, commits, opening
+from brokerd.ingests import ingest as ingests
+from brokerd.ingests.ingest import Ingest
+from brokerd.ingests.state import IngestsState
+from brokerd.ingests.steps import IngestSteps
 from brokerd.partition import reconciliation
 from brokerd.partition.follower import Following
 from brokerd.partition.isr_state import IsrState
 from brokerd.partition.leader import Leadership
 from brokerd.partition.progress import FollowerProgress
 from brokerd.partition.roles import Roles
+from brokerd.publishing import garbage, resumption
+from brokerd.publishing.plan import Planner
+from brokerd.publishing.publisher import _Publication  # pyright: ignore[reportPrivateUsage]
 from brokerd.replica.replica import Replica
 from brokerd.replication.leader_stream import LeaderStream
 from integration_tests.simulation.options import (
@@ -39,6 +48,7 @@ from integration_tests.simulation.options import (
     forgery_storm,
     group_storm,
     half_open_storm,
+    ingest_storm,
     kill_storm,
     last_disk_storm,
     lease_storm,
@@ -377,8 +387,8 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
     ),
     WorldMutant(
         name="a broker says that it does not know the members of another coordinator",
-        owner=coordinators,
-        function="failure_of",
+        owner=unserved,
+        function="client_failure",
         old="code=ErrorCode.NOT_COORDINATOR, message=failure.message, leader=failure.leader",
         new="code=ErrorCode.UNKNOWN_MEMBER, message=failure.message",
         storm=group_storm,
@@ -424,10 +434,203 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
         new="1_000 * state.session_timeout_ms",
         storm=lease_storm,
     ),
+    # Ingests: coordinators.
+    WorldMutant(
+        name="an ingest is published before its decision is committed",
+        owner=PartitionMachine,
+        function="_settle",
+        old="waiting[0].wait_offset <= self.high_watermark",
+        new="True",
+        storm=ingest_storm,
+    ),
+    WorldMutant(
+        name="a decision does not say which attempts count",
+        owner=commits,
+        function="_outline",
+        old="outline.append(ManifestRecord(command.ingest_id, command.round, keys))",
+        new="pass",
+        storm=ingest_storm,
+    ),
+    WorldMutant(
+        name="a fenced client commits",
+        owner=commits,
+        function="_verify",
+        old="    if command.ingest_epoch != value.ingest_epoch:\n        return fenced(value, command.ingest_epoch)\n",
+        new="",
+        storm=ingest_storm,
+    ),
+    WorldMutant(
+        name="a fenced client opens and seals attempts",
+        owner=attempts,
+        function="_open",
+        old="    if command.ingest_epoch != value.ingest_epoch:\n        return fenced(value, command.ingest_epoch)\n",
+        new="",
+        storm=ingest_storm,
+    ),
+    WorldMutant(
+        name="an open of an ingest keeps the epoch",
+        owner=opening,
+        function="open_ingest",
+        old="ingest_epoch=former.ingest_epoch + 1,",
+        new="ingest_epoch=former.ingest_epoch,",
+        storm=ingest_storm,
+    ),
+    WorldMutant(
+        name="another manifest of an ingest gets the first answer",
+        owner=commits,
+        function="_answered_before",
+        old="!= decision.digest",
+        new="is None",
+        storm=ingest_storm,
+    ),
+    WorldMutant(
+        name="a commit of an ingest is answered before everything is published",
+        owner=ingests,
+        function="result_of",
+        old="if decision is None or value.state is IngestState.DECIDED:",
+        new="if decision is None:",
+        storm=ingest_storm,
+    ),
+    WorldMutant(
+        name="the next publishing sequence of a partition does not move",
+        owner=commits,
+        function="_outline",
+        old="advanced(base, records)",
+        new="base",
+        storm=ingest_storm,
+    ),
+    WorldMutant(
+        name="what is staged is not checked before a decision",
+        owner=IngestSteps,
+        function="_check_all",
+        old="for each in waiting:",
+        new="for each in ():",
+        storm=ingest_storm,
+    ),
+    WorldMutant(
+        name="staged records are freed at the decision",
+        owner=Ingest,
+        function="needed_from",
+        old=" or plan is None or not plan.is_published",
+        new="",
+        storm=ingest_storm,
+    ),
+    # Ingests: leaders.
+    WorldMutant(
+        name="the tasks of a decision are published in the wrong order",
+        owner=ingests,
+        function="slices_by_partition",
+        old="for key, attempt in attempts:",
+        new="for key, attempt in reversed(attempts):",
+        storm=ingest_storm,
+    ),
+    WorldMutant(
+        name="a part is published again from its begin, and the log takes it",
+        owner=resumption,
+        function="done_records",
+        old="return min(ahead, records)",
+        new="return 0",
+        also=(
+            Change(
+                owner=ProducerWindows,
+                function="check",
+                old="state = self._states.get(header.producer_id)",
+                new="state = None if header.producer_id >= 2**62 else self._states.get(header.producer_id)",
+            ),
+        ),
+        storm=ingest_storm,
+    ),
+    WorldMutant(
+        name="a part is answered before it is committed",
+        owner=_Publication,
+        function="run",
+        old="if end_offset is not None:",
+        new="if False:",
+        storm=ingest_storm,
+    ),
+    WorldMutant(
+        name="a reader does not get the last committed record",
+        owner=ReadCalls,
+        function="_records",
+        old="response.next_offset < response.high_watermark",
+        new="response.next_offset < response.high_watermark - 1",
+        storm=ingest_storm,
+    ),
+    # Ingests: groups.
+    WorldMutant(
+        name="offsets count although the ingest is not decided",
+        owner=pending,
+        function="resolve",
+        old="if command.is_committed and value.ingest_epoch == command.ingest_epoch:",
+        new="if True:",
+        storm=ingest_storm,
+    ),
+    WorldMutant(
+        name="offsets are prepared at a fenced epoch",
+        owner=pending,
+        function="prepare",
+        old="if known is not None and known.ingest_epoch >= command.ingest_epoch:",
+        new="if False:",
+        storm=ingest_storm,
+    ),
 )
 
 
 NOT_FOUND_YET: Final[tuple[WorldMutant, ...]] = (
+    # Between an append and its answer to the coordinator the leader must end, and lead again with no later batch of the producer.
+    WorldMutant(
+        name="a leader that started again does not know what it has published",
+        owner=recovery._Opening,  # pyright: ignore[reportPrivateUsage]
+        function="_recover",
+        old="if header.has_producer and header.base_offset >= replay_from:",
+        new="if header.has_producer and header.producer_id < 2**62 and header.base_offset >= replay_from:",
+        storm=ingest_storm,
+    ),
+    # The coordinator of a group must ask between the prepare and the decision, so the decision must take more than two seconds.
+    WorldMutant(
+        name="a question of a group does not end an undecided round",
+        owner=opening,
+        function="decide_outcome",
+        old="        return decided(OutcomeKnown(is_committed=False), [record], effects)",
+        new="        pass",
+        storm=ingest_storm,
+    ),
+    # The replay of each plan record asks for its part too, so this one takes effect in a core that was loaded and never replays more.
+    WorldMutant(
+        name="parts of an ingest are not asked for again after a failover",
+        owner=IngestsState,
+        function="note_time",
+        old="self._after_part(topic_partition)",
+        new="pass",
+        storm=ingest_storm,
+    ),
+    # A coordinator that does not answer for a second while the attempt is open, and a leader that sweeps just then.
+    WorldMutant(
+        name="staged records that no coordinator answers for are garbage",
+        owner=garbage,
+        function="is_needed",
+        old="if batch.producer_id not in live:\n        return True",
+        new="if batch.producer_id not in live:\n        return False",
+        storm=ingest_storm,
+    ),
+    # A leader must change between two batches of one part; parts of a world have a few small batches.
+    WorldMutant(
+        name="the rest of a part is published from a wrong sequence on",
+        owner=Planner,
+        function="plan",
+        old="first_record=self._done_records",
+        new="first_record=0",
+        storm=ingest_storm,
+    ),
+    # A copy of a prepare must be on the way for longer than its round needs to be resolved.
+    WorldMutant(
+        name="a late copy of a prepare is taken",
+        owner=pending,
+        function="prepare",
+        old="    if state.sessions.is_resolved(",
+        new="    if False and state.sessions.is_resolved(",
+        storm=ingest_storm,
+    ),
     WorldMutant(
         name="a member begins at an offset that it looked up before it got the partition",
         owner=Membership,

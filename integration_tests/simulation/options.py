@@ -71,6 +71,10 @@ class WorldOptions:
         coordinator_every_ms: kill -9 or SIGSTOP of the coordinator of a group.
         move_every_ms: partitions of `__groups` get other replicas, or their preferred leaders are elected.
         compact_every_ms: passes of the cleaner on a broker.
+        ingest_count: clients of ingests.
+        ingest_every_ms: mean time between two ingests of a client.
+        ingest_coordinator_count: partitions of `__ingests`.
+        brief_every_ms: one of the two topics that ingests publish to is deleted, and made again.
     """
 
     voter_count: int
@@ -121,6 +125,10 @@ class WorldOptions:
     coordinator_every_ms: int | None = None
     move_every_ms: int | None = None
     compact_every_ms: int | None = None
+    ingest_count: int = 0
+    ingest_every_ms: int = 200
+    ingest_coordinator_count: int = 1
+    brief_every_ms: int | None = None
 
 
 def snapshot_settings(options: WorldOptions) -> SnapshotSettings:
@@ -200,6 +208,10 @@ def draw_options(rng: random.Random) -> WorldOptions:
         move_every_ms=sometimes(1_000, 6_000, 0.6),
         # What was compacted is not repaired (docs/replication.md), so worlds with damage compact nothing.
         compact_every_ms=None if is_flushed and replication_factor == 3 else sometimes(300, 2_000, 0.7),
+        ingest_count=rng.choice([0, 0, 1, 2]),
+        ingest_every_ms=rng.choice([100, 300, 1_000]),
+        ingest_coordinator_count=rng.choice([1, 2]),
+        brief_every_ms=sometimes(3_000, 15_000, 0.6),
     )
 
 
@@ -474,4 +486,31 @@ def lease_storm(seed: int) -> WorldOptions:
         coordinator_every_ms=None,
         move_every_ms=None,
         compact_every_ms=None,
+    )
+
+
+def ingest_storm(seed: int) -> WorldOptions:
+    """Options with ingests, and their coordinators and the leaders of their topics killed, paused, moved and compacted."""
+    return replace(
+        power_storm(seed),
+        partition_count=1,
+        sender_count=1,
+        send_every_ms=400,
+        flush_ms_max=5,
+        reader_count=0,
+        kill_every_ms=4_000,
+        power_every_ms=None,
+        blackout_every_ms=None,
+        cut_every_ms=8_000,
+        stop_every_ms=8_000,
+        elect_every_ms=1_500,
+        reassign_every_ms=5_000,
+        half_open_every_ms=4_000,
+        down_ms_max=3_000,
+        coordinator_every_ms=3_000,
+        move_every_ms=2_000,
+        compact_every_ms=500,
+        ingest_count=3,
+        ingest_every_ms=100,
+        brief_every_ms=6_000,
     )

@@ -29,13 +29,14 @@ from brokerd.api.log_service.readers import ServingReplica
 from brokerd.controller_client.offline_replicas import OfflineReplicas, ReplicaReport
 from brokerd.controller_client.partition_requests import ResignReason
 from brokerd.coordinator.core import Record
-from brokerd.coordinator.internal_topics import GROUPS
+from brokerd.coordinator.internal_topics import GROUPS, INGESTS
 from brokerd.coordinator.log_pieces import read_pieces
 from brokerd.partition.effects import BeginLeaderEpoch, Effect, PublishHighWatermark, Resign, RestartLog, TruncateLog
 from brokerd.partition.events import Event, PartitionChanged
 from brokerd.replica.locator import Locator
 from brokerd.replica.replica import Replica
 from integration_tests.simulation.group_laws import GroupLaws
+from integration_tests.simulation.ingest_laws import BRIEF, FED, IngestLaws
 from integration_tests.simulation.process import current_process
 from metaquorum.metadata.state import PartitionImage
 from metaquorum.raft.effects import DiscardSnapshot, DownloadSnapshot, InstallSnapshot, TrimLog
@@ -58,10 +59,11 @@ Key = tuple[bytes, int]
 class Oracle:
     """Checks every replica after each of its events, and knows what was ever committed."""
 
-    def __init__(self, scheduler: Scheduler, counts: Counter[str], groups: GroupLaws) -> None:
+    def __init__(self, scheduler: Scheduler, counts: Counter[str], groups: GroupLaws, ingests: IngestLaws) -> None:
         self._scheduler = scheduler
         self._groups = groups
-        # Committed records of `__groups`, which is compacted, by partition and offset; and the end of what is known.
+        self._ingests = ingests
+        # Committed records of `__groups` and `__ingests`, which are compacted, by partition and offset; and the end of what is known.
         self._records: dict[Key, dict[int, Record]] = {}
         self._record_ends: dict[Key, int] = {}
         self._counts = counts
@@ -71,6 +73,7 @@ class Oracle:
         self._ends: dict[Key, dict[int, int]] = {}
         self._leaders: dict[tuple[Key, int], str] = {}
         self._known: dict[Key, PartitionImage] = {}
+        self._deleted: set[bytes] = set()
         # Offset up to which the replica of a process was compared.
         self._compared: dict[Replica, int] = {}
         self._marks: dict[Replica, tuple[int, int]] = {}
@@ -85,6 +88,13 @@ class Oracle:
     def is_spare(self, node_id: int, *, in_sync_min: int) -> bool:
         """Return True if each partition has at least `in_sync_min` other replicas in sync, as far as the brokers know."""
         return all(len(set(each.isr) - {node_id}) >= in_sync_min for each in self._known.values())
+
+    def forget(self, topic_ids: Iterable[bytes]) -> None:
+        """Note topics that a broker knows as deleted."""
+        fresh = set(topic_ids) - self._deleted
+        if fresh:
+            self._deleted |= fresh
+            self._known = {key: each for key, each in self._known.items() if key[0] not in fresh}
 
     @property
     def are_all_in_sync(self) -> bool:
@@ -245,15 +255,18 @@ class Oracle:
             while position < len(view):
                 header = read_header(view, position)
                 data = bytes(view[position : position + header.size_bytes])
-                if replica.topic == GROUPS.name:
+                if replica.topic in (GROUPS.name, INGESTS.name):
                     self._compare_records(replica, data, law)
                     position += header.size_bytes
                     continue
+                is_new = header.base_offset not in batches
                 there = batches.setdefault(header.base_offset, (data, header.next_offset))
+                if is_new and replica.topic in (FED, BRIEF):
+                    self._ingests.on_topic_committed(key, data)
                 require(
                     there[0] == data,
                     law,
-                    (str(replica), current_process().name, header.base_offset, header.leader_epoch, to_offset),
+                    (str(replica), _where(), header.base_offset, header.leader_epoch, to_offset),
                 )
                 position += header.size_bytes
             if found.next_offset <= offset and replica.is_compacted:
@@ -261,7 +274,7 @@ class Oracle:
                 to_offset = offset
                 break
             # If the committed data ends inside a batch of this replica, another replica has a batch that ends there: they differ.
-            require(found.next_offset > offset, law, (str(replica), current_process().name, offset, epoch, to_offset))
+            require(found.next_offset > offset, law, (str(replica), _where(), offset, epoch, to_offset))
             offset = found.next_offset
         self._compared[replica] = max(offset, to_offset)
         ends = self._ends.setdefault(key, {})
@@ -275,11 +288,18 @@ class Oracle:
             if piece.base_offset >= self._record_ends.get(key, 0):
                 self._record_ends[key] = piece.next_offset
                 known.update(zip(piece.offsets, piece.records, strict=True))
-                self._groups.on_committed(piece.records)
+                laws = self._groups if replica.topic == GROUPS.name else self._ingests
+                laws.on_committed(piece.records)
                 continue
             for offset, record in zip(piece.offsets, piece.records, strict=True):
                 there = known.get(offset)
-                require(there == record, law, (str(replica), current_process().name, offset, there, record))
+                require(there == record, law, (str(replica), _where(), offset, there, record))
+
+    def look(self, replica: Replica) -> None:
+        """Compare a leader's data below its high watermark, of which it may have told nobody."""
+        if replica.is_leader:
+            epoch = replica.leader_epoch
+            self._compare(replica, replica.high_watermark, "replicas agree on what is committed", epoch=epoch)
 
     def replica_count(self, key: Key) -> int:
         """Return the number of replicas that a partition has, as far as the brokers know."""
@@ -302,6 +322,8 @@ class Oracle:
     def _on_partition(self, key: Key, partition: PartitionImage) -> None:
         """Check and count each decision of the controller, once."""
         require(not partition.awaited or partition.leader_id is None, "what is awaited is not led", (key, partition))
+        if key[0] in self._deleted:
+            return
         known = self._known.get(key)
         if known is not None and partition.partition_epoch <= known.partition_epoch:
             return
@@ -321,6 +343,14 @@ class Oracle:
         counts["ISR growth"] += len(set(partition.isr) - set(known.isr)) > 0
         counts["partition without a leader"] += partition.leader_id is None
         counts["replicas changed"] += partition.replicas != known.replicas
+
+
+def _where() -> str:
+    """Return the name of the process that runs; outside of all, the world looks."""
+    try:
+        return current_process().name
+    except RuntimeError:
+        return "world"
 
 
 def _fold(records: Iterable[Record]) -> dict[bytes, bytes]:

@@ -51,6 +51,10 @@ DEMANDED: Final = (
     "compaction of __groups",
     "group partition revoked",
     "group partition lost",
+    "ingest decided",
+    "ingest record published",
+    "ingest fenced by an open",
+    "ingest coordinator loaded from a snapshot",
 )
 """Events that must occur in at least a fifth of the seeds."""
 
@@ -71,6 +75,11 @@ SHOWN: Final = (
     "group application stalled",
     "coordinator killed",
     "coordinator paused",
+    "ingest commit answered again",
+    "ingest commit refused: INGEST_CONFLICT",
+    "ingest offset committed",
+    "ingest aborted",
+    "topic of ingests deleted",
 )
 """Events that are shown first, even if they did not occur."""
 

@@ -54,6 +54,8 @@ CLOCK_OFFSET_MS_MAX = 3_600_000
 """Maximum milliseconds by which a machine's wall clock is wrong, and with which its monotonic clock begins."""
 MIN_FREE_BYTES = 1024 * 1024
 """Soft limit of brokers in bytes. A run writes less than that."""
+STAGING_MAX_BYTES = 1024 * 1024 * 1024
+"""Quota of staged records of a broker in bytes: more than a run stages."""
 WAIT_MS_MAX = 100
 """Milliseconds between two checks of a broker that waits for another one."""
 
@@ -405,9 +407,10 @@ class BrokerMachine(Machine):
 
     @property
     def is_coordinating(self) -> bool:
-        """True if it coordinates groups."""
-        groups = None if self.server is None else self.server.groups
-        return groups is not None and any(True for _ in groups.cores())
+        """True if it coordinates groups or ingests."""
+        server = self.server
+        found = () if server is None else (server.groups, server.ingests)
+        return any(True for each in found if each is not None for _ in each.cores())
 
     def compact(self, on_done: Callable[[int], None]) -> None:
         """Let the cleaner compact what is due, in a thread. `on_done` gets the number of passes."""
@@ -496,6 +499,7 @@ class BrokerMachine(Machine):
             # With defaults from the real machine, a seed would run differently on another machine.
             fetch_buffer_max_bytes=MIN_BUDGET_BYTES,
             inflate_max_bytes=MIN_BUDGET_BYTES,
+            staging_max_bytes=STAGING_MAX_BYTES,
         )
         self.server = BrokerServer(settings)
         await self._start(self.server)

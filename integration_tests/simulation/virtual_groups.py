@@ -15,10 +15,12 @@ from unittest import mock
 
 import brokerd.coordinator.topic_creation
 import brokerd.groups.coordinators
+import brokerd.ingests.coordinators
 import brokerd.process.server
+import brokerd.publishing.sweep
 from brokerd.assignment_worker.worker import AssignmentWorker, cost_of
 from brokerd.clock import monotonic_ms, wall_ms
-from brokerd.coordinator.internal_topics import GROUPS, InternalTopic, TopicPlan, creation_plan
+from brokerd.coordinator.internal_topics import GROUPS, INGESTS, InternalTopic, TopicPlan, creation_plan
 from brokerd.coordinator.runtime import CoordinatorRuntime
 from brokerd.groups.assignment.assignors import assignor_named
 from brokerd.groups.assignment.specs import Assignment
@@ -40,6 +42,9 @@ SEGMENT_BYTES: Final = 16_384
 
 GROUP_CONFIG: Final = GroupConfig(session_timeout_ms=SESSION_MS, heartbeat_interval_ms=1_000, assignment_interval_ms=50)
 """Config of every group."""
+
+SWEEP_MS: Final = 1_000
+"""Milliseconds between two sweeps of staging partitions."""
 
 CLEANING_RATE: Final = 1 << 40
 """Bytes a second of the cleaner: a pass takes no time."""
@@ -107,21 +112,28 @@ class VirtualCleaner:
 
 
 @contextmanager
-def groups_in_place(partition_count: int, least_brokers: int) -> Generator[None]:
-    """Replace these edges of groups for all code that runs inside the context.
+def groups_in_place(partition_count: int, ingest_partition_count: int, least_brokers: int) -> Generator[None]:
+    """Replace these edges of groups and ingests for all code that runs inside the context.
 
     Args:
         partition_count: partitions of `__groups`. 32 would be most of the events of a run.
+        ingest_partition_count: partitions of `__ingests`.
         least_brokers: brokers that there will be; `__groups` waits for as many as it wants replicas.
     """
-    before = {name: getattr(GROUPS, name) for name in ("partition_count", "segment_bytes", "min_compaction_lag_ms")}
-    after = {"partition_count": partition_count, "segment_bytes": SEGMENT_BYTES, "min_compaction_lag_ms": 0}
-    module = brokerd.groups.coordinators
+    counts = ((GROUPS, partition_count), (INGESTS, ingest_partition_count))
+    names = ("partition_count", "segment_bytes", "min_compaction_lag_ms")
+    before = [(topic, {name: getattr(topic, name) for name in names}) for topic, _ in counts]
+    after = [
+        (topic, {"partition_count": count, "segment_bytes": SEGMENT_BYTES, "min_compaction_lag_ms": 0})
+        for topic, count in counts
+    ]
+    module, ingests = brokerd.groups.coordinators, brokerd.ingests.coordinators
 
-    def set_sizes(values: dict[str, int]) -> None:
-        # One object that many modules have imported.
-        for name, value in values.items():
-            object.__setattr__(GROUPS, name, value)
+    def set_sizes(sizes: list[tuple[InternalTopic, dict[str, int]]]) -> None:
+        # Objects that many modules have imported.
+        for topic, values in sizes:
+            for name, value in values.items():
+                object.__setattr__(topic, name, value)
 
     def new_worker() -> AssignmentWorker:
         current_process()
@@ -139,6 +151,10 @@ def groups_in_place(partition_count: int, least_brokers: int) -> Generator[None]
             mock.patch.object(
                 module, "CoordinatorRuntime", partial(CoordinatorRuntime, snapshot_check_ms=SNAPSHOT_LOOK_MS)
             ),
+            mock.patch.object(
+                ingests, "CoordinatorRuntime", partial(CoordinatorRuntime, snapshot_check_ms=SNAPSHOT_LOOK_MS)
+            ),
+            mock.patch.object(brokerd.publishing.sweep, "STAGING_SWEEP_MS", SWEEP_MS),
             mock.patch.object(
                 brokerd.process.server, "GroupCoordinators", partial(GroupCoordinators, defaults=GROUP_CONFIG)
             ),

@@ -254,6 +254,7 @@ def platform(
     databases: Databases | None = None,
     snapshots: SnapshotSettings = NO_SNAPSHOTS,
     coordinator_count: int = 1,
+    ingest_coordinator_count: int = 1,
     broker_count: int = 1,
 ) -> Generator[None]:
     """Replace the platform for all code that runs inside the context.
@@ -264,6 +265,7 @@ def platform(
         databases: images and snapshots of the metadata; None: new ones.
         snapshots: when brokers make snapshots. Voters have their own settings.
         coordinator_count: partitions of `__groups`.
+        ingest_coordinator_count: partitions of `__ingests`.
         broker_count: brokers of the cluster.
     """
 
@@ -303,7 +305,7 @@ def platform(
         stack.enter_context(in_place(kept))
         stack.enter_context(_clocks(scheduler))
         stack.enter_context(_chance(scheduler))
-        stack.enter_context(groups_in_place(coordinator_count, broker_count))
+        stack.enter_context(groups_in_place(coordinator_count, ingest_coordinator_count, broker_count))
 
         def put(target: Any, name: str, value: Any) -> None:
             stack.enter_context(mock.patch.object(target, name, value))

@@ -20,6 +20,7 @@ from collections.abc import Callable, Coroutine, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from brokerd.coordinator.internal_topics import INGESTS
 from brokerd.replica.replica import Replica
 from integration_tests.harness.history.checker import Verdict, check
 from integration_tests.simulation.carrier_laws import CarrierLaws
@@ -36,6 +37,8 @@ from integration_tests.simulation.faults import LOSSES, Faults
 from integration_tests.simulation.forger import AnswerForger, Forger
 from integration_tests.simulation.group_clients import CommittedReader, MemberClient
 from integration_tests.simulation.group_laws import GroupLaws
+from integration_tests.simulation.ingest_clients import FedReader, FinalFedReader, IngestClient, IngestOperator
+from integration_tests.simulation.ingest_laws import BRIEF, FED, IngestLaws
 from integration_tests.simulation.logged_faults import LoggedFaults
 from integration_tests.simulation.options import WorldOptions, draw_options, rack_name, snapshot_settings
 from integration_tests.simulation.oracle import READ_BYTES, Oracle
@@ -54,6 +57,7 @@ from integration_tests.simulation.virtual_network import Network
 from integration_tests.simulation.virtual_platform import platform
 from integration_tests.simulation.virtual_rocksdb import Databases
 from metaquorum.metadata.topic_configs import FlushPolicy
+from metaquorum.metadata.topic_names import staged_topic_id
 from metaquorum.raft.voters import Voter, voter_set
 from metaquorum.testing.invariants import InvariantViolation, require
 from metaquorum.testing.scheduler import Scheduler
@@ -88,8 +92,10 @@ class World:
         self.options = options or draw_options(self.scheduler.rng("options"))
         self.counts: Counter[str] = Counter()
         self.history = History()
-        self.laws = GroupLaws(self.scheduler, self.counts)
-        self.oracle = Oracle(self.scheduler, self.counts, self.laws)
+        self.ingest_laws = IngestLaws(self.counts, has_damage=self.options.damage_every_ms is not None)
+        self.laws = GroupLaws(self.scheduler, self.counts, self.ingest_laws)
+        self.oracle = Oracle(self.scheduler, self.counts, self.laws, self.ingest_laws)
+        self.ingest_laws.look = self._look_at_ingests
         self.network = Network(self.scheduler, self.scheduler.rng("network"), delay_ms_max=self.options.delay_ms_max)
         self.clock_drift = self.options.clock_drift
         self.work_ms_max = self.options.work_ms_max
@@ -98,6 +104,8 @@ class World:
         self.snapshots = snapshot_settings(self.options)
         self.register = Register()
         self.is_topic_there = False
+        self.is_fed_there = False
+        self.orders_id = self.fed_id = b""
         self.is_healed = False
         self.lost_voter: VoterMachine | None = None
         self.verdict: Verdict | None = None
@@ -166,10 +174,12 @@ class World:
                     self.databases,
                     self.snapshots,
                     coordinator_count=self.options.coordinator_count,
+                    ingest_coordinator_count=self.options.ingest_coordinator_count,
                     broker_count=self.options.broker_count,
                 ),
                 self.oracle.watching(),
                 self.laws.watching(),
+                self.ingest_laws.watching(),
                 CarrierLaws(self.on_fault).watching(),
                 LoggedFaults(self.on_fault).listening(),
             ):
@@ -198,6 +208,10 @@ class World:
             self._lose_all_power()
             self._converge()
             self._read_all("second")
+        if self.options.ingest_count:
+            # The last reads were made while an ingest was open.
+            self._converge()
+            self.ingest_laws.check_all()
         self._compare()
         if self._faults_seen:
             raise InvariantViolation(f"a fault that no code caught: {self._faults_seen}")
@@ -213,6 +227,7 @@ class World:
         self._lasting_clients.clear()
         self._member_processes.clear()
         self.laws.throw_away()
+        self.ingest_laws.throw_away()
         for machine in self.machines:
             machine.throw_away()
         self.scheduler.clear()
@@ -254,6 +269,12 @@ class World:
         for group in self.group_ids:
             for number in range(options.member_count):
                 self._start_member(group, f"{group}-static-{number}" if self._rng.random() < 0.3 else None)
+        if options.ingest_count:
+            feeder = self._start_client(lambda process: IngestOperator(self, process, broker_ids).run())
+            self._lasting_clients.add(feeder)
+            self._start_client(lambda process: FedReader(self, process).run())
+            for _ in range(options.ingest_count):
+                self._start_client(lambda process: IngestClient(self, process).run())
         if options.register_every_ms is not None:
             for is_writer in (True, False):
                 self._start_register_client(is_writer=is_writer)
@@ -321,6 +342,7 @@ class World:
 
     def is_spare(self, machine: BrokerMachine) -> bool:
         """Return True if the world can lose a broker's data (see `StruckWorld`)."""
+        self._forget_deleted()
         is_quiet = self.network.is_whole and not any(each.is_paused for each in self.machines)
         return is_quiet and self._are_serving and self.oracle.is_spare(machine.key.node_id, in_sync_min=2)
 
@@ -331,7 +353,26 @@ class World:
     @property
     def is_whole(self) -> bool:
         """True if all brokers serve and all replicas are in sync (see `StruckWorld`)."""
+        self._forget_deleted()
         return self._are_serving and self.oracle.are_all_in_sync
+
+    def _look_at_ingests(self) -> None:
+        """Let the oracle look at everything of ingests, the decisions first."""
+        if self.options.damage_every_ms is not None:
+            # A look would report damage, which only a process can. Followers show here what leaders do not tell.
+            return
+        by_topic = [replica for replicas in self.replicas().values() for _, replica in replicas]
+        for topic in (INGESTS.name, FED, BRIEF):
+            for replica in by_topic:
+                if replica.topic == topic:
+                    self.oracle.look(replica)
+
+    def _forget_deleted(self) -> None:
+        """Tell the oracle which topics brokers know as deleted."""
+        if self.options.ingest_count:
+            for broker in self.brokers:
+                if broker.server is not None:
+                    self.oracle.forget(broker.server.observer.image.deleted_topics.ids())
 
     def restart_client(self) -> None:
         """Kill a producer or a consumer, and start another one of its kind."""
@@ -354,6 +395,8 @@ class World:
                 raise self.oracle.violation
             if self.laws.violation is not None:
                 raise self.laws.violation
+            if self.ingest_laws.violation is not None:
+                raise self.ingest_laws.violation
             if self._faults_seen:
                 raise InvariantViolation(f"a fault that no code caught: {self._faults_seen}")
             if not self.scheduler.run_next():
@@ -423,8 +466,13 @@ class World:
     def _has_converged(self) -> bool:
         if any(process.is_alive for process, _ in self._clients) or not self._are_replicas_whole():
             return False
+        if not self.ingest_laws.is_over:
+            return False
         for replicas in self.replicas().values():
             end_offset = replicas[0][1].log.log_end_offset
+            is_staging = staged_topic_id(replicas[0][1].topic) is not None
+            if is_staging and any(replica.log_start_offset < end_offset for _, replica in replicas):
+                return False
             if not all(replica.high_watermark == replica.log.log_end_offset == end_offset for _, replica in replicas):
                 return False
         return True
@@ -463,6 +511,7 @@ class World:
     def _read_all(self, name: str) -> None:
         async def read(process: SimProcess) -> None:
             await FinalReader(self, process).run()
+            await FinalFedReader(self, process).run()
             await CommittedReader(self).run()
             await read_at_last(self)
 
@@ -523,6 +572,7 @@ class World:
                     f" hw={replica.high_watermark} in_sync={replica.in_sync}"
                 )
         lines += self.laws.lines()
+        lines += self.ingest_laws.lines()
         lines += [f"  clients: {[process.name for process, _ in self._clients]}", *self._log]
         return "\n".join(lines)
 

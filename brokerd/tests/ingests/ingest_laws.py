@@ -221,7 +221,8 @@ class Laws:
             case DecideOutcome(), OutcomeKnown():
                 decision = self.decisions.get((command.ingest_id, life, command.round))
                 is_it = decision is not None and decision.ingest_epoch == command.ingest_epoch
-                assert is_it == outcome.is_committed, "6: a group is told another outcome"
+                counts = is_it and decision is not None and decision.offset is not None
+                assert counts == outcome.is_committed, "6: a group is told another outcome"
                 if not is_it:
                     self._promise_never(command.ingest_id, life, command.ingest_epoch, command.round)
             case OpenIngest(), Opened(result=IngestResult() as result):

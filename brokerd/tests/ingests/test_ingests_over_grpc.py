@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lograft.v1 import admin_pb2
@@ -539,6 +540,25 @@ async def test_two_commits_at_the_same_time_are_one_decision(lone: Lone) -> None
         assert sorted(each.was_committed for each in found) == [False, True]
         assert found[0].result == found[1].result
     assert await lone.values() == [b"0", b"1", b"2", b"3", b"4"]
+
+
+async def test_refusal_of_a_check_does_not_deny_what_another_call_has_decided(
+    lone: Lone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Meanwhile the staged records may be published and swept, and then the check misses them."""
+    ingest = Ingest(lone.clients, "x")
+    await ingest.open("t")
+    attempt = await ingest.staged(0, "t", 0, b"once")
+    check = PublicationCalls.check
+
+    async def late(calls: PublicationCalls, *arguments: Any, **fields: Any) -> Any:
+        monkeypatch.setattr(PublicationCalls, "check", check)
+        assert not (await ingest.commit(attempt)).was_committed
+        raise refused(ErrorCode.INGEST_INCOMPLETE, "the slices were deleted")
+
+    monkeypatch.setattr(PublicationCalls, "check", late)
+    assert (await ingest.commit(attempt)).was_committed
+    assert await lone.values() == [b"once"]
 
 
 async def test_topic_grows_while_an_ingest_is_open(lone: Lone) -> None:

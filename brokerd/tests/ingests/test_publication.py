@@ -334,6 +334,18 @@ def test_question_of_a_group_aborts_an_undecided_round() -> None:
     assert host.do(question) == OutcomeKnown(is_committed=False)
 
 
+def test_offsets_that_another_commit_of_the_round_has_prepared_do_not_count() -> None:
+    """They are no part of the decision, although epoch and round are the same."""
+    host = IngestHost()
+    host.open()
+    host.plan(offsets=OFFSETS)
+    assert isinstance(host.decide(), Committed)
+    question = DecideOutcome(ingest_id="x", ingest_epoch=1, round=1, group_id="g")
+    assert host.do(question) == OutcomeKnown(is_committed=False)
+    host.fail_over()
+    assert host.do(question) == OutcomeKnown(is_committed=False)
+
+
 def test_question_about_a_fenced_epoch_disturbs_nobody() -> None:
     """Offsets belong to an epoch: those of a fenced client do not count, whatever its successor decides in the same round."""
     host = IngestHost()

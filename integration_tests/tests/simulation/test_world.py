@@ -41,6 +41,13 @@ QUICKLY_FOUND = {
     "a partition is given before its owner has given it up": "2",
     "partitions that a member keeps get a new assignment epoch": "2",
     "a member reads on after the end of its session": "3",
+    "an ingest is published before its decision is committed": "1",
+    "a fenced client commits": "1",
+    "a fenced client opens and seals attempts": "1",
+    "another manifest of an ingest gets the first answer": "1",
+    "a commit of an ingest is answered before everything is published": "1",
+    "the tasks of a decision are published in the wrong order": "1",
+    "a part is answered before it is committed": "1",
 }
 """Mutants that a few seeds find, and the number of seeds to run."""
 
@@ -99,6 +106,11 @@ def test_smoke_seeds_are_clean_and_every_fault_occurs() -> None:
         "group partition lost",
         "coordinator loaded",
         "coordinator moved",
+        "ingest record published",
+        "ingest offset committed",
+        "ingest commit answered",
+        "ingest fenced by an open",
+        "ingest attempt goes on",
     ):
         assert f"  {name} " in everything, f"no {name!r}: {everything}"
 

@@ -155,6 +155,7 @@ class IngestDecisionRecord(_message.Message):
     DROPPED_ATTEMPTS_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
     INGEST_EPOCH_FIELD_NUMBER: _builtins.int
+    GROUP_ID_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """Round."""
     digest: _builtins.bytes
@@ -165,6 +166,8 @@ class IngestDecisionRecord(_message.Message):
     """Attempts that were not in the manifest."""
     ingest_epoch: _builtins.int
     """Epoch of the ingest that decided."""
+    group_id: _builtins.str
+    """Group whose offsets count with it; empty: none."""
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___PublishedPartRecord]:
         """Once everything is published: the partitions, by topic id and partition."""
@@ -178,10 +181,11 @@ class IngestDecisionRecord(_message.Message):
         dropped_attempts: _builtins.int = ...,
         parts: _abc.Iterable[Global___PublishedPartRecord] | None = ...,
         ingest_epoch: _builtins.int = ...,
+        group_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "dropped_attempts", b"dropped_attempts", "ingest_epoch", b"ingest_epoch", "parts", b"parts", "records", b"records", "round", b"round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "dropped_attempts", b"dropped_attempts", "group_id", b"group_id", "ingest_epoch", b"ingest_epoch", "parts", b"parts", "records", b"records", "round", b"round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
