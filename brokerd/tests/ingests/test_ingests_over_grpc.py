@@ -351,6 +351,7 @@ async def test_readers_learn_up_to_where_decisions_are_complete(lone: Lone, monk
     assert found[0].sequence == 0
     assert found[0].HasField("sequence")
     assert not found[1].HasField("sequence")
+    assert [each.end_sequence for each in found[:2]] == [1, 0]
     assert [each.HasField("error") for each in found] == [False, False, True, True]
     gate.open()
     await committing
