@@ -249,7 +249,7 @@ class Gate:
                     let_go.append(tp)
                     del self._holds[tp]
                 else:
-                    hold.reason = f"their decision is {verdict.value}"
+                    hold.reason = f"it is {verdict.value}"
             elif isinstance(answer, FatalError):
                 failed[tp] = answer
                 del self._holds[tp]
@@ -284,8 +284,8 @@ class Gate:
         for tp, hold in self._holds.items():
             if hold.is_overdue:
                 return IsolationTimeoutError(
-                    f"{tp}: the records from offset {hold.offset} on wait for the rest of their decision for "
-                    f"{now_ms - hold.since_ms} ms, and {hold.reason}; `lograft ingest list --state decided` says which ingest, and "
+                    f"{tp}: the records from offset {hold.offset} on have waited {now_ms - hold.since_ms} ms for the rest of their "
+                    f"decision ({hold.reason}); `lograft ingest list --state decided` says which ingest, and "
                     "`lograft doctor` which partition has no leader; poll again to wait on, or read with "
                     'isolation="committed" to do without the rest',
                     topic=tp.topic,
