@@ -293,7 +293,7 @@ def _check_offset(consumer: Consumer, tps: Sequence[TopicPartition], offset: int
 
 
 def _poll(consumer: Consumer, wanted: int, follow: bool) -> list[ConsumerRecord]:
-    """Poll once. With --follow, print a note and go on when brokers or parts of decisions are missing; otherwise let the error end it."""
+    """Poll once. With --follow, print a note and go on when brokers or parts of decisions are missing; otherwise raise the error."""
     try:
         return consumer.poll(wanted, timeout_ms=FOLLOW_POLL_MS if follow else POLL_MS)
     except (UnreachableError, IsolationTimeoutError) as error:
