@@ -141,6 +141,10 @@ class FetchCollector:
     def tell_again(self, error: LograftError) -> None:
         """Raise an error in the next call that the application has not seen, because records precede it. Most last by themselves."""
 
+    def held_ms(self) -> dict[TopicPartition, int]:
+        """Return for how many milliseconds partitions have waited for the rest of a decision."""
+        return {}
+
     # -- arrivals
 
     def put(self, arrival: Arrival) -> None:

@@ -164,6 +164,10 @@ class HoldingCollector(FetchCollector):
         """Number of arrivals of held partitions that are kept."""
         return sum(len(kept.arrivals) for kept in self._kept.values())
 
+    def held_ms(self) -> dict[TopicPartition, int]:
+        """See `FetchCollector.held_ms`."""
+        return self._gate.held_ms(monotonic_ms())
+
     # -- for the asker
 
     def expire(self) -> bool:

@@ -282,7 +282,7 @@ class SharedConsumer:
         """Return the state of partitions."""
         if self._fetcher is None:
             return ConsumerHealth(partitions={}, unreachable_ms=None)
-        return self._fetcher.health(cursors)
+        return self._fetcher.health(cursors, self.collector.held_ms())
 
     # -- the group
 

@@ -307,6 +307,10 @@ class Gate:
         if hold is not None and hold.offset == offset:
             hold.is_overdue = True
 
+    def held_ms(self, now_ms: int) -> dict[TopicPartition, int]:
+        """Return for how many milliseconds partitions are held."""
+        return {tp: now_ms - hold.since_ms for tp, hold in list(self._holds.items())}
+
     def next_ms(self) -> int | None:
         """Return when there is something to do: a question, or a term that ends. None: nothing by itself."""
         times = [hold.deadline_ms for hold in self._holds.values() if not hold.is_overdue]

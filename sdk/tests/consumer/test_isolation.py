@@ -138,6 +138,9 @@ def test_every_way_of_reading_waits_for_the_whole_decision(
         nothing_comes(consumer, held, read)
         assert consumer.position(held.tps[0]) == 0
         assert not consumer.is_caught_up
+        held_ms = [consumer.health().partitions[tp].held_ms for tp in held.tps]
+        assert held_ms[0] is not None
+        assert held_ms[1] is None
         assert consumer.lag(held.tps[0])[held.tps[0]].records == 1
         held.release()
         got: list[tuple[int, bytes | None]] = []
