@@ -314,8 +314,8 @@ class Gate:
     def next_ms(self) -> int | None:
         """Return when there is something to do: a question, or a term that ends. None: nothing by itself."""
         times = [hold.deadline_ms for hold in self._holds.values() if not hold.is_overdue]
-        asked = {hold.place.producer_id for hold in self._holds.values()}
-        times += [pace.due_ms for each, pace in self._paces.items() if each in asked and not pace.is_asking]
+        coordinators = {hold.place.producer_id for hold in self._holds.values()}
+        times += [pace.due_ms for each, pace in self._paces.items() if each in coordinators and not pace.is_asking]
         return min(times, default=None)
 
     # -- inside
