@@ -151,9 +151,15 @@ class LiveSequences:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watermark:
-    """Every decision with records below the publishing sequence is complete in all its partitions; None: every decision is."""
+    """Every decision with records below the publishing sequence is complete in all its partitions; None: every decision is.
+
+    Attributes:
+        sequence: that sequence.
+        end_sequence: where the next decision begins. Of what lies from there on, this coordinator says nothing: a later one decides it.
+    """
 
     sequence: int | None
+    end_sequence: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,9 +85,12 @@ class LocalIngests:
         outcome = await self.coordinators.submit(command.ingest_id, command, timeout_ms=timeout_ms)
         return _expect(outcome, OutcomeKnown).is_committed
 
-    async def published_up_to(self, coordinator: int, where: TopicPartition, *, timeout_ms: int) -> int | None:
-        """Return the publishing sequence below which every decision is complete; None: all are. Raises as `live_attempts`."""
-        return (await self._ask(coordinator, PublishedUpTo(topic_partition=where), Watermark, timeout_ms)).sequence
+    async def published_up_to(self, coordinator: int, where: TopicPartition, *, timeout_ms: int) -> Watermark:
+        """Return the publishing sequence below which every decision is complete. Raises as `live_attempts`.
+
+        A coordinator that was deposed may answer: it does not know of later decisions, and `end_sequence` says so.
+        """
+        return await self._ask(coordinator, PublishedUpTo(topic_partition=where), Watermark, timeout_ms)
 
     async def _ask(
         self, coordinator: int, command: LiveAttempts | PublishedUpTo, kind: type[OutcomeT], timeout_ms: int
@@ -196,34 +199,38 @@ class IngestCalls:
 
     async def published_up_to(
         self, places: Sequence[PublishedPlace], *, timeout_ms: int = QUESTION_MS
-    ) -> list[int | Failure | None]:
-        """Return for each partition the publishing sequence below which every decision is complete; None: all are; or a failure."""
-        found: list[int | Failure | None] = [None] * len(places)
+    ) -> list[Watermark | Failure]:
+        """Return for each partition the publishing sequence below which every decision is complete, or a failure."""
+        found: dict[int, Watermark | Failure] = {}
         by_coordinator: dict[int, list[int]] = {}
+        image = self._local.observer.image
         for index, place in enumerate(places):
             coordinator = place.producer_id - FIRST_PUBLISHING_PRODUCER_ID
-            if 0 <= coordinator < INGESTS.partition_count:
-                by_coordinator.setdefault(coordinator, []).append(index)
-            else:
+            if not 0 <= coordinator < INGESTS.partition_count:
                 message = f"{place.producer_id} is no publishing producer id"
                 found[index] = Failure(code=ErrorCode.INVALID_REQUEST, message=message)
+            elif image.topic_by_id(place.topic_id) is None and place.topic_id in image.deleted_topics.ids():
+                # Its coordinator may have forgotten what it has decided for it.
+                message = f"topic {place.topic_id.hex()} was deleted"
+                found[index] = Failure(code=ErrorCode.UNKNOWN_TOPIC, message=message)
+            else:
+                by_coordinator.setdefault(coordinator, []).append(index)
 
         async def ask(question: tuple[int, list[int]]) -> None:
             coordinator, indexes = question
             wanted = [TopicPartition(places[each].topic_id, places[each].partition) for each in indexes]
             try:
-                answers: Sequence[int | Failure | None] = await self._published_at(coordinator, wanted, timeout_ms)
+                answers: Sequence[Watermark | Failure] = await self._published_at(coordinator, wanted, timeout_ms)
             except RefusedError as error:
                 answers = [error.failure] * len(indexes)
-            for index, answer in zip(indexes, answers, strict=True):
-                found[index] = answer
+            found.update(zip(indexes, answers, strict=True))
 
         await _some_at_a_time(sorted(by_coordinator.items()), ask)
-        return found
+        return [found[index] for index in range(len(places))]
 
     async def _published_at(
         self, coordinator: int, wanted: Sequence[TopicPartition], timeout_ms: int
-    ) -> Sequence[int | None]:
+    ) -> Sequence[Watermark]:
         node_id = self._leader(coordinator)
         if node_id == self._local.node_id:
             return await _published_here(self._local, coordinator, wanted, timeout_ms)
@@ -235,7 +242,11 @@ class IngestCalls:
         answer = await self._calls.ask(
             node_id, Method.FIND_PUBLISHED, request, pb.FindPublishedResponse, timeout_ms=timeout_ms
         )
-        return _sequences(answer.sequences, len(wanted), node_id)
+        sequences = _sequences(answer.sequences, len(wanted), node_id)
+        ends = answer.end_sequences
+        if len(ends) != len(wanted):
+            raise refused(ErrorCode.INTERNAL, f"broker {node_id} gave {len(ends)} answers to {len(wanted)} questions")
+        return [Watermark(sequence=sequence, end_sequence=end) for sequence, end in zip(sequences, ends, strict=True)]
 
     def _leader(self, coordinator: int) -> int:
         place = self._local.coordinators.leader_place(coordinator)
@@ -266,7 +277,7 @@ async def _some_at_a_time(items: Iterable[ItemT], work: Callable[[ItemT], Awaita
 
 async def _published_here(
     local: LocalIngests, coordinator: int, wanted: Sequence[TopicPartition], timeout_ms: int
-) -> list[int | None]:
+) -> list[Watermark]:
     """Ask one after another: a coordinator answers without a wait, unless something is being written."""
     return [await local.published_up_to(coordinator, each, timeout_ms=timeout_ms) for each in wanted]
 
@@ -329,7 +340,10 @@ class IngestCallService:
             found = await _published_here(local, request.coordinator_partition, wanted, call.timeout_ms)
         except RefusedError as error:
             raise refusal_of(error) from error
-        return pb.FindPublishedResponse(sequences=[NOTHING if each is None else each for each in found])
+        return pb.FindPublishedResponse(
+            sequences=[NOTHING if each.sequence is None else each.sequence for each in found],
+            end_sequences=[each.end_sequence for each in found],
+        )
 
     def _checked(self, peers: publication_pb2.PublicationPeers) -> LocalIngests:
         """Return this broker, if the request is for it and from a broker of the cluster.

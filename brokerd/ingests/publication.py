@@ -119,7 +119,8 @@ def offsets_resolved(state: IngestsState, command: OffsetsResolved) -> IngestDec
 def published_up_to(state: IngestsState, command: PublishedUpTo) -> IngestDecision:
     """Say below which publishing sequence of a partition every decision is complete in all its partitions."""
     parts = state.incomplete_parts(command.topic_partition)
-    return decided(Watermark(sequence=parts[0].plan.base_sequence if parts else None))
+    end_sequence = state.next_sequence(command.topic_partition)
+    return decided(Watermark(sequence=parts[0].plan.base_sequence if parts else None, end_sequence=end_sequence))
 
 
 def due_publications(state: IngestsState) -> list[Effect]:

@@ -123,6 +123,9 @@ class Consumer:
             from an in-sync follower in this rack, if one exists. None reads from leaders only.
         unreachable_timeout_ms: milliseconds without anything from any assigned partition after which a poll raises
             `UnreachableError`, 100 to 86,400,000.
+        isolation: "committed" hands out every committed record. "committed-together" hands out records of an ingest or transaction
+            only when all of them can be read, in all their partitions; until then their partition waits, and the others go on.
+        isolation_timeout_ms: milliseconds of such a wait after which a poll raises `IsolationTimeoutError`, 100 to 86,400,000.
         request_timeout_ms: milliseconds for a lookup of topics or offsets, 1 to 3,600,000.
         client_id: name of the program for operators, 1 to 249 letters, digits, dots, underscores and hyphens. Brokers get it at
             the front of gRPC's user agent, and descriptions of a group show it for each member. None: "lograft-python" there.
@@ -155,6 +158,8 @@ class Consumer:
         check_crcs: bool = CONSUMER_DEFAULTS.check_crcs,
         client_rack: str | None = None,
         unreachable_timeout_ms: int = CONSUMER_DEFAULTS.unreachable_timeout_ms,
+        isolation: str = CONSUMER_DEFAULTS.isolation,
+        isolation_timeout_ms: int = CONSUMER_DEFAULTS.isolation_timeout_ms,
         request_timeout_ms: int = REQUEST_TIMEOUT_MS,
         connection_liveness_ms: int = CONNECTION_LIVENESS_MS,
         client_id: str | None = None,
@@ -169,6 +174,8 @@ class Consumer:
             check_crcs=check_crcs,
             client_rack=client_rack,
             unreachable_timeout_ms=unreachable_timeout_ms,
+            isolation=isolation,
+            isolation_timeout_ms=isolation_timeout_ms,
         )
         client = parse_bootstrap(
             bootstrap,
@@ -568,6 +575,8 @@ class Consumer:
             CorruptDataError: a batch is damaged.
             UnreachableError: no assigned partition gave anything for `unreachable_timeout_ms`. A poll that begins during such
                 an outage first waits for its own time. The next poll continues from the same positions.
+            IsolationTimeoutError: a partition waits for the rest of a decision for `isolation_timeout_ms`. It is raised once, then the
+                wait goes on.
             InstanceFencedError: a newer process has the instance id.
             LograftError: a partition cannot be read. Polls raise this again until a seek moves the position of the partition.
         """
@@ -621,10 +630,12 @@ class Consumer:
                         break
                     got += more
                     self._shared.hold(got)
-            except LograftError:
+            except LograftError as error:
                 # What precedes the failure is handed out; the next call raises it again.
                 if not got:
                     raise
+                with self._lock:
+                    self._shared.collector.tell_again(error)
             finally:
                 self._shared.end_poll(got)
         return got

@@ -7,6 +7,7 @@
     |   +-- RequestTimeoutError      the time of the call is up (also a TimeoutError)
     |   +-- TransactionFailedError   a transaction with offsets was rolled back: poll again
     |   +-- UnreachableError         no assigned partition could be fetched; .troubles says why
+    |   +-- IsolationTimeoutError    a decision was not published in all its partitions in time: poll again
     |   +-- BufferTimeoutError       the producer's buffer stayed full for the delivery timeout
     |   +-- NotLeaderError           the broker does not lead the partition
     |   +-- LeaderNotAvailableError  the partition has no leader
@@ -233,6 +234,26 @@ class UnreachableError(RetriableError, TimeoutError):
         )
         self.troubles: tuple[PartitionTrouble, ...] = tuple(troubles)
         self.partition_count: int = partition_count
+
+
+class IsolationTimeoutError(RetriableError, TimeoutError):
+    """A consumer with `isolation="committed-together"` holds a partition for `isolation_timeout_ms`. It goes on waiting: poll again.
+
+    The records belong to a decision of an ingest or transaction that is not published in all its partitions, or nobody could say
+    that it is. Records of other partitions come with the next polls. Without the rest, they can be read with
+    `isolation="committed"`.
+
+    Attributes:
+        topic: topic of the partition that is held.
+        partition: the partition.
+        offset: offset of the first record that is held. The position is at it.
+    """
+
+    def __init__(self, message: str, *, topic: str, partition: int, offset: int) -> None:
+        super().__init__(message)
+        self.topic: str = topic
+        self.partition: int = partition
+        self.offset: int = offset
 
 
 class FatalError(LograftError):

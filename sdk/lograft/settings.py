@@ -30,6 +30,12 @@ UNREACHABLE_TIMEOUT_MS: Final = 30_000
 """Milliseconds without anything from any assigned partition after which a poll raises, unless the caller sets another time."""
 UNREACHABLE_RANGE_MS: Final = (100, 86_400_000)
 """Smallest and largest value of `unreachable_timeout_ms`, both inclusive."""
+ISOLATIONS: Final = ("committed", "committed-together")
+"""Names of the isolations of a consumer."""
+ISOLATION_TIMEOUT_MS: Final = 30_000
+"""Milliseconds for which a partition waits for the rest of a decision before a poll raises, unless the caller sets another time."""
+ISOLATION_TIMEOUT_RANGE_MS: Final = (100, 86_400_000)
+"""Smallest and largest value of `isolation_timeout_ms`, both inclusive."""
 CONNECTION_LIVENESS_MS: Final = 12_000
 """Milliseconds without a byte from the broker after which a connection has failed, unless the caller sets another time."""
 CONNECT_TIMEOUT_MS: Final = 2_000
@@ -176,11 +182,16 @@ class ConsumerSettings:
     check_crcs: bool = True
     client_rack: str | None = None
     unreachable_timeout_ms: int = UNREACHABLE_TIMEOUT_MS
+    isolation: str = "committed"
+    isolation_timeout_ms: int = ISOLATION_TIMEOUT_MS
 
     def __post_init__(self) -> None:
         check_range("prefetch_bytes", self.prefetch_bytes, 1_024, 1024**3)
         check_range("max_chunk_bytes", self.max_chunk_bytes, 1_024, 4 * 1024 * 1024)
         check_range("unreachable_timeout_ms", self.unreachable_timeout_ms, *UNREACHABLE_RANGE_MS)
+        check_range("isolation_timeout_ms", self.isolation_timeout_ms, *ISOLATION_TIMEOUT_RANGE_MS)
+        if self.isolation not in ISOLATIONS:
+            raise InvalidSettingError(f'isolation is "committed" or "committed-together", not {self.isolation!r}')
         if self.on_out_of_range not in ("error", "earliest", "latest"):
             raise InvalidSettingError(
                 f'on_out_of_range is "error", "earliest" or "latest", not {self.on_out_of_range!r}'

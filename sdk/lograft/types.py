@@ -40,6 +40,8 @@ class PartitionHealth:
         trouble: why nothing comes, and since when; None while records or marks come, and after the consumer has stopped
             fetching the partition.
         error: why the consumer has stopped fetching the partition until the next seek; None while it fetches.
+        held_ms: with `isolation="committed-together"`, for how many milliseconds the partition has waited for the rest of a
+            decision; None: it does not.
     """
 
     position: int
@@ -48,6 +50,7 @@ class PartitionHealth:
     address: str | None
     trouble: PartitionTrouble | None
     error: LograftError | None
+    held_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

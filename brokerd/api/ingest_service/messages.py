@@ -22,7 +22,7 @@ from brokerd.api.ingest_service.limits import (
 from brokerd.api.status import partition_error
 from brokerd.failure import Failure, LeaderPlace, RefusedError, refused
 from brokerd.ingests import answers
-from brokerd.ingests.answers import IngestListing, Opened, Outcome, Refused
+from brokerd.ingests.answers import IngestListing, Opened, Outcome, Refused, Watermark
 from brokerd.ingests.commands import (
     AbortIngest,
     GroupOffset,
@@ -383,8 +383,8 @@ def _topic_messages(topics: Sequence[IngestTopic]) -> list[pb.IngestTopic]:
     ]
 
 
-def published_message(found: int | Failure | None) -> pb.PublishedUpTo:
+def published_message(found: Watermark | Failure) -> pb.PublishedUpTo:
     """Return up to where a partition is complete."""
     if isinstance(found, Failure):
         return pb.PublishedUpTo(error=partition_error(found))
-    return pb.PublishedUpTo() if found is None else pb.PublishedUpTo(sequence=found)
+    return pb.PublishedUpTo(sequence=found.sequence, end_sequence=found.end_sequence)

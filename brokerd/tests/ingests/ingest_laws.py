@@ -232,7 +232,7 @@ class Laws:
                 known = self._producers.setdefault(outcome.producer_id, whose)
                 assert known == whose, "2: two attempts have one producer id"
             case PublishedUpTo(), Watermark():
-                self._check_watermark(command.topic_partition, outcome.sequence, seen)
+                self._check_watermark(command.topic_partition, outcome, seen)
             case _:
                 pass
 
@@ -266,13 +266,16 @@ class Laws:
             where.topic_id in self.world.deleted or self.is_published(decision, where) for where in decision.expected
         )
 
-    def _check_watermark(self, where: TopicPartition, sequence: int | None, seen: int) -> None:
+    def _check_watermark(self, where: TopicPartition, outcome: Watermark, seen: int) -> None:
+        sequence = outcome.sequence
         for decision in self.decisions.values():
             if where not in decision.bases or decision.batch >= seen:
                 continue
             last = advanced(decision.bases[where], len(decision.expected[where]) - 1)
             is_below = sequence is None or distance(sequence, last) > PARTITION_RECORDS_MAX
             assert not is_below or self.is_complete(decision), "a reader sees a part of a decision"
+            is_known = 0 < distance(last, outcome.end_sequence) <= PARTITION_RECORDS_MAX
+            assert is_known or where.topic_id in self.world.deleted, "a decision is beyond the end, and readers wait"
         self.counts["watermark below something"] += sequence is not None
 
     # The end

@@ -124,6 +124,13 @@ MUTANTS: Final = (
         new="    parts = [each for each in parts if not each.plan.is_published]\n    return decided(",
     ),
     IngestMutant(
+        name="readers hear of no end",
+        owner=publication,
+        function="published_up_to",
+        old="end_sequence=end_sequence",
+        new="end_sequence=0",
+    ),
+    IngestMutant(
         name="a question of a group aborts nothing",
         owner=opening,
         function="decide_outcome",

@@ -268,6 +268,14 @@ async def test_topic_deleted_after_the_decision(lone: Lone, monkeypatch: pytest.
     found = {each.topic: (each.records, each.first_offset, each.end_offset) for each in result.parts}
     assert found == {"t": (1, 0, 1), "u": (1, -1, -1)}
     assert await lone.values() == [b"kept"]
+    # A reader of the topic hears that nobody says any more what is complete there.
+    asked = [
+        pb.PublishedPartition(topic_id=each.topic_id, partition=0, producer_id=gate.held[0].producer_id)
+        for each in sorted(result.parts, key=lambda each: each.topic)
+    ]
+    answer = await lone.clients.any.ingests.GetPublished(pb.GetPublishedRequest(partitions=asked))
+    assert [each.error.code for each in answer.partitions] == [0, int(ErrorCode.UNKNOWN_TOPIC)]
+    assert answer.partitions[0].end_sequence == 1
 
 
 async def test_leader_that_knows_the_topic_as_deleted_ends_its_part(
@@ -351,6 +359,7 @@ async def test_readers_learn_up_to_where_decisions_are_complete(lone: Lone, monk
     assert found[0].sequence == 0
     assert found[0].HasField("sequence")
     assert not found[1].HasField("sequence")
+    assert [each.end_sequence for each in found[:2]] == [1, 0]
     assert [each.HasField("error") for each in found] == [False, False, True, True]
     gate.open()
     await committing

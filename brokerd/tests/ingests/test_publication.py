@@ -100,6 +100,8 @@ def test_parts_of_a_partition_come_one_after_another() -> None:
     host.published(second)
     assert watermark(host) is None
     assert watermark(host, P1) == 0
+    ends = [host.do(PublishedUpTo(topic_partition=each)) for each in (P0, P1)]
+    assert [each.end_sequence for each in ends if isinstance(each, Watermark)] == [3, 3]
 
 
 def test_watermark_waits_for_all_partitions_of_a_decision() -> None:

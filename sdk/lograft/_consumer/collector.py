@@ -33,7 +33,7 @@ Deserializer = Callable[[bytes], Any]
 
 
 @dataclass(slots=True)
-class _Open:
+class OpenChunk:
     """A chunk whose batches are being taken, and the byte position of the next batch."""
 
     chunk: Chunk
@@ -72,7 +72,7 @@ class FetchCollector:
         self._settings = settings
         self._give_back = give_back
         self._buffer = FetchBuffer()
-        self._open: _Open | None = None
+        self._open: OpenChunk | None = None
         self._partial: _Partial | None = None
         self._used: dict[object, int] = {}
         self._used_bytes = 0
@@ -137,6 +137,13 @@ class FetchCollector:
         self._failed.pop(tp, None)
         self._drop_stale()
         return cursor
+
+    def tell_again(self, error: LograftError) -> None:
+        """Raise an error in the next call that the application has not seen, because records precede it. Most last by themselves."""
+
+    def held_ms(self) -> dict[TopicPartition, int]:
+        """Return for how many milliseconds partitions have waited for the rest of a decision."""
+        return {}
 
     # -- arrivals
 
@@ -252,7 +259,7 @@ class FetchCollector:
             if fetched is not None:
                 return opened.chunk.cursor, fetched
 
-    def _open_next(self) -> _Open | None:
+    def _open_next(self) -> OpenChunk | None:
         dropped: list[Chunk] = []
         chunk = self._buffer.take(dropped)
         for old in dropped:
@@ -262,10 +269,10 @@ class FetchCollector:
             if not self._buffer:
                 self._return_used()
             return None
-        self._open = _Open(chunk, 0)
+        self._open = OpenChunk(chunk, 0)
         return self._open
 
-    def _take_batch(self, opened: _Open) -> FetchedBatch | None:
+    def _take_batch(self, opened: OpenChunk) -> FetchedBatch | None:
         """Take the next batch of a chunk; None if it has no record for the application, or if the chunk is at its end."""
         chunk = opened.chunk
         cursor = chunk.cursor

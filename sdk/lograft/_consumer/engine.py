@@ -277,6 +277,7 @@ class FetchEngine:
                 next_offset=frame.next_offset,
                 high_watermark=frame.high_watermark,
                 source=stream,
+                topic_id=fetcher.topic_id or b"",
             )
         )
 

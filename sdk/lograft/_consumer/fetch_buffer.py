@@ -20,6 +20,7 @@ arrival. The bytes of dropped chunks are granted again like those of consumed on
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -222,6 +223,7 @@ class Chunk:
         next_offset: offset of the next read.
         high_watermark: end of the readable offsets, exclusive.
         source: the stream that gets the credit for the bytes. This module only passes it on.
+        topic_id: id of the topic that was read; empty in a mark.
     """
 
     cursor: Cursor
@@ -230,6 +232,7 @@ class Chunk:
     next_offset: int
     high_watermark: int
     source: object
+    topic_id: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,6 +272,19 @@ class FetchBuffer:
         if isinstance(arrival, Chunk) and arrival.generation == arrival.cursor.generation:
             arrival.cursor.log_end = arrival.high_watermark
         self._arrivals.append(arrival)
+
+    def put_first(self, arrivals: Sequence[Arrival]) -> None:
+        """Put arrivals of one partition back before all others."""
+        self._arrivals.extendleft(reversed(arrivals))
+
+    def take_all_of(self, cursor: Cursor, generation: int) -> list[Arrival]:
+        """Remove and return all arrivals of a partition, in order."""
+        taken: list[Arrival] = []
+        others: deque[Arrival] = deque()
+        for each in self._arrivals:
+            (taken if each.cursor is cursor and each.generation == generation else others).append(each)
+        self._arrivals = others
+        return taken
 
     def take(self, dropped: list[Chunk]) -> Chunk | None:
         """Remove and return the first chunk that is still wanted. Resets and failures before it take effect.

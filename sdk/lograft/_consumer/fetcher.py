@@ -98,8 +98,13 @@ class Fetcher:
             read[tp] = state.topic_id
         return read
 
-    def health(self, cursors: Sequence[Cursor]) -> ConsumerHealth:
-        """Return the state of the partitions of a consumer."""
+    def health(self, cursors: Sequence[Cursor], held_ms: Mapping[TopicPartition, int]) -> ConsumerHealth:
+        """Return the state of the partitions of a consumer.
+
+        Args:
+            cursors: their cursors.
+            held_ms: for how many milliseconds those that are held have been.
+        """
         partitions: dict[TopicPartition, PartitionHealth] = {}
         for cursor in cursors:
             leader_id, address = self.engine.place_of(cursor.tp)
@@ -110,6 +115,7 @@ class Fetcher:
                 address=address,
                 trouble=self.engine.trouble_of(cursor.tp),
                 error=cursor.error,
+                held_ms=held_ms.get(cursor.tp),
             )
         return ConsumerHealth(partitions=partitions, unreachable_ms=self.engine.unreachable_ms)
 

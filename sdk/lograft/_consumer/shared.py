@@ -25,9 +25,11 @@ from lograft._client.clock import monotonic_ms, wall_clock_ms
 from lograft._client.immortal import keep_for_ever
 from lograft._client.usable import unusable_error
 from lograft._consumer.arguments import check_commit, check_offset, check_topics
+from lograft._consumer.asker import PublishedAsker
 from lograft._consumer.collector import Deserializer, FetchCollector, OffsetsToCommit
 from lograft._consumer.fetch_buffer import Arrival, Cursor
 from lograft._consumer.fetcher import Fetcher
+from lograft._consumer.holding_collector import HoldingCollector
 from lograft._groups.carrier import GroupCarrier, borrow_carrier, return_carrier
 from lograft._groups.member import Assigned, GroupMember, Start
 from lograft._groups.membership import Phase, Subscription
@@ -107,7 +109,10 @@ class SharedConsumer:
     ) -> None:
         self.settings = settings
         self.group = group
-        self.collector = FetchCollector(settings, self._give_back)
+        if settings.isolation == "committed-together":
+            self.collector: FetchCollector = HoldingCollector(settings, self._give_back, self._on_hold)
+        else:
+            self.collector = FetchCollector(settings, self._give_back)
         self.lock: AbstractContextManager[object] = nullcontext()
         self.wake: Callable[[], None] = _nothing
         self.on_loop: Callable[..., object] = _call_now
@@ -122,6 +127,7 @@ class SharedConsumer:
         self._on_partition_end = on_partition_end
         self._on_caught_up = on_caught_up
         self._fetcher: Fetcher | None = None
+        self._asker: PublishedAsker | None = None
         self._carrier: GroupCarrier | None = None
         self._offsets: GroupOffsets | None = None
         self._member: GroupMember | None = None
@@ -156,6 +162,14 @@ class SharedConsumer:
         if self._fetcher is None:
             self.check_usable()
             self._fetcher = Fetcher(self._client, self.settings, self._deliver, self._report)
+            if isinstance(self.collector, HoldingCollector):
+                self._asker = PublishedAsker(
+                    self.collector,
+                    lock=lambda: self.lock,
+                    fetcher=self._fetcher,
+                    fetch=self._fetch,
+                    wake=lambda: self.wake(),
+                )
         return self._fetcher
 
     def after_fork(self) -> None:
@@ -163,9 +177,11 @@ class SharedConsumer:
         self.is_forked = True
         # Iterations have to look.
         self.has_news = True
-        keep_for_ever((self._fetcher, self._carrier, self._offsets, self._member, self._auto_timer, self._auto_commit))
+        keep_for_ever((self._fetcher, self._asker, self._carrier, self._offsets, self._member))
+        keep_for_ever((self._auto_timer, self._auto_commit))
         keep_for_ever(list(self._commit_tasks))
-        self._fetcher = self._carrier = self._offsets = self._member = self._auto_timer = self._auto_commit = None
+        self._fetcher = self._asker = self._carrier = self._offsets = self._member = None
+        self._auto_timer = self._auto_commit = None
 
     # -- the assignment of the application
 
@@ -266,7 +282,7 @@ class SharedConsumer:
         """Return the state of partitions."""
         if self._fetcher is None:
             return ConsumerHealth(partitions={}, unreachable_ms=None)
-        return self._fetcher.health(cursors)
+        return self._fetcher.health(cursors, self.collector.held_ms())
 
     # -- the group
 
@@ -576,6 +592,9 @@ class SharedConsumer:
         carrier, self._carrier = self._carrier, None
         if carrier is not None:
             await return_carrier(self._client, carrier)
+        asker, self._asker = self._asker, None
+        if asker is not None:
+            await asker.close()
         fetcher, self._fetcher = self._fetcher, None
         if fetcher is not None:
             await fetcher.close()
@@ -878,6 +897,12 @@ class SharedConsumer:
         with self.lock:
             self.collector.outage = outage
         self.wake()
+
+    def _on_hold(self) -> None:
+        """Have the asker look. Under the lock, and wherever a poll or the engine runs."""
+        asker = self._asker
+        if asker is not None:
+            self.on_loop(asker.soon)
 
     def _give_back(self, source: object, size_bytes: int) -> None:
         fetcher = self._fetcher

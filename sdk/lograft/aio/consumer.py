@@ -76,6 +76,8 @@ class Consumer:
         check_crcs: bool = CONSUMER_DEFAULTS.check_crcs,
         client_rack: str | None = None,
         unreachable_timeout_ms: int = CONSUMER_DEFAULTS.unreachable_timeout_ms,
+        isolation: str = CONSUMER_DEFAULTS.isolation,
+        isolation_timeout_ms: int = CONSUMER_DEFAULTS.isolation_timeout_ms,
         request_timeout_ms: int = REQUEST_TIMEOUT_MS,
         connection_liveness_ms: int = CONNECTION_LIVENESS_MS,
         client_id: str | None = None,
@@ -90,6 +92,8 @@ class Consumer:
             check_crcs=check_crcs,
             client_rack=client_rack,
             unreachable_timeout_ms=unreachable_timeout_ms,
+            isolation=isolation,
+            isolation_timeout_ms=isolation_timeout_ms,
         )
         client = parse_bootstrap(
             bootstrap,
@@ -321,10 +325,11 @@ class Consumer:
                     break
                 got += more
                 self._shared.hold(got)
-        except LograftError:
+        except LograftError as error:
             # What precedes the failure is handed out; the next call raises it again.
             if not got:
                 raise
+            self._shared.collector.tell_again(error)
         finally:
             self._shared.end_poll(got)
         return got

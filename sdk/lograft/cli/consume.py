@@ -28,8 +28,8 @@ from lograft.cli.options import (
 from lograft.cli.output import DIM, bytes_as_json, counted, print_note, styled
 from lograft.cli.progress import Meter
 from lograft.consumer import Consumer
-from lograft.errors import UnreachableError, UsageError
-from lograft.settings import UNREACHABLE_RANGE_MS
+from lograft.errors import IsolationTimeoutError, UnreachableError, UsageError
+from lograft.settings import CONSUMER_DEFAULTS, ISOLATION_TIMEOUT_RANGE_MS, UNREACHABLE_RANGE_MS
 from lograft.types import ConsumerRecord, TopicPartition
 
 POLL_MS: Final = 1_000
@@ -140,6 +140,13 @@ def consume(
         str | None,
         typer.Option("--rack", help="Read from followers in sync in this rack rather than from leaders in others."),
     ] = None,
+    isolation: Annotated[
+        str,
+        typer.Option(
+            "--isolation",
+            help='"committed", or "committed-together": records of an ingest or transaction only when all its partitions have them.',
+        ),
+    ] = CONSUMER_DEFAULTS.isolation,
     null_value: Annotated[
         str, typer.Option("--null-value", help="What a null value (a tombstone) is printed as, and with %k a null key.")
     ] = "(null)",
@@ -175,6 +182,8 @@ def consume(
         group=group,
         client_rack=rack,
         unreachable_timeout_ms=max(UNREACHABLE_RANGE_MS[0], timeout_ms),
+        isolation=isolation,
+        isolation_timeout_ms=max(ISOLATION_TIMEOUT_RANGE_MS[0], timeout_ms),
         request_timeout_ms=timeout_ms,
     ) as consumer:
         try:
@@ -284,10 +293,10 @@ def _check_offset(consumer: Consumer, tps: Sequence[TopicPartition], offset: int
 
 
 def _poll(consumer: Consumer, wanted: int, follow: bool) -> list[ConsumerRecord]:
-    """Poll once. With --follow, print a note and go on when brokers cannot be reached; otherwise let the error end the command."""
+    """Poll once. With --follow, print a note and go on when brokers or parts of decisions are missing; otherwise raise the error."""
     try:
         return consumer.poll(wanted, timeout_ms=FOLLOW_POLL_MS if follow else POLL_MS)
-    except UnreachableError as error:
+    except (UnreachableError, IsolationTimeoutError) as error:
         if not follow:
             raise
         print_note(error.message)

@@ -1071,21 +1071,29 @@ class PublishedUpTo(_message.Message):
 
     ERROR_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
+    END_SEQUENCE_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
-    """Publishing sequence, modulo 2^31, exclusive: every decision with records below it is published in all its partitions. Absent: all of them."""
+    """Publishing sequence, modulo 2^31, exclusive: every decision with records below it is published in all its partitions. Absent: all of them,
+    up to `end_sequence`.
+    """
+    end_sequence: _builtins.int
+    """Publishing sequence, modulo 2^31, at which the next decision begins. Of records from there on, which a newer coordinator has published,
+    this answer says nothing: ask again.
+    """
     @_builtins.property
     def error(self) -> _errors_pb2.PartitionError:
-        """Failure. Absent: the field below is set."""
+        """Failure. Absent: the fields below are set."""
 
     def __init__(
         self,
         *,
         error: _errors_pb2.PartitionError | None = ...,
         sequence: _builtins.int | None = ...,
+        end_sequence: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_sequence", b"_sequence", "error", b"error", "sequence", b"sequence"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sequence", b"_sequence", "error", b"error", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sequence", b"_sequence", "end_sequence", b"end_sequence", "error", b"error", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__sequence: _TypeAlias = _typing.Literal["sequence"]  # noqa: Y015
     _WhichOneofArgType__sequence: _TypeAlias = _typing.Literal["_sequence", b"_sequence"]  # noqa: Y015

@@ -54,6 +54,19 @@ def test_what_a_format_writes_goes_into_another_topic(lograft: Lograft, make_top
     assert lograft("consume", first, "-f", r"%t %p %o %K %S %%\n", "-n", "1").stdout == f"{first} 0 0 1 3 %\n".encode()
 
 
+def test_whole_transactions_are_printed(lograft: Lograft, bootstrap: str, make_topic: MakeTopic) -> None:
+    """`--isolation` is that of the consumer."""
+    topic = make_topic(2)
+    with Producer(bootstrap) as producer, producer.transaction(f"printed-{topic}") as transaction:
+        for number in range(2):
+            transaction.send(topic, b"%d" % number, partition=number)
+    done = lograft("consume", topic, "--isolation", "committed-together")
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, [b"0", b"1"])
+    wrong = lograft("consume", topic, "--isolation", "serializable")
+    assert wrong.returncode != 0
+    assert b'isolation is "committed" or "committed-together", not \'serializable\'' in wrong.stderr
+
+
 def test_a_line_that_does_not_fit_the_format_is_named(lograft: Lograft, make_topic: MakeTopic) -> None:
     """With the number of records that were stored."""
     done = lograft("produce", make_topic(), "-f", "%k:%s", stdin=b"a:1\nb\n")

@@ -33,6 +33,7 @@ class GroupRelay(grpc.GenericRpcHandler):
         refusals: by name of a method, the codes with which the next calls are refused.
         calls: by name of a method, how many calls came.
         elsewhere: another relay, which coordinates all groups instead of this one.
+        silent_methods: names of methods whose calls are never answered.
         is_silent: True: nothing passes on streams, in either direction, and none of them ends.
     """
 
@@ -40,6 +41,7 @@ class GroupRelay(grpc.GenericRpcHandler):
         self.refusals: dict[str, list[ErrorCode]] = {}
         self.calls: dict[str, int] = {}
         self.elsewhere: GroupRelay | None = None
+        self.silent_methods: set[str] = set()
         self.is_silent = False
         self.port = 0
         self._target = target
@@ -104,6 +106,8 @@ class GroupRelay(grpc.GenericRpcHandler):
         self.calls[name] = self.calls.get(name, 0) + 1
         if self.refusals.get(name):
             await self._refuse(context, self.refusals[name].pop(0))
+        if name in self.silent_methods:
+            await asyncio.Event().wait()
         is_group = method.startswith(SERVICE)
         if name == "FindCoordinator":
             async for request in requests:

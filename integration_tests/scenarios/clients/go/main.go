@@ -3,8 +3,8 @@
 // A Lograft client with nothing but the stubs that protoc made of proto/lograft/v1.
 //
 // It creates a topic, appends 1,000 records, reads them back, decodes the raw batches of a fetch stream, and compares
-// everything byte for byte. Then two members of a group share the partitions of a topic. One line for each check, then PASS; the exit
-// status is 1 on any difference.
+// everything byte for byte. Then two members of a group share the partitions of a topic, and an ingest publishes what its tasks
+// have staged, once. One line for each check, then PASS; the exit status is 1 on any difference.
 //
 //	lograft-client ADDRESS [TOPIC-WITH-ZSTD-BATCHES]
 package main
@@ -45,6 +45,7 @@ var keepAlive = grpc.WithKeepaliveParams(keepalive.ClientParameters{
 type client struct {
 	admin    lograft.AdminServiceClient
 	groups   lograft.GroupServiceClient
+	ingests  lograft.IngestServiceClient
 	log      lograft.LogServiceClient
 	metadata lograft.MetadataServiceClient
 	topic    string
@@ -76,6 +77,7 @@ func run(address string, zstdTopics []string) error {
 	c := &client{
 		admin:    lograft.NewAdminServiceClient(connection),
 		groups:   lograft.NewGroupServiceClient(connection),
+		ingests:  lograft.NewIngestServiceClient(connection),
 		log:      lograft.NewLogServiceClient(connection),
 		metadata: lograft.NewMetadataServiceClient(connection),
 		topic:    "clients-go-" + rand.Text(),
@@ -113,6 +115,9 @@ func run(address string, zstdTopics []string) error {
 	}
 	if err := c.shareGroup(ctx); err != nil {
 		return fmt.Errorf("group: %w", err)
+	}
+	if err := c.publishOnce(ctx); err != nil {
+		return fmt.Errorf("ingest: %w", err)
 	}
 	return nil
 }
