@@ -26,6 +26,7 @@ MakeTopic = Callable[..., str]
 Save = Callable[..., None]
 Load = Callable[..., "DataFrame"]
 ROWS = 6_000
+RUN_S = 500
 SCHEMA = "key string, value string"
 
 
@@ -138,7 +139,7 @@ class Query:
             rows = rows.mapInArrow(failing, "value string")
         writer = rows.writeStream.format("lograft").options(**self.options).trigger(availableNow=True)
         query = writer.option("checkpointLocation", str(checkpoint or self.checkpoint)).start()
-        assert query.awaitTermination(120)
+        assert query.awaitTermination(RUN_S), "the query does not end"
 
     @property
     def query_id(self) -> str:
