@@ -242,7 +242,6 @@ def _encode_ingest(value: IngestValue) -> bytes:
                 records=decision.records,
                 dropped_attempts=decision.dropped_attempts,
                 parts=map(_published_message, decision.parts),
-                group_id=decision.group_id,
             )
         )
     if group is not None:
@@ -252,6 +251,7 @@ def _encode_ingest(value: IngestValue) -> bytes:
                 ingest_epoch=group.ingest_epoch,
                 round=group.round,
                 is_committed=group.is_committed,
+                offsets_digest=group.offsets_digest,
             )
         )
     return message.SerializeToString()
@@ -284,6 +284,7 @@ def _decode_decision(message: pb.IngestDecisionRecord) -> DecisionValue:
             records=_natural(each.records),
             first_offset=_offset(each.first_offset),
             end_offset=_offset(each.end_offset),
+            lost_records=_natural(each.lost_records),
         )
         for each in message.parts
     )
@@ -295,7 +296,6 @@ def _decode_decision(message: pb.IngestDecisionRecord) -> DecisionValue:
         records=_natural(message.records),
         dropped_attempts=_natural(message.dropped_attempts),
         parts=parts,
-        group_id=message.group_id,
     )
 
 
@@ -305,6 +305,7 @@ def _decode_group(message: pb.IngestGroupRecord) -> UnresolvedGroup:
         ingest_epoch=_natural(message.ingest_epoch),
         round=_natural(message.round),
         is_committed=message.is_committed,
+        offsets_digest=_fixed(message.offsets_digest, _DIGEST_BYTES) if message.is_committed else b"",
     )
 
 
@@ -315,6 +316,7 @@ def _published_message(part: PublishedPart) -> pb.PublishedPartRecord:
         records=part.records,
         first_offset=part.first_offset,
         end_offset=part.end_offset,
+        lost_records=part.lost_records,
     )
 
 
@@ -386,6 +388,7 @@ def _encode_plan(value: PlanValue) -> bytes:
         is_published=value.is_published,
         first_offset=value.first_offset,
         end_offset=value.end_offset,
+        lost_records=value.lost_records,
     ).SerializeToString()
 
 
@@ -397,6 +400,7 @@ def _decode_plan(data: bytes) -> PlanValue:
         is_published=message.is_published,
         first_offset=_offset(message.first_offset),
         end_offset=_offset(message.end_offset),
+        lost_records=_natural(message.lost_records),
     )
 
 

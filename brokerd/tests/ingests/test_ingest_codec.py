@@ -62,7 +62,7 @@ decisions = st.builds(
     digest=st.binary(min_size=32, max_size=32),
     records=int64,
     dropped_attempts=int64,
-    parts=parts(PublishedPart, records=int64, first_offset=offsets, end_offset=offsets),
+    parts=parts(PublishedPart, records=int64, first_offset=offsets, end_offset=offsets, lost_records=int64),
 )
 values = st.builds(
     IngestValue,
@@ -75,7 +75,15 @@ values = st.builds(
     touched_ms=int64,
     decision=decisions,
     group=st.none()
-    | st.builds(UnresolvedGroup, group_id=ids, ingest_epoch=int32, round=int32, is_committed=st.booleans()),
+    | st.builds(UnresolvedGroup, group_id=ids, ingest_epoch=int32, round=int32, is_committed=st.just(value=False))
+    | st.builds(
+        UnresolvedGroup,
+        group_id=ids,
+        ingest_epoch=int32,
+        round=int32,
+        is_committed=st.just(value=True),
+        offsets_digest=st.binary(min_size=32, max_size=32),
+    ),
 )
 staged = parts(StagedPart, first_sequence=int32, records=int64, first_offset=int64, end_offset=int64)
 attempts = st.builds(
@@ -92,6 +100,7 @@ plans = st.builds(
     base_sequence=int32,
     records=int64,
     is_published=st.booleans(),
+    lost_records=int64,
     first_offset=offsets,
     end_offset=offsets,
 )
