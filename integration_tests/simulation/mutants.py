@@ -57,6 +57,7 @@ from integration_tests.simulation.options import (
     quorum_storm,
     snapshot_storm,
     switch_storm,
+    transform_storm,
 )
 from integration_tests.simulation.virtual_network import Connection
 from metaquorum.controller import alter_partition, brokers, elections, lost_replicas
@@ -556,7 +557,31 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
         new="response.next_offset < response.high_watermark - 1",
         storm=ingest_storm,
     ),
+    WorldMutant(
+        name="a reader waits while something is staged",
+        owner=ReadCalls,
+        function="_records",
+        old="while not response.records and response.next_offset",
+        new="while self._parts.staging_quota.used_bytes == 0 and not response.records and response.next_offset",
+        storm=ingest_storm,
+    ),
     # Ingests: groups.
+    WorldMutant(
+        name="an offset is told although another one waits for its decision",
+        owner=offsets,
+        function="fetch",
+        old="if (problem := _check_pending(group, *key)) is not None",
+        new="if (problem := None) is not None",
+        storm=transform_storm,
+    ),
+    WorldMutant(
+        name="a program commits inputs that are not its own any more",
+        owner=pending,
+        function="prepare",
+        old="command.offsets, member, command.member_epoch, renewed=key",
+        new="command.offsets, None, command.member_epoch, renewed=key",
+        storm=transform_storm,
+    ),
     WorldMutant(
         name="offsets count although the ingest is not decided",
         owner=pending,

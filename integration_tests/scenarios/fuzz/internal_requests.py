@@ -329,6 +329,7 @@ def _publish_part(rng: random.Random, facts: Facts, target: Voter) -> list[Messa
             base_sequence=rng.randrange(100),
             records=len(slices),
             slices=slices,
+            lost_records=rng.choice((0, 0, 3, 2**30)),
         )
     ]
 
