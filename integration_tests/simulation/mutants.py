@@ -567,22 +567,6 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
     ),
     # Ingests: groups.
     WorldMutant(
-        name="an offset is told although another one waits for its decision",
-        owner=offsets,
-        function="fetch",
-        old="if (problem := _check_pending(group, *key)) is not None",
-        new="if (problem := None) is not None",
-        storm=transform_storm,
-    ),
-    WorldMutant(
-        name="a program commits inputs that are not its own any more",
-        owner=pending,
-        function="prepare",
-        old="command.offsets, member, command.member_epoch, renewed=key",
-        new="command.offsets, None, command.member_epoch, renewed=key",
-        storm=transform_storm,
-    ),
-    WorldMutant(
         name="offsets count although the ingest is not decided",
         owner=pending,
         function="resolve",
@@ -655,6 +639,23 @@ NOT_FOUND_YET: Final[tuple[WorldMutant, ...]] = (
         old="    if state.sessions.is_resolved(",
         new="    if False and state.sessions.is_resolved(",
         storm=ingest_storm,
+    ),
+    # A member must get a partition while its offset waits for a decision: between a prepare and what follows lie milliseconds.
+    WorldMutant(
+        name="an offset is told although another one waits for its decision",
+        owner=offsets,
+        function="fetch",
+        old="if (problem := _check_pending(group, *key)) is not None",
+        new="if (problem := None) is not None",
+        storm=transform_storm,
+    ),
+    WorldMutant(
+        name="a program commits inputs that are not its own any more",
+        owner=pending,
+        function="prepare",
+        old="command.offsets, member, command.member_epoch, renewed=key",
+        new="command.offsets, None, command.member_epoch, renewed=key",
+        storm=transform_storm,
     ),
     WorldMutant(
         name="a member begins at an offset that it looked up before it got the partition",
