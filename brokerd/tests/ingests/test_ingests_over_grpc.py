@@ -15,6 +15,7 @@ from lograft.v1 import admin_pb2
 from lograft.v1 import ingest_pb2 as pb
 from lograft.wire.codes import ErrorCode
 
+from brokerd.coordinator.internal_topics import INGESTS
 from brokerd.failure import refused
 from brokerd.process.server import BrokerServer
 from brokerd.publishing.calls import PublicationCalls
@@ -475,7 +476,9 @@ async def test_partition_that_lost_what_was_published_goes_on(tmp_path: Path, ca
 
     async def publish(server: BrokerServer, name: str, count: int) -> pb.IngestResult:
         async with clients_of(server) as clients:
-            ingest = Ingest(clients, name)
+            # Each coordinator has its own sequences, so the ingests must have the same.
+            same = (each for each in map(f"{name}{{}}".format, range(1_000)) if INGESTS.partition_of(each) == 7)
+            ingest = Ingest(clients, next(same))
             await ingest.open("t")
             attempts = [
                 await ingest.staged(0, "t", 0, *(b"%s%d" % (name.encode(), number) for number in range(count))),
