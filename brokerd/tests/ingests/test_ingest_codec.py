@@ -84,6 +84,8 @@ values = st.builds(
         is_committed=st.just(value=True),
         offsets_digest=st.binary(min_size=32, max_size=32),
     ),
+    owner=st.binary(max_size=64),
+    fenced_owners=st.lists(st.binary(min_size=1, max_size=64), max_size=16).map(tuple),
 )
 staged = parts(StagedPart, first_sequence=int32, records=int64, first_offset=int64, end_offset=int64)
 attempts = st.builds(
