@@ -570,7 +570,7 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
         name="offsets count although the ingest is not decided",
         owner=pending,
         function="resolve",
-        old="if command.is_committed and value.ingest_epoch == command.ingest_epoch:",
+        old="if command.is_committed and is_it:",
         new="if True:",
         storm=ingest_storm,
     ),
