@@ -143,6 +143,7 @@ MUTANTS: Final = (
         function="decide_outcome",
         old="(group.ingest_epoch, group.round) == asked",
         new="group.round == command.round",
+        directed="test_question_about_a_fenced_epoch_disturbs_nobody",
     ),
     IngestMutant(
         name="other offsets of a decided round count",
@@ -150,6 +151,7 @@ MUTANTS: Final = (
         function="decide_outcome",
         old="is_committed=group.offsets_digest == command.offsets_digest",
         new="is_committed=True",
+        directed="test_outcome_is_that_of_the_offsets_that_the_decision_names",
     ),
     IngestMutant(
         name="offsets count again after the group has applied them",

@@ -23,6 +23,8 @@ DIRECTED: dict[str, Callable[[], None]] = {
     for each in (
         test_attempts.test_late_copy_of_a_seal_of_the_last_round,
         test_publication.test_late_answer_about_a_forgotten_ingest_is_ignored,
+        test_publication.test_outcome_is_that_of_the_offsets_that_the_decision_names,
+        test_publication.test_question_about_a_fenced_epoch_disturbs_nobody,
         test_publication.test_sequences_wrap_around,
     )
 }
