@@ -145,7 +145,13 @@ class OffsetsPrepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetsResolved:
-    """Nothing is pending for the round of the ingest at this epoch (any more)."""
+    """Nothing is pending for the round of the ingest at this epoch (any more).
+
+    Attributes:
+        was_pending: True: the log has the outcome. False: nothing was pending, as far as this coordinator knows.
+    """
+
+    was_pending: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

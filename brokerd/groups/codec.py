@@ -276,7 +276,10 @@ def _encode_pending(value: PendingValue | None) -> bytes | None:
         for each in value.offsets
     ]
     return pb.GroupPendingRecord(
-        ingest_epoch=value.ingest_epoch, prepared_ms=value.prepared_ms, offsets=offsets
+        ingest_epoch=value.ingest_epoch,
+        prepared_ms=value.prepared_ms,
+        offsets=offsets,
+        offsets_digest=value.offsets_digest,
     ).SerializeToString()
 
 
@@ -292,4 +295,9 @@ def _decode_pending(data: bytes) -> PendingValue:
         )
         for each in message.offsets
     )
-    return PendingValue(ingest_epoch=message.ingest_epoch, prepared_ms=message.prepared_ms, offsets=offsets)
+    return PendingValue(
+        ingest_epoch=message.ingest_epoch,
+        prepared_ms=message.prepared_ms,
+        offsets=offsets,
+        offsets_digest=message.offsets_digest,
+    )

@@ -146,6 +146,7 @@ class PrepareOffsets:
         member_epoch: epoch that the member knows.
         instance_id: name of a static member, so that a replaced process can be told.
         commit_number: see `CommitOffsets`.
+        offsets_digest: digest by which the outcome names them, as the coordinator of the ingest made it.
     """
 
     group_id: str
@@ -157,17 +158,28 @@ class PrepareOffsets:
     member_epoch: int = -1
     instance_id: str | None = None
     commit_number: int = 0
+    offsets_digest: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolveOffsets:
-    """Says what became of a round of an ingest, at an epoch: its pending offsets are committed, or go."""
+    """Says what became of a round of an ingest, at an epoch: its pending offsets are committed, or go.
+
+    Attributes:
+        group_id: group.
+        ingest_id: ingest.
+        ingest_epoch: epoch at which they were prepared.
+        round: round.
+        is_committed: True: those with the digest are committed. Others of this epoch and round go.
+        offsets_digest: see `PrepareOffsets`.
+    """
 
     group_id: str
     ingest_id: str
     ingest_epoch: int
     round: int
     is_committed: bool
+    offsets_digest: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

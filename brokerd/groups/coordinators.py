@@ -6,6 +6,7 @@ of the metadata, runs assignors, and passes pushes on to the streams. It knows n
 
 Laws
     A command goes to the coordinator here or is refused with the one to ask; nothing is forwarded.
+    What a later coordinator may contradict is answered only while this broker cannot have been replaced. Beats are the exception.
     A stream that has ended gets no push, and its number is not used again.
     The effects of a tick are carried out once it is committed, in order.
 Source: `docs/groups.md` section "Service".
@@ -18,6 +19,8 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Final, Protocol, assert_never
 
+from lograft.wire.codes import ErrorCode
+
 from brokerd.assignment_worker.worker import AssignmentFailedError, AssignmentSupersededError, AssignmentWorker
 from brokerd.clock import monotonic_ms, wall_ms
 from brokerd.controller_client.controller_calls import ControllerCalls
@@ -26,9 +29,18 @@ from brokerd.coordinator.limits import COMMAND_WAIT_MS
 from brokerd.coordinator.runtime import CoordinatorRuntime
 from brokerd.coordinator.topic_creation import TopicCreation
 from brokerd.coordinator.unserved import UnservedError, UnservedReason, client_failure
-from brokerd.failure import LeaderPlace, RefusedError
+from brokerd.failure import LeaderPlace, RefusedError, refused
 from brokerd.groups import patterns
-from brokerd.groups.answers import Answer, Outcome, Refused
+from brokerd.groups.answers import (
+    Answer,
+    FetchedOffsets,
+    GroupDescription,
+    GroupList,
+    OffsetResults,
+    OffsetsResolved,
+    Outcome,
+    Refused,
+)
 from brokerd.groups.assignment.specs import AssignmentError
 from brokerd.groups.codec import GroupCodec
 from brokerd.groups.commands import AssignmentComputed, Command, StreamClosed, scope_of
@@ -58,6 +70,9 @@ CLOSE_ATTEMPTS: Final = 20
 CLOSE_RETRY_MS: Final = 100
 """Milliseconds between two such attempts."""
 
+REPLACED_RETRY_MS: Final = 250
+"""Retry advice, in milliseconds, of a broker that may have been replaced."""
+
 LOGGED_OFFSETS: Final = 20
 """Expired offsets that one log line names; the others are counted."""
 
@@ -86,6 +101,7 @@ class GroupCoordinators:
         observer: the metadata.
         manager: the replicas.
         calls: calls to the controller.
+        is_lost: returns True while another broker may have taken over, because the controller was not heard for a whole session.
         defaults: config of groups that have none.
         keep_loaded: see `CoordinatorRuntime`.
         ask_outcome: asks the coordinator of an ingest what becomes of pending offsets, and submits `ResolveOffsets`. It must not block.
@@ -103,12 +119,14 @@ class GroupCoordinators:
         observer: MetadataLoader,
         manager: ReplicaManager,
         calls: ControllerCalls,
+        is_lost: Callable[[], bool],
         defaults: GroupConfig | None = None,
         keep_loaded: Callable[[], None] | None = None,
         ask_outcome: Callable[[AskOutcome], None] | None = None,
     ) -> None:
         self._observer = observer
         self._manager = manager
+        self._is_lost = is_lost
         self._defaults = defaults
         self._ask_outcome = ask_outcome
         self._is_unasked_logged = False
@@ -224,7 +242,8 @@ class GroupCoordinators:
             The outcome, which may be `Refused`.
 
         Raises:
-            RefusedError: it got no outcome: NOT_COORDINATOR with a leader hint, COORDINATOR_LOADING, OVERLOADED and others.
+            RefusedError: it got no outcome: NOT_COORDINATOR with a leader hint, or without one (this broker may have been replaced);
+                COORDINATOR_LOADING, OVERLOADED and others.
         """
         if self._creation.image is None:
             await self._creation.ensure(timeout_ms=timeout_ms)
@@ -246,6 +265,12 @@ class GroupCoordinators:
         outcome = answer.outcome
         self.totals.count_command(kind, outcome.code.value if isinstance(outcome, Refused) else "ok")
         self._carry_out(partition, answer.effects)
+        if _may_be_contradicted(outcome) and self._is_lost():
+            # Looked at after the decision, so that it was made while this was true.
+            message = (
+                "this broker has not heard from the controller for a whole session: another may coordinate the group"
+            )
+            raise refused(ErrorCode.NOT_COORDINATOR, message, retry_after_ms=REPLACED_RETRY_MS)
         return outcome
 
     # Streams.
@@ -377,3 +402,16 @@ class GroupCoordinators:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             logger.error("work for a group failed: %s", task.get_name(), exc_info=error)
+
+
+def _may_be_contradicted(outcome: Outcome) -> bool:
+    """Return True for what a later coordinator may know better: everything else is on record, stays true for ever, or is a beat."""
+    match outcome:
+        case Refused() | FetchedOffsets() | GroupList() | GroupDescription():
+            return True
+        case OffsetResults():
+            return all(each.refused is not None for each in outcome.results)
+        case OffsetsResolved():
+            return not outcome.was_pending
+        case _:
+            return False

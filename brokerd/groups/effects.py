@@ -97,12 +97,14 @@ class AskOutcome:
         ingest_id: ingest.
         ingest_epoch: epoch of the ingest at which they were prepared.
         round: round of the ingest.
+        offsets_digest: digest of the group and the offsets; see `PrepareOffsets`.
     """
 
     group_id: str
     ingest_id: str
     ingest_epoch: int
     round: int
+    offsets_digest: bytes = b""
 
 
 Effect = ComputeAssignment | PushAssignment | MemberRemoved | OffsetsExpired | GroupExpired | AskOutcome

@@ -74,6 +74,9 @@ MAX_REQUEST_BYTES: Final = 768 * 1024
 MAX_PREPARED_OFFSETS: Final = 3_000
 """Offsets that one round of an ingest may prepare; more are refused with LIMIT_EXCEEDED. With it, one decision takes them all."""
 
+MAX_DIGEST_BYTES: Final = 64
+"""Bytes of the digest by which the coordinator of an ingest names prepared offsets."""
+
 PENDING_OFFSETS_MS: Final = 2_000
 """Milliseconds after which the outcome of pending offsets is asked for, and between two such questions."""
 

@@ -16,6 +16,7 @@ from brokerd.groups.effects import AskOutcome
 from brokerd.groups.group import Group
 from brokerd.groups.limits import (
     DECISION_OUTCOMES,
+    MAX_DIGEST_BYTES,
     MAX_ID_BYTES,
     MAX_PREPARED_OFFSETS,
     MAX_REQUEST_BYTES,
@@ -77,7 +78,10 @@ def prepare(state: CoordinatorState, command: PrepareOffsets) -> GroupDecision:
     if not command.offsets:
         return decided(OffsetsPrepared())
     value = PendingValue(
-        ingest_epoch=command.ingest_epoch, prepared_ms=state.unix_ms, offsets=_pending_offsets(command.offsets)
+        ingest_epoch=command.ingest_epoch,
+        prepared_ms=state.unix_ms,
+        offsets=_pending_offsets(command.offsets),
+        offsets_digest=command.offsets_digest,
     )
     if sum(map(record_bytes, _committed(state, command.group_id, value))) > MAX_REQUEST_BYTES:
         return refused(
@@ -90,18 +94,20 @@ def prepare(state: CoordinatorState, command: PrepareOffsets) -> GroupDecision:
 def resolve(state: CoordinatorState, command: ResolveOffsets) -> GroupDecision:
     """Turn pending offsets into committed ones, or drop them. If nothing is pending, that was done before.
 
-    What was prepared at a lower epoch than that of the outcome is dropped: it is fenced.
+    What was prepared at a lower epoch than that of the outcome is dropped: it is fenced. So are other offsets than those that count:
+    they came with a late copy of a prepare.
     """
     state.sessions.note_resolved(command.group_id, command.ingest_id, epoch=command.ingest_epoch, number=command.round)
     group = state.groups.get(command.group_id)
     value = None if group is None else group.pending.get(PendingKey(command.ingest_id, command.round))
     if value is None or value.ingest_epoch > command.ingest_epoch:
-        return decided(OffsetsResolved())
+        return decided(OffsetsResolved(was_pending=False))
     records: list[GroupLogRecord] = []
-    if command.is_committed and value.ingest_epoch == command.ingest_epoch:
+    is_it = (value.ingest_epoch, value.offsets_digest) == (command.ingest_epoch, command.offsets_digest)
+    if command.is_committed and is_it:
         records += _committed(state, command.group_id, value)
     records.append(PendingRecord(command.group_id, command.ingest_id, command.round, None))
-    return decided(OffsetsResolved(), records)
+    return decided(OffsetsResolved(was_pending=True), records)
 
 
 def ask_outcomes(state: CoordinatorState) -> list[AskOutcome]:
@@ -120,6 +126,7 @@ def ask_outcomes(state: CoordinatorState) -> list[AskOutcome]:
                 ingest_id=timer.ingest_id,
                 ingest_epoch=value.ingest_epoch,
                 round=timer.round,
+                offsets_digest=value.offsets_digest,
             )
         )
     return effects
@@ -151,6 +158,8 @@ def _check_prepare(command: PrepareOffsets) -> GroupDecision | None:
         return refused(Refusal.INVALID_REQUEST, f"the ingest id has 1 to {MAX_ID_BYTES} bytes")
     if command.ingest_epoch < 1 or command.round < 1:
         return refused(Refusal.INVALID_REQUEST, "epoch and round of an ingest begin with 1")
+    if len(command.offsets_digest) > MAX_DIGEST_BYTES:
+        return refused(Refusal.INVALID_REQUEST, f"a digest of offsets has at most {MAX_DIGEST_BYTES} bytes")
     if len(command.offsets) > MAX_PREPARED_OFFSETS:
         return refused(
             Refusal.LIMIT_EXCEEDED,

@@ -80,6 +80,7 @@ class PendingOffsetsCalls:
             ingest_epoch=command.ingest_epoch,
             round=command.round,
             is_committed=command.is_committed,
+            offsets_digest=command.offsets_digest,
         )
         await self._call(Method.RESOLVE_OFFSETS, command, request, timeout_ms)
 
@@ -129,6 +130,7 @@ def _prepare_request(command: PrepareOffsets) -> pb.PrepareOffsetsRequest:
             commit_number=command.commit_number,
             offsets=offsets,
         ),
+        offsets_digest=command.offsets_digest,
     )
 
 
@@ -191,6 +193,7 @@ class PendingOffsetsService:
             member_epoch=sent.member_epoch,
             instance_id=sent.instance_id or None,
             commit_number=sent.commit_number,
+            offsets_digest=request.offsets_digest,
         )
         await self._serve(command, request.ByteSize(), served)
         return pb.PrepareOffsetsResponse()
@@ -202,6 +205,7 @@ class PendingOffsetsService:
             ingest_epoch=request.ingest_epoch,
             round=request.round,
             is_committed=request.is_committed,
+            offsets_digest=request.offsets_digest,
         )
         await self._serve(command, request.ByteSize(), served)
         return pb.ResolveOffsetsResponse()

@@ -170,11 +170,13 @@ class PendingValue:
         ingest_epoch: epoch of the ingest. Only a decision at this epoch commits them.
         prepared_ms: when they were prepared, in milliseconds since 1970.
         offsets: the offsets, by topic id and partition, without those of topics that were deleted meanwhile.
+        offsets_digest: digest by which the outcome names them, those of deleted topics included.
     """
 
     ingest_epoch: int
     prepared_ms: int
     offsets: tuple[PendingOffset, ...]
+    offsets_digest: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +279,8 @@ def record_bytes(record: GroupLogRecord) -> int:
         case PendingRecord():
             pending = () if record.value is None else record.value.offsets
             metadata = sum(len(each.metadata.encode()) for each in pending)
-            return size + len(record.ingest_id.encode()) + metadata + _PENDING_BYTES * len(pending)
+            digest = 0 if record.value is None else len(record.value.offsets_digest)
+            return size + len(record.ingest_id.encode()) + digest + metadata + _PENDING_BYTES * len(pending)
         case MemberRecord() | TargetRecord() | CurrentRecord():
             return size + len(record.member_id.encode())
         case _:

@@ -128,7 +128,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutcomeKnown:
-    """What becomes of the offsets that a group has prepared. It never changes."""
+    """What becomes of the offsets that a group has prepared. Once the group has them on record, a late copy does not count again."""
 
     is_committed: bool
 

@@ -244,7 +244,6 @@ def _encode_ingest(value: IngestValue) -> bytes:
                 records=decision.records,
                 dropped_attempts=decision.dropped_attempts,
                 parts=map(_published_message, decision.parts),
-                group_id=decision.group_id,
             )
         )
     if group is not None:
@@ -254,6 +253,7 @@ def _encode_ingest(value: IngestValue) -> bytes:
                 ingest_epoch=group.ingest_epoch,
                 round=group.round,
                 is_committed=group.is_committed,
+                offsets_digest=group.offsets_digest,
             )
         )
     return message.SerializeToString()
@@ -288,6 +288,7 @@ def _decode_decision(message: pb.IngestDecisionRecord) -> DecisionValue:
             records=_natural(each.records),
             first_offset=_offset(each.first_offset),
             end_offset=_offset(each.end_offset),
+            lost_records=_natural(each.lost_records),
         )
         for each in message.parts
     )
@@ -299,7 +300,6 @@ def _decode_decision(message: pb.IngestDecisionRecord) -> DecisionValue:
         records=_natural(message.records),
         dropped_attempts=_natural(message.dropped_attempts),
         parts=parts,
-        group_id=message.group_id,
     )
 
 
@@ -309,6 +309,7 @@ def _decode_group(message: pb.IngestGroupRecord) -> UnresolvedGroup:
         ingest_epoch=_natural(message.ingest_epoch),
         round=_natural(message.round),
         is_committed=message.is_committed,
+        offsets_digest=_fixed(message.offsets_digest, _DIGEST_BYTES) if message.is_committed else b"",
     )
 
 
@@ -319,6 +320,7 @@ def _published_message(part: PublishedPart) -> pb.PublishedPartRecord:
         records=part.records,
         first_offset=part.first_offset,
         end_offset=part.end_offset,
+        lost_records=part.lost_records,
     )
 
 
@@ -390,6 +392,7 @@ def _encode_plan(value: PlanValue) -> bytes:
         is_published=value.is_published,
         first_offset=value.first_offset,
         end_offset=value.end_offset,
+        lost_records=value.lost_records,
     ).SerializeToString()
 
 
@@ -401,6 +404,7 @@ def _decode_plan(data: bytes) -> PlanValue:
         is_published=message.is_published,
         first_offset=_offset(message.first_offset),
         end_offset=_offset(message.end_offset),
+        lost_records=_natural(message.lost_records),
     )
 
 

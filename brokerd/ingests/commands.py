@@ -130,12 +130,19 @@ class DecideCommit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecideOutcome:
-    """The coordinator of a group that has prepared offsets asks what becomes of them: an undecided round is aborted by that."""
+    """The coordinator of a group that has prepared offsets asks what becomes of them: an undecided round is aborted by that.
+
+    Attributes:
+        ingest_id: ingest.
+        ingest_epoch: epoch at which they were prepared.
+        round: round for which they were prepared.
+        offsets_digest: `offsets_digest` of the group and the offsets: the answer holds for exactly these.
+    """
 
     ingest_id: str
     ingest_epoch: int
     round: int
-    group_id: str
+    offsets_digest: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +168,27 @@ class PartPublished:
     first_offset: int
     end_offset: int
     is_topic_gone: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoteLostRecords:
+    """The leader of a partition says that its log lacks records that were published before a part.
+
+    Attributes:
+        ingest_id: ingest of the part.
+        round: round.
+        topic_id: topic.
+        partition: partition.
+        base_sequence: that of the part.
+        records: how many the log lacks.
+    """
+
+    ingest_id: str
+    round: int
+    topic_id: bytes
+    partition: int
+    base_sequence: int
+    records: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,6 +269,7 @@ Command = (
     | DecideCommit
     | DecideOutcome
     | PartPublished
+    | NoteLostRecords
     | OffsetsResolved
     | AbortIngest
     | TouchIngest

@@ -124,11 +124,21 @@ def digest_of(manifest: Sequence[ManifestEntry], offsets: GroupOffsets | None) -
         f"{each.task} {each.attempt_id.hex()} {each.records}" for each in sorted(manifest, key=lambda each: each.task)
     ]
     if offsets is not None:
-        lines.append(f"group {offsets.group_id.encode().hex()}")
-        for each in sorted(offsets.offsets, key=lambda each: (each.topic_id, each.partition)):
-            where = f"{each.topic_id.hex()} {each.partition}"
-            lines.append(f"{where} {each.offset} {each.leader_epoch} {each.metadata.encode().hex()}")
+        lines += _offset_lines(offsets)
     return hashlib.sha256("\n".join(lines).encode()).digest()
+
+
+def offsets_digest(offsets: GroupOffsets) -> bytes:
+    """Return the digest by which an outcome names the offsets of a group that it is about."""
+    return hashlib.sha256("\n".join(_offset_lines(offsets)).encode()).digest()
+
+
+def _offset_lines(offsets: GroupOffsets) -> list[str]:
+    lines = [f"group {offsets.group_id.encode().hex()}"]
+    for each in sorted(offsets.offsets, key=lambda each: (each.topic_id, each.partition)):
+        where = f"{each.topic_id.hex()} {each.partition}"
+        lines.append(f"{where} {each.offset} {each.leader_epoch} {each.metadata.encode().hex()}")
+    return lines
 
 
 def _verify(state: IngestsState, command: PlanCommit | DecideCommit) -> _Verified | IngestDecision:
@@ -278,7 +288,11 @@ def _decided_value(
     group = value.group
     if offsets is not None:
         group = UnresolvedGroup(
-            group_id=offsets.group_id, ingest_epoch=value.ingest_epoch, round=value.round, is_committed=True
+            group_id=offsets.group_id,
+            ingest_epoch=value.ingest_epoch,
+            round=value.round,
+            is_committed=True,
+            offsets_digest=offsets_digest(offsets),
         )
     decision = DecisionValue(
         round=value.round,
@@ -286,7 +300,6 @@ def _decided_value(
         digest=digest_of(command.manifest, offsets),
         records=records,
         dropped_attempts=current - len(verified.attempts),
-        group_id="" if offsets is None else offsets.group_id,
     )
     now = replace(value, state=IngestState.DECIDED, touched_ms=state.unix_ms, decision=decision, group=group)
     return now if verified.slices else completed(state, now, ())

@@ -174,14 +174,22 @@ class IngestCalls:
         return _sequences(answer.needed_from, len(producer_ids), node_id)
 
     async def decide_outcome(
-        self, ingest_id: str, *, ingest_epoch: int, round_number: int, group_id: str, timeout_ms: int = QUESTION_MS
+        self,
+        ingest_id: str,
+        *,
+        ingest_epoch: int,
+        round_number: int,
+        offsets_digest: bytes,
+        timeout_ms: int = QUESTION_MS,
     ) -> bool:
         """Ask what becomes of offsets that a group has prepared; True: they count. An undecided round is aborted by that.
 
         Raises:
             RefusedError: as `IngestCoordinators.submit`; LEADER_NOT_AVAILABLE, TIMED_OUT. The question may be repeated.
         """
-        command = DecideOutcome(ingest_id=ingest_id, ingest_epoch=ingest_epoch, round=round_number, group_id=group_id)
+        command = DecideOutcome(
+            ingest_id=ingest_id, ingest_epoch=ingest_epoch, round=round_number, offsets_digest=offsets_digest
+        )
         place = self._local.coordinators.leader_place(INGESTS.partition_of(ingest_id))
         if place is None or place.leader_id == self._local.node_id:
             return await self._local.decide_outcome(command, timeout_ms=timeout_ms)
@@ -190,7 +198,7 @@ class IngestCalls:
             ingest_id=ingest_id,
             ingest_epoch=ingest_epoch,
             round=round_number,
-            group_id=group_id,
+            offsets_digest=offsets_digest,
         )
         answer = await self._calls.ask(
             place.leader_id, Method.DECIDE_OUTCOME, request, pb.DecideOutcomeResponse, timeout_ms=timeout_ms
@@ -325,7 +333,7 @@ class IngestCallService:
             ingest_id=request.ingest_id,
             ingest_epoch=request.ingest_epoch,
             round=request.round,
-            group_id=request.group_id,
+            offsets_digest=request.offsets_digest,
         )
         try:
             is_committed = await self._checked(request.peers).decide_outcome(command, timeout_ms=call.timeout_ms)

@@ -41,7 +41,14 @@ from brokerd.ingests.answers import (
     Watermark,
 )
 from brokerd.ingests.codec import IngestCodec
-from brokerd.ingests.commands import Command, GroupOffset, OffsetsResolved, PartPublished, scope_of
+from brokerd.ingests.commands import (
+    Command,
+    GroupOffset,
+    NoteLostRecords,
+    OffsetsResolved,
+    PartPublished,
+    scope_of,
+)
 from brokerd.ingests.core import IngestCore
 from brokerd.ingests.deleted_topics import DeletedTopicsFeed
 from brokerd.ingests.effects import (
@@ -50,6 +57,7 @@ from brokerd.ingests.effects import (
     IngestExpired,
     IngestResult,
     Publish,
+    RecordsLost,
     ResolveOffsets,
 )
 from brokerd.ingests.figures import FIGURES_MS, IngestFigures, IngestTotals, count_ingests
@@ -57,6 +65,7 @@ from brokerd.ingests.limits import ASKED_PARTS_MAX, COMMITS_MAX, TOLD_GROUPS_MAX
 from brokerd.ingests.records import NO_OFFSET, IngestLogRecord
 from brokerd.publishing.calls import PublicationCalls
 from brokerd.publishing.parts import Part, Slice
+from brokerd.publishing.publisher import RecordsLostError
 from brokerd.replica.manager import ReplicaManager
 from brokerd.replica.replica import Replica
 from metaquorum.metadata.loader import MetadataLoader
@@ -78,6 +87,7 @@ class OffsetsToPrepare:
         ingest_epoch: its epoch.
         round: round that is to be committed.
         offsets: offsets, each partition once.
+        offsets_digest: digest of group and offsets, by which the outcome names them.
         member_id: member that commits; empty: the group has no members.
         member_epoch: epoch of the member.
         instance_id: name of a static member; empty: none.
@@ -89,6 +99,7 @@ class OffsetsToPrepare:
     ingest_epoch: int
     round: int
     offsets: tuple[GroupOffset, ...]
+    offsets_digest: bytes
     member_id: str
     member_epoch: int
     instance_id: str
@@ -375,6 +386,17 @@ class IngestCoordinators:
                         effect.ingest_epoch,
                         effect.round,
                     )
+                case RecordsLost():
+                    self.totals.lost_records += effect.records
+                    logger.error(
+                        "published records are lost: topic=%s partition=%d records=%d: the log had them and has them no more, by an "
+                        "unclean election for example; what is decided goes on after them: ingest=%s round=%d",
+                        effect.topic_id.hex(),
+                        effect.partition,
+                        effect.records,
+                        effect.ingest_id,
+                        effect.round,
+                    )
                 case _:
                     assert_never(effect)
 
@@ -396,6 +418,18 @@ class IngestCoordinators:
         first_offset = end_offset = NO_OFFSET
         try:
             first_offset, end_offset = await self._publications.publish(part)
+        except RecordsLostError as error:
+            self.totals.failed_parts += 1
+            lost = NoteLostRecords(
+                ingest_id=effect.ingest_id,
+                round=effect.round,
+                topic_id=part.topic_id,
+                partition=part.partition,
+                base_sequence=part.base_sequence,
+                records=error.records,
+            )
+            await self._report(partition, lost, effect.ingest_id)
+            return
         except RefusedError as error:
             if error.failure.code is not ErrorCode.UNKNOWN_TOPIC:
                 self.totals.failed_parts += 1
@@ -444,7 +478,9 @@ class IngestCoordinators:
         command = OffsetsResolved(ingest_id=effect.ingest_id, ingest_epoch=effect.ingest_epoch, round=effect.round)
         await self._report(partition, command, effect.ingest_id)
 
-    async def _report(self, partition: int, command: PartPublished | OffsetsResolved, ingest_id: str) -> None:
+    async def _report(
+        self, partition: int, command: PartPublished | NoteLostRecords | OffsetsResolved, ingest_id: str
+    ) -> None:
         try:
             outcome = await self.submit_to(partition, command)
         except RefusedError as error:
@@ -510,4 +546,5 @@ def _part_of(effect: Publish) -> Part:
             Slice(each.producer_id, each.first_sequence, each.records, each.first_offset, each.end_offset)
             for each in part.slices
         ),
+        lost_records=part.lost_records,
     )

@@ -22,6 +22,7 @@ from brokerd.ingests.commands import (
     DescribeIngest,
     ListIngests,
     LiveAttempts,
+    NoteLostRecords,
     OffsetsResolved,
     OpenAttempt,
     OpenIngest,
@@ -90,6 +91,8 @@ class IngestCore:
                 return opening.decide_outcome(state, command)
             case PartPublished():
                 return publication.part_published(state, command)
+            case NoteLostRecords():
+                return publication.note_lost_records(state, command)
             case OffsetsResolved():
                 return publication.offsets_resolved(state, command)
             case AbortIngest():

@@ -42,6 +42,7 @@ class Part:
         base_sequence: publishing sequence of the first record.
         records: number of records.
         slices: where they are staged, in the order in which they are published.
+        lost_records: records published before it that are known to be lost.
     """
 
     topic_id: bytes
@@ -49,6 +50,7 @@ class Part:
     base_sequence: int
     records: int
     slices: tuple[Slice, ...]
+    lost_records: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +77,7 @@ class ResolveOffsets:
     """Tell the coordinator of a group what became of the offsets that it prepared, and give `OffsetsResolved` back.
 
     A group that has nothing prepared for this epoch and round has heard it before. If asking fails, do nothing: it is asked for again.
+    `offsets_digest` names the offsets that count; empty: none do.
     """
 
     ingest_id: str
@@ -82,6 +85,7 @@ class ResolveOffsets:
     round: int
     group_id: str
     is_committed: bool
+    offsets_digest: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,5 +122,24 @@ class IngestExpired:
     round: int
 
 
-Effect = Publish | ResolveOffsets | IngestCompleted | IngestExpired
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordsLost:
+    """Log and count published records that the log of a partition has lost.
+
+    Attributes:
+        topic_id: topic.
+        partition: partition.
+        records: how many, beyond those that were noted before.
+        ingest_id: ingest that is published there next, and whose result says so.
+        round: round of the ingest.
+    """
+
+    topic_id: bytes
+    partition: int
+    records: int
+    ingest_id: str
+    round: int
+
+
+Effect = Publish | ResolveOffsets | IngestCompleted | IngestExpired | RecordsLost
 """Everything that the shell may have to do."""

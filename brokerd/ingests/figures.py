@@ -31,6 +31,7 @@ class IngestTotals:
         published_parts: parts that leaders have published.
         failed_parts: asks for a publication that failed, and were or will be repeated.
         ended_parts: parts that ended because their topic was deleted.
+        lost_records: published records that logs have lost, as noted by the coordinators here.
         left_out_parts: asks that were left out because too many were under way.
         expired_ingests: ingests that were aborted because their time was over.
         told_groups: outcomes that groups were told.
@@ -45,6 +46,7 @@ class IngestTotals:
     published_parts: int = 0
     failed_parts: int = 0
     ended_parts: int = 0
+    lost_records: int = 0
     left_out_parts: int = 0
     expired_ingests: int = 0
     told_groups: int = 0

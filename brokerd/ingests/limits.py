@@ -56,6 +56,9 @@ PARTS_TOTAL_MAX: Final = 1_000_000
 PARTITION_RECORDS_MAX: Final = 2**30 - 1
 """Records of one partition in decisions that are not complete: less than half of the sequences, so that their order shows."""
 
+LOST_RECORDS_MAX: Final = 2**30
+"""Most published records that the leader of a partition can say to be lost before a part."""
+
 OFFSETS_MAX: Final = 3_000
 """Offsets of a group in one decision."""
 

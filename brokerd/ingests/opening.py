@@ -213,6 +213,7 @@ def decide_outcome(state: IngestsState, command: DecideOutcome) -> IngestDecisio
     """Say whether prepared offsets count. A round that is undecided is aborted, so that the answer is final.
 
     The offsets belong to one epoch and round. A later open has fenced that epoch, so it is not disturbed by the question.
+    They count only until the group has confirmed that it knows: what is pending after that is a late copy of their prepare.
     """
     known = state.value_of(command.ingest_id)
     if known is None:
@@ -220,10 +221,10 @@ def decide_outcome(state: IngestsState, command: DecideOutcome) -> IngestDecisio
         return decided(OutcomeKnown(is_committed=False))
     ingest, value = known
     asked = (command.ingest_epoch, command.round)
-    decision = value.decision
-    if decision is not None and (decision.ingest_epoch, decision.round) == asked:
-        # Another commit of the round, with another group, may have prepared its offsets in vain.
-        return decided(OutcomeKnown(is_committed=decision.group_id == command.group_id))
+    group = value.group
+    if group is not None and group.is_committed and (group.ingest_epoch, group.round) == asked:
+        # Another commit of the round may have prepared other offsets in vain, or those of another group.
+        return decided(OutcomeKnown(is_committed=group.offsets_digest == command.offsets_digest))
     if value.state is IngestState.OPEN and (value.ingest_epoch, value.round) == asked:
         record, effects = ending(state, ingest)
         return decided(OutcomeKnown(is_committed=False), [record], effects)
@@ -266,6 +267,7 @@ def resolve_effect(ingest_id: str, group: UnresolvedGroup) -> ResolveOffsets:
         round=group.round,
         group_id=group.group_id,
         is_committed=group.is_committed,
+        offsets_digest=group.offsets_digest,
     )
 
 

@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from brokerd.ingests.answers import IngestDecision, Noted, Refusal, Watermark, decided, refused
-from brokerd.ingests.commands import OffsetsResolved, PartPublished, PublishedUpTo
-from brokerd.ingests.effects import Effect, IngestCompleted, Part, Publish
+from brokerd.ingests.commands import NoteLostRecords, OffsetsResolved, PartPublished, PublishedUpTo
+from brokerd.ingests.effects import Effect, IngestCompleted, Part, Publish, RecordsLost
 from brokerd.ingests.ingest import Ingest, result_of
+from brokerd.ingests.limits import LOST_RECORDS_MAX
 from brokerd.ingests.opening import resolve_effect
 from brokerd.ingests.records import (
     NO_OFFSET,
@@ -58,6 +59,35 @@ def part_published(state: IngestsState, command: PartPublished) -> IngestDecisio
     return decided(Noted(), records, effects)
 
 
+def note_lost_records(state: IngestsState, command: NoteLostRecords) -> IngestDecision:
+    """Note that the log of a partition lacks records that were published before a part, so that the part is published all the same.
+
+    Parts of a partition are published one after another. So only the first one that is not published can be concerned, and everything
+    before it was committed: it is lost for good. A tick asks for the part again.
+    """
+    topic_partition = TopicPartition(command.topic_id, command.partition)
+    identity = PartIdentity(command.ingest_id, command.round, command.base_sequence)
+    if state.first_unpublished(topic_partition) != identity:
+        return decided(Noted())
+    if not 1 <= command.records <= LOST_RECORDS_MAX:
+        return refused(Refusal.INVALID_REQUEST, f"{command.records} records cannot be lost")
+    plan = state.ingests[command.ingest_id].plans[command.round][topic_partition]
+    if plan.lost_records == command.records:
+        return decided(Noted())
+    effects: list[Effect] = []
+    if command.records > plan.lost_records:
+        lost = RecordsLost(
+            topic_id=command.topic_id,
+            partition=command.partition,
+            records=command.records - plan.lost_records,
+            ingest_id=command.ingest_id,
+            round=command.round,
+        )
+        effects.append(lost)
+    value = replace(plan, lost_records=command.records)
+    return decided(Noted(), [PlanRecord(command.ingest_id, command.round, topic_partition, value)], effects)
+
+
 def end_parts(
     state: IngestsState, ingest: Ingest, number: int, ends: Mapping[TopicPartition, Offsets]
 ) -> tuple[list[IngestLogRecord], list[Effect]]:
@@ -86,6 +116,7 @@ def end_parts(
             records=merged[each].records,
             first_offset=merged[each].first_offset,
             end_offset=merged[each].end_offset,
+            lost_records=merged[each].lost_records,
         )
         for each in sorted(merged)
     )
@@ -160,6 +191,7 @@ def _next_of_partition(state: IngestsState, topic_partition: TopicPartition, don
 def _publish(state: IngestsState, topic_partition: TopicPartition, identity: PartIdentity) -> Publish:
     state.soft.parts.note_asked(topic_partition, identity, state.now_ms)
     ingest = state.ingests[identity.ingest_id]
+    plan = ingest.plans[identity.round][topic_partition]
     return Publish(
         ingest_id=identity.ingest_id,
         round=identity.round,
@@ -168,7 +200,8 @@ def _publish(state: IngestsState, topic_partition: TopicPartition, identity: Par
             topic_id=topic_partition.topic_id,
             partition=topic_partition.partition,
             base_sequence=identity.base_sequence,
-            records=ingest.plans[identity.round][topic_partition].records,
+            records=plan.records,
             slices=ingest.slices(identity.round, topic_partition),
+            lost_records=plan.lost_records,
         ),
     )

@@ -69,6 +69,7 @@ class PublishedPart:
         records: number of records.
         first_offset: offset of the first one; `NO_OFFSET`: it, or the topic, was deleted.
         end_offset: offset after the last one; `NO_OFFSET`: it, or the topic, was deleted.
+        lost_records: records published before these that the log of the partition had lost.
     """
 
     topic_id: bytes
@@ -76,6 +77,7 @@ class PublishedPart:
     records: int
     first_offset: int
     end_offset: int
+    lost_records: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +91,6 @@ class DecisionValue:
         records: records of all partitions.
         dropped_attempts: attempts of the round that the manifest did not name.
         parts: once everything is published: the partitions, by topic id and partition.
-        group_id: group whose offsets count with it; empty: none.
     """
 
     round: int
@@ -98,7 +99,6 @@ class DecisionValue:
     records: int
     dropped_attempts: int
     parts: tuple[PublishedPart, ...] = ()
-    group_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,12 +110,14 @@ class UnresolvedGroup:
         ingest_epoch: epoch at which the offsets were prepared.
         round: round for which they were prepared.
         is_committed: True: they count.
+        offsets_digest: digest of the offsets that count; empty: none do.
     """
 
     group_id: str
     ingest_epoch: int
     round: int
     is_committed: bool
+    offsets_digest: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +223,7 @@ class PlanValue:
         is_published: True: it is published, or its topic is gone.
         first_offset: see `PublishedPart`.
         end_offset: see `PublishedPart`.
+        lost_records: records published before it that the log of the partition has lost, as its leader says.
     """
 
     base_sequence: int
@@ -228,6 +231,7 @@ class PlanValue:
     is_published: bool = False
     first_offset: int = NO_OFFSET
     end_offset: int = NO_OFFSET
+    lost_records: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,9 +319,9 @@ def record_bytes(record: IngestLogRecord) -> int:
             size += 64 + sum(32 + len(topic.name.encode()) for topic in value.topics)
             size += sum(4 + len(owner) for owner in (value.owner, *value.fenced_owners))
             if value.decision is not None:
-                size += 96 + _PART_BYTES * len(value.decision.parts) + len(value.decision.group_id.encode())
+                size += 96 + _PART_BYTES * len(value.decision.parts)
             if value.group is not None:
-                size += 32 + len(value.group.group_id.encode())
+                size += 72 + len(value.group.group_id.encode())
         case AttemptRecord():
             size += len(record.key.attempt_id)
             if record.value is not None:

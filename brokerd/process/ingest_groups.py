@@ -53,6 +53,7 @@ def group_offsets_calls(pending: PendingOffsetsCalls) -> GroupOffsetsCalls:
                 member_epoch=asked.member_epoch,
                 instance_id=asked.instance_id or None,
                 commit_number=asked.commit_number,
+                offsets_digest=asked.offsets_digest,
             )
         )
 
@@ -64,6 +65,7 @@ def group_offsets_calls(pending: PendingOffsetsCalls) -> GroupOffsetsCalls:
                 ingest_epoch=asked.ingest_epoch,
                 round=asked.round,
                 is_committed=asked.is_committed,
+                offsets_digest=asked.offsets_digest,
             )
         )
 
@@ -108,7 +110,7 @@ class OutcomeQuestions:
                 effect.ingest_id,
                 ingest_epoch=effect.ingest_epoch,
                 round_number=effect.round,
-                group_id=effect.group_id,
+                offsets_digest=effect.offsets_digest,
             )
             command = ResolveOffsets(
                 group_id=effect.group_id,
@@ -116,6 +118,7 @@ class OutcomeQuestions:
                 ingest_epoch=effect.ingest_epoch,
                 round=effect.round,
                 is_committed=is_committed,
+                offsets_digest=effect.offsets_digest,
             )
             outcome = await groups.submit(effect.group_id, command)
         except RefusedError as error:

@@ -184,6 +184,7 @@ class IngestCollector:
             ("failed_parts", "Asks for a publication that failed; they are repeated.", totals.failed_parts),
             ("left_out_parts", "Asks left out because too many were under way.", totals.left_out_parts),
             ("ended_parts", "Parts that ended because their topic was deleted.", totals.ended_parts),
+            ("lost_records", "Published records that the log of a partition has lost.", totals.lost_records),
             ("expired_ingests", "Ingests that were aborted because nobody touched them.", totals.expired_ingests),
             ("told_groups", "Outcomes that groups were told.", totals.told_groups),
             ("failed_groups", "Attempts to tell a group that failed; they are repeated.", totals.failed_groups),

@@ -358,6 +358,7 @@ class BrokerServer:
             observer=observer,
             manager=manager,
             calls=calls,
+            is_lost=lambda: lifecycle.session.is_lost,
             keep_loaded=self._keep_loaded,
             ask_outcome=outcomes.ask,
         )
@@ -383,7 +384,7 @@ class BrokerServer:
             cluster_id=cluster_id,
             node_id=node_id,
             observer=observer,
-            publisher=Publisher(led=led, staged=staged),
+            publisher=Publisher(led=led, staged=staged, is_lost=lambda: lifecycle.session.is_lost),
             checks=StagedChecks(led=led, staged=staged),
         )
         peer_calls = PeerCalls(

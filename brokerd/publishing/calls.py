@@ -20,6 +20,7 @@ from brokerd.publishing.limits import CHECK_CALL_MS, PUBLISH_CALL_MS, RETRY_MS
 from brokerd.publishing.messages import write_part, write_slices
 from brokerd.publishing.parts import Part, PublishedPart, Slice
 from brokerd.publishing.peer_calls import PeerCalls
+from brokerd.publishing.publisher import RecordsLostError
 from brokerd.publishing.service import LocalPublications
 from metaquorum.metadata.image import TopicImage
 from metaquorum.metadata.topic_names import staging_topic
@@ -52,6 +53,7 @@ class PublicationCalls:
         """Have a part published; return where it is. It may be asked again at any time.
 
         Raises:
+            RecordsLostError: as `Publisher.publish`.
             RefusedError: as `Publisher.publish`; UNKNOWN_TOPIC only if this broker's or the leader's metadata has the topic among the
                 deleted ones; LEADER_NOT_AVAILABLE, nobody leads, or the leader could not be reached; TIMED_OUT.
         """
@@ -62,6 +64,8 @@ class PublicationCalls:
         answer = await self._calls.ask(
             leader_id, Method.PUBLISH_PART, request, pb.PublishPartResponse, timeout_ms=timeout_ms
         )
+        if answer.lost_records:
+            raise RecordsLostError(answer.lost_records, f"{part.topic_id.hex()}-{part.partition} at broker {leader_id}")
         return PublishedPart(answer.first_offset, answer.end_offset)
 
     async def check(

@@ -11,6 +11,9 @@ SEQUENCE_COUNT: Final = 2**31
 PART_RECORDS_MAX: Final = 2**30 - 1
 """Most records of one part. The next sequence of a producer must show whether the producer is before a part or behind it."""
 
+LOST_RECORDS_MAX: Final = 2**30
+"""Most published records that a log can be seen to have lost before a part: where more are lost, the part looks published."""
+
 PART_SLICES_MAX: Final = 20_000
 """Most slices of one part: as many as a manifest has attempts."""
 

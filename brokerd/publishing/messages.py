@@ -42,6 +42,7 @@ def write_part(part: Part, peers: pb.PublicationPeers) -> pb.PublishPartRequest:
         base_sequence=part.base_sequence,
         records=part.records,
         slices=write_slices(part.slices),
+        lost_records=part.lost_records,
     )
 
 
@@ -54,4 +55,5 @@ def read_part(request: pb.PublishPartRequest) -> Part:
         base_sequence=request.base_sequence,
         records=request.records,
         slices=read_slices(request.slices),
+        lost_records=request.lost_records,
     )

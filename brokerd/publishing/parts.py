@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from lograft.wire.limits import MAX_OFFSET, PUBLISHING_PRODUCER_ID_MIN, STAGING_PRODUCER_ID_MIN
 
-from brokerd.publishing.limits import PART_RECORDS_MAX, PART_SLICES_MAX, SEQUENCE_COUNT
+from brokerd.publishing.limits import LOST_RECORDS_MAX, PART_RECORDS_MAX, PART_SLICES_MAX, SEQUENCE_COUNT
 
 UNKNOWN_OFFSET = -1
 """Offset of a published part whose records were deleted before somebody asked for it."""
@@ -49,6 +49,7 @@ class Part:
         base_sequence: publishing sequence of the first record.
         records: number of records.
         slices: what is published, in this order.
+        lost_records: records published before it that its coordinator knows to be lost; the log may lack exactly these. 0: none.
     """
 
     topic_id: bytes
@@ -57,6 +58,7 @@ class Part:
     base_sequence: int
     records: int
     slices: tuple[Slice, ...]
+    lost_records: int = 0
 
 
 class PublishedPart(NamedTuple):
@@ -138,6 +140,8 @@ def part_problem(part: Part) -> str | None:
         return f"{part.base_sequence} is no sequence"
     if not 1 <= part.records <= PART_RECORDS_MAX:
         return f"the part has {part.records} records, not 1 to {PART_RECORDS_MAX}"
+    if not 0 <= part.lost_records <= LOST_RECORDS_MAX:
+        return f"{part.lost_records} records cannot be lost"
     total = sum(each.records for each in part.slices)
     if total != part.records:
         return f"the slices have {total} records together, the part has {part.records}"

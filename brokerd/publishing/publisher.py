@@ -10,6 +10,7 @@ Laws
     Nothing is appended in a later leader epoch than the one whose producer state said where to go on.
     No more than `IN_FLIGHT_BYTES` are beyond the high watermark.
     A part is answered only when its last record is committed.
+    Sequences are left out only where the log has lost them, and only as many as the coordinator has on record as lost.
 
 *Where a part is.* What was just appended is known, and so is what the producer state remembers: the last 16 batches. For a longer part
 that was published before, or resumed, the log is searched, from the end down, one segment after another. A part whose begin or end was
@@ -22,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from lograft.wire.codes import ErrorCode
 from lograft.wire.errors import BatchError
@@ -52,12 +53,27 @@ from brokerd.replica.replica import Replica
 logger = logging.getLogger(__name__)
 
 
+class RecordsLostError(RefusedError):
+    """The log lacks records that were published before the part; nothing was appended.
+
+    Attributes:
+        records: how many.
+    """
+
+    def __init__(self, records: int, partition: str) -> None:
+        message = f"{partition} lacks {records} records that were published before this part, by an unclean election for example"
+        super().__init__(Failure(code=ErrorCode.DATA_LOSS, message=message, retry_after_ms=RETRY_MS))
+        self.records = records
+
+
 class Publisher:
     """The publications of one broker.
 
     Args:
         led: finds the partitions that this broker leads.
         staged: reads staged batches.
+        is_lost: returns True while another broker may lead this one's partitions, because the controller was not heard for a whole
+            session: its log says nothing about losses then.
         max_batches: most batches of one plan.
     """
 
@@ -66,10 +82,12 @@ class Publisher:
         *,
         led: LedPartitions,
         staged: StagedReads,
+        is_lost: Callable[[], bool],
         max_batches: int = PART_BATCHES_MAX,
     ) -> None:
         self._led = led
         self._staged = staged
+        self._is_lost = is_lost
         self._max_batches = max_batches
         self._running: dict[tuple[bytes, int, int], tuple[Part, asyncio.Task[PublishedPart]]] = {}
         self._waiting_count = 0
@@ -87,8 +105,8 @@ class Publisher:
             RefusedError: INVALID_REQUEST, the part is absurd; UNKNOWN_TOPIC, the topic was deleted; METADATA_NOT_REACHED, the topic is
                 not known here yet; NOT_LEADER, LEADER_NOT_AVAILABLE; NOT_ENOUGH_REPLICAS (AFTER_APPEND); STORAGE_FAILED, for example
                 because the disk is full; OVERLOADED; TIMED_OUT, not committed in time; INGEST_INCOMPLETE, staged records are
-                missing; DATA_LOSS, staged records are damaged, or the log has lost what was published before. The next request goes on
-                where this one stopped.
+                missing; DATA_LOSS, staged records are damaged. The next request goes on where this one stopped.
+            RecordsLostError: the log has lost other published records than the part says.
         """
         problem = part_problem(part)
         if problem is not None:
@@ -129,7 +147,7 @@ class Publisher:
     async def _run(self, part: Part) -> PublishedPart:
         async with self._active:
             replica = self._led.replica(part.topic_id, part.partition)
-            return await _Publication(part, replica, self._staged, self._max_batches).run()
+            return await _Publication(part, replica, self._staged, self._is_lost, self._max_batches).run()
 
     def _on_done(self, key: tuple[bytes, int, int], part: Part, task: asyncio.Task[PublishedPart]) -> None:
         del self._running[key]
@@ -160,10 +178,13 @@ def known_batches(replica: Replica, producer_id: int) -> list[KnownBatch]:
 class _Publication:
     """One part under way."""
 
-    def __init__(self, part: Part, replica: Replica, staged: StagedReads, max_batches: int) -> None:
+    def __init__(
+        self, part: Part, replica: Replica, staged: StagedReads, is_lost: Callable[[], bool], max_batches: int
+    ) -> None:
         self._part = part
         self._replica = replica
         self._staged = staged
+        self._is_lost = is_lost
         self._max_batches = max_batches
         self._leader_epoch = replica.leader_epoch
         self._search = PartSearch(part.base_sequence, part.records)
@@ -180,11 +201,8 @@ class _Publication:
             next_sequence = (last.base_sequence + last.next_offset - last.base_offset) % SEQUENCE_COUNT
         done = done_records(part.base_sequence, part.records, next_sequence)
         if isinstance(done, Lost):
-            message = (
-                f"{replica} lacks {done.records} records that producer {part.producer_id} published before this part"
-            )
-            logger.error("publication stopped: partition=%s: %s", replica, message)
-            raise refused(ErrorCode.DATA_LOSS, message, retry_after_ms=RETRY_MS)
+            self._check_loss(done)
+            done = 0
         self._search.add(window)
         while done < part.records:
             plan, kept = await self._plan(done)
@@ -201,6 +219,21 @@ class _Publication:
             UNKNOWN_OFFSET if first_offset is None else first_offset,
             UNKNOWN_OFFSET if end_offset is None else end_offset,
         )
+
+    def _check_loss(self, lost: Lost) -> None:
+        """Return if the coordinator knows of the loss: the part is published all the same.
+
+        Raises:
+            RecordsLostError: it has to note the loss first.
+            RefusedError: LEADER_NOT_AVAILABLE, another broker may lead, whose log is whole.
+        """
+        if self._is_lost():
+            message = (
+                f"this broker has not heard from the controller for a whole session: another may lead {self._replica}"
+            )
+            raise refused(ErrorCode.LEADER_NOT_AVAILABLE, message, retry_after_ms=RETRY_MS)
+        if lost.records != self._part.lost_records:
+            raise RecordsLostError(lost.records, str(self._replica))
 
     # Plan and append.
 
@@ -261,7 +294,10 @@ class _Publication:
         if replica.leader_epoch != self._leader_epoch:
             message = f"{replica} has another leader epoch than when the publication began"
             raise refused(ErrorCode.LEADER_NOT_AVAILABLE, message, retry_after_ms=RETRY_MS)
-        appended = replica.append(memoryview(batch), read_header(batch), level=AckLevel.ALL, is_decided=True)
+        may_skip = planned.first_record == 0 and part.lost_records > 0
+        appended = replica.append(
+            memoryview(batch), read_header(batch), level=AckLevel.ALL, is_decided=True, may_skip=may_skip
+        )
         self._search.add((KnownBatch(base_sequence, appended.base_offset, appended.next_offset),))
         self._in_flight.append((appended.next_offset, len(batch)))
         self._in_flight_bytes += len(batch)

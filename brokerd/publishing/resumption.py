@@ -3,7 +3,7 @@
 
 The published batches carry the publishing producer id of the coordinator, and the sequences of its parts follow each other. So the next
 sequence of that producer in the log says how much of a part is there. The parts of a partition are published one after another, each
-when the one before is committed, so a producer that is behind the begin of a part has lost records that were committed.
+when the one before is committed. So where the producer is behind the begin of a part, the log has lost records that were committed.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from brokerd.failure import RefusedError, refused
 from brokerd.publishing.checks import StagedChecks
 from brokerd.publishing.messages import read_part, read_slices
 from brokerd.publishing.peer_calls import check_peers, refusal_of
-from brokerd.publishing.publisher import Publisher
+from brokerd.publishing.publisher import Publisher, RecordsLostError
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.net.link import ServedCall
 from metaquorum.net.methods import Method
@@ -73,6 +73,8 @@ class PublicationService:
     async def _publish(self, request: pb.PublishPartRequest, _call: ServedCall) -> pb.PublishPartResponse:
         try:
             published = await self._checked(request.peers).publisher.publish(read_part(request))
+        except RecordsLostError as error:
+            return pb.PublishPartResponse(lost_records=error.records)
         except RefusedError as error:
             raise refusal_of(error) from error
         return pb.PublishPartResponse(first_offset=published.first_offset, end_offset=published.end_offset)

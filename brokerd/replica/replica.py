@@ -446,6 +446,7 @@ class Replica:
         *,
         level: AckLevel = AckLevel.LEADER,
         is_decided: bool = False,
+        may_skip: bool = False,
     ) -> Appended:
         """Append a batch that `check_batch` has accepted, for a client that waits for `level`.
 
@@ -455,6 +456,7 @@ class Replica:
             level: the level that must be reachable.
             is_decided: True for a batch of an ingest. The configs of the topic judged its records when they were staged, and must not
                 refuse what is decided.
+            may_skip: True: the log has lost what lies between the last sequence of the producer and that of the batch.
 
         Raises:
             RefusedError: not appended. STORAGE_FAILED after a write error: a part may be in the log.
@@ -472,7 +474,9 @@ class Replica:
             check_records(batch, header, self.settings, topic=self.topic, now_ms=now_ms)
         try:
             self.directory.space.admit(len(batch), now_ms=monotonic_ms())
-            appended = self._log.append_as_leader(batch, header, leader_epoch=leader_epoch, now_ms=now_ms)
+            appended = self._log.append_as_leader(
+                batch, header, leader_epoch=leader_epoch, now_ms=now_ms, may_skip=may_skip
+            )
         except StorageError as error:
             if isinstance(error, DiskFailedError):
                 self._fail(error)

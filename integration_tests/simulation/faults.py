@@ -108,8 +108,9 @@ class Faults:
         options = self._world.options
         if not options.group_count and not options.ingest_count:
             return ()
+        has_transforms = options.ingest_count > 0 and options.transform_count > 0
         return (
-            (options.member_every_ms if options.group_count else None, self._world.strike_member),
+            (options.member_every_ms if options.group_count or has_transforms else None, self._world.strike_member),
             (options.coordinator_every_ms, self._strike_coordinator),
             (options.compact_every_ms, self._compact),
         )

@@ -73,7 +73,8 @@ class IngestWorld(Protocol):
     is_healed: bool
 
 
-async def _until_fed(world: IngestWorld) -> None:
+async def until_fed(world: IngestWorld) -> None:
+    """Return once the topics of ingests are there."""
     while not world.is_fed_there:  # noqa: ASYNC110 -- another process sets it
         await asyncio.sleep(AFTER_ERROR_S)
 
@@ -137,7 +138,7 @@ class Brokers:
         return answer
 
 
-class _Attempt:
+class Attempt:
     """An attempt that stages."""
 
     def __init__(self, task: int, attempt_id: bytes, producer_id: int) -> None:
@@ -159,7 +160,7 @@ class _Attempt:
         self.parts, self.values, self.is_sealed = {}, {}, False
 
 
-class _Ingest:
+class OpenIngest:
     """An ingest as one client has it open."""
 
     def __init__(self, ingest_id: str, opened: pb.OpenIngestResponse) -> None:
@@ -186,7 +187,7 @@ class IngestClient:
     async def run(self) -> None:
         """Work until the world is healed."""
         world, rng = self._world, self._rng
-        await _until_fed(world)
+        await until_fed(world)
         while not world.is_healed:
             await asyncio.sleep(rng.uniform(0, 2 * world.options.ingest_every_ms) / 1000)
             kind = rng.random()
@@ -239,7 +240,7 @@ class IngestClient:
         if rng.random() < 0.3:
             await self._disturb(commit)
 
-    async def _work_late(self, stale: _Ingest, attempts: Sequence[_Attempt]) -> None:
+    async def _work_late(self, stale: OpenIngest, attempts: Sequence[Attempt]) -> None:
         """Work on at an epoch that is fenced."""
         rng = self._rng
         if rng.random() < 0.6:
@@ -284,7 +285,7 @@ class IngestClient:
         if ingest is None:
             return
         group_id = f"{GROUP_PREFIX}{application}" if application % 2 == 0 else ""
-        kept: dict[int, _Attempt] = {}
+        kept: dict[int, Attempt] = {}
         for _ in range(rng.randint(1, ROUNDS_MAX)):
             if world.is_healed:
                 return
@@ -307,7 +308,7 @@ class IngestClient:
 
     # The end.
 
-    async def hold(self) -> _Ingest:
+    async def hold(self) -> OpenIngest:
         """Open an ingest and stage records for each partition of the lasting topic."""
         while True:
             self._count += 1
@@ -320,7 +321,7 @@ class IngestClient:
             if all(staged) and await self._seal(ingest, attempt):
                 return ingest
 
-    async def let_go(self, ingest: _Ingest) -> None:
+    async def let_go(self, ingest: OpenIngest) -> None:
         """Abort it."""
         await self._abort(ingest)
         await self._brokers.close()
@@ -341,20 +342,22 @@ class IngestClient:
             await asyncio.sleep(self._rng.uniform(0.02, 0.3))
         return None
 
-    async def _open(self, ingest_id: str, kind: pb.IngestKind.ValueType) -> _Ingest | None:
-        topics = self._rng.choice(((FED,), (FED,), (FED, BRIEF)))
+    async def _open(
+        self, ingest_id: str, kind: pb.IngestKind.ValueType, *, topics: Sequence[str] = ()
+    ) -> OpenIngest | None:
+        topics = topics or self._rng.choice(((FED,), (FED,), (FED, BRIEF)))
         request = pb.OpenIngestRequest(ingest_id=ingest_id, kind=kind, topics=topics, ttl_ms=TTL_MS)
         answer = await self._call("OpenIngest", request)
         if not isinstance(answer, pb.OpenIngestResponse):
             return None
         with self._laws.noting():
             self._laws.opened(ingest_id, answer)
-        return _Ingest(ingest_id, answer) if answer.state == pb.INGEST_STATE_OPEN else None
+        return OpenIngest(ingest_id, answer) if answer.state == pb.INGEST_STATE_OPEN else None
 
-    async def _attempts(self, ingest: _Ingest, kept: dict[int, _Attempt] | None = None) -> list[_Attempt]:
+    async def _attempts(self, ingest: OpenIngest, kept: dict[int, Attempt] | None = None) -> list[Attempt]:
         """Carry out some tasks, each with an attempt or two, and return the sealed ones, one for each task."""
         rng = self._rng
-        found: list[_Attempt] = []
+        found: list[Attempt] = []
         tasks = rng.sample(range(4), rng.randint(1, 3))
         for task in tasks:
             if rng.random() < 0.2:
@@ -368,7 +371,7 @@ class IngestClient:
                 kept.pop(task, None)
         return found
 
-    async def _abandon(self, ingest: _Ingest, task: int) -> None:
+    async def _abandon(self, ingest: OpenIngest, task: int) -> None:
         """Begin an attempt that never counts; some stage, and some are sealed."""
         attempt = await self._attempt(ingest, task, b"given-up-%d" % self._number())
         if attempt is None:
@@ -379,7 +382,7 @@ class IngestClient:
             if self._rng.random() < 0.4:
                 await self._seal(ingest, attempt)
 
-    async def _boast(self, ingest: _Ingest) -> _Attempt | None:
+    async def _boast(self, ingest: OpenIngest) -> Attempt | None:
         """Return a sealed attempt that says to have staged a record more than it has."""
         attempt = await self._attempt(ingest, 9, b"boast-%d" % self._number())
         if attempt is None or not await self._stage_batch(ingest, attempt, ingest.topics[FED], 0, 2):
@@ -390,7 +393,7 @@ class IngestClient:
         attempt.values[key].append(b"never staged by " + attempt.attempt_id)
         return attempt if await self._seal(ingest, attempt) else None
 
-    async def _attempt_again(self, ingest: _Ingest, task: int, kept: dict[int, _Attempt] | None) -> _Attempt | None:
+    async def _attempt_again(self, ingest: OpenIngest, task: int, kept: dict[int, Attempt] | None) -> Attempt | None:
         """Open an attempt, in a repeated ingest the one of the last round."""
         former = None if kept is None else kept.get(task)
         attempt_id = former.attempt_id if former else f"{self._name}/{self._number()}".encode()
@@ -404,7 +407,7 @@ class IngestClient:
         kept[task] = attempt
         return attempt
 
-    async def _attempt(self, ingest: _Ingest, task: int, attempt_id: bytes) -> _Attempt | None:
+    async def _attempt(self, ingest: OpenIngest, task: int, attempt_id: bytes) -> Attempt | None:
         name = AttemptName(ingest.ingest_id, ingest.epoch, ingest.round, task, attempt_id)
         self._laws.opens_attempt(name)
         request = pb.OpenAttemptRequest(
@@ -413,9 +416,9 @@ class IngestClient:
         answer = await self._call("OpenAttempt", request)
         if not isinstance(answer, pb.OpenAttemptResponse):
             return None
-        return _Attempt(task, attempt_id, answer.producer_id)
+        return Attempt(task, attempt_id, answer.producer_id)
 
-    async def _stage(self, ingest: _Ingest, attempt: _Attempt) -> bool:
+    async def _stage(self, ingest: OpenIngest, attempt: Attempt) -> bool:
         """Stage some batches. False: the attempt is given up."""
         rng = self._rng
         for _ in range(rng.randint(1, 4)):
@@ -426,11 +429,17 @@ class IngestClient:
         return True
 
     async def _stage_batch(
-        self, ingest: _Ingest, attempt: _Attempt, topic: pb.IngestTopic, partition: int, size: int
+        self, ingest: OpenIngest, attempt: Attempt, topic: pb.IngestTopic, partition: int, size: int
     ) -> bool:
-        key = (topic.topic_id, partition)
-        name = AttemptName(ingest.ingest_id, ingest.epoch, ingest.round, attempt.task, attempt.attempt_id)
         values = [f"{self._name}:{self._number()} of {ingest.ingest_id}".encode() for _ in range(size)]
+        return await self._stage_values(ingest, attempt, topic, partition, values)
+
+    async def _stage_values(
+        self, ingest: OpenIngest, attempt: Attempt, topic: pb.IngestTopic, partition: int, values: Sequence[bytes]
+    ) -> bool:
+        """Stage one batch. False: the attempt is given up."""
+        key, size = (topic.topic_id, partition), len(values)
+        name = AttemptName(ingest.ingest_id, ingest.epoch, ingest.round, attempt.task, attempt.attempt_id)
         for value in values:
             self._laws.stages(name, key, value)
         sequence = attempt.next_sequences.get(key, 0)
@@ -477,7 +486,7 @@ class IngestClient:
             await asyncio.sleep(self._rng.uniform(0.02, 0.3))
         return None
 
-    async def _seal(self, ingest: _Ingest, attempt: _Attempt) -> bool:
+    async def _seal(self, ingest: OpenIngest, attempt: Attempt) -> bool:
         name = AttemptName(ingest.ingest_id, ingest.epoch, ingest.round, attempt.task, attempt.attempt_id)
         self._laws.seals(name, attempt.values)
         request = pb.SealAttemptRequest(
@@ -494,7 +503,7 @@ class IngestClient:
             self._world.counts[f"ingest seal refused: {answer.name}"] += 1
         return attempt.is_sealed
 
-    def _commit_of(self, ingest: _Ingest, attempts: Sequence[_Attempt], group_id: str = "") -> Commit:
+    def _commit_of(self, ingest: OpenIngest, attempts: Sequence[Attempt], group_id: str = "") -> Commit:
         topic_id = self._world.orders_id if group_id else b""
         return Commit(
             ingest_id=ingest.ingest_id,
@@ -508,7 +517,7 @@ class IngestClient:
     async def _commit(self, commit: Commit, *, tries_max: int = TRIES_MAX) -> bool:
         """Commit; True: it counts."""
         self._laws.asks(commit)
-        answer = await self._call("CommitIngest", _commit_request(commit), tries_max=tries_max)
+        answer = await self._call("CommitIngest", commit_request(commit), tries_max=tries_max)
         return self._judge(commit, answer)
 
     def _judge(self, commit: Commit, answer: Any) -> bool:
@@ -525,7 +534,7 @@ class IngestClient:
         self._world.counts["ingest commits at once"] += 1
         await asyncio.gather(*(self._commit(each) for each in (*commits, *commits)))
 
-    async def _abort(self, ingest: _Ingest) -> None:
+    async def _abort(self, ingest: OpenIngest) -> None:
         await self._abort_by(
             pb.AbortIngestRequest(ingest_id=ingest.ingest_id, ingest_epoch=ingest.epoch, round=ingest.round)
         )
@@ -584,7 +593,8 @@ class IngestClient:
         await self._brokers.ask(log_pb2_grpc.LogServiceStub, "Append", request)
 
 
-def _commit_request(commit: Commit) -> pb.CommitIngestRequest:
+def commit_request(commit: Commit) -> pb.CommitIngestRequest:
+    """Return the request for a commit of no member."""
     request = pb.CommitIngestRequest(
         ingest_id=commit.ingest_id,
         ingest_epoch=commit.ingest_epoch,
@@ -703,7 +713,7 @@ class FedReader:
     async def run(self) -> None:
         """Read records as they arrive."""
         world, rng = self._world, self._rng
-        await _until_fed(world)
+        await until_fed(world)
         offsets = dict.fromkeys(range(FED_PARTITIONS), 0)
         while not world.is_healed:
             await asyncio.sleep(rng.uniform(0, 0.4))

@@ -57,6 +57,7 @@ from integration_tests.simulation.options import (
     quorum_storm,
     snapshot_storm,
     switch_storm,
+    transform_storm,
 )
 from integration_tests.simulation.virtual_network import Connection
 from metaquorum.controller import alter_partition, brokers, elections, lost_replicas
@@ -556,12 +557,20 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
         new="response.next_offset < response.high_watermark - 1",
         storm=ingest_storm,
     ),
+    WorldMutant(
+        name="a reader waits while something is staged",
+        owner=ReadCalls,
+        function="_records",
+        old="while not response.records and response.next_offset",
+        new="while self._parts.staging_quota.used_bytes == 0 and not response.records and response.next_offset",
+        storm=ingest_storm,
+    ),
     # Ingests: groups.
     WorldMutant(
         name="offsets count although the ingest is not decided",
         owner=pending,
         function="resolve",
-        old="if command.is_committed and value.ingest_epoch == command.ingest_epoch:",
+        old="if command.is_committed and is_it:",
         new="if True:",
         storm=ingest_storm,
     ),
@@ -630,6 +639,23 @@ NOT_FOUND_YET: Final[tuple[WorldMutant, ...]] = (
         old="    if state.sessions.is_resolved(",
         new="    if False and state.sessions.is_resolved(",
         storm=ingest_storm,
+    ),
+    # A member must get a partition while its offset waits for a decision: between a prepare and what follows lie milliseconds.
+    WorldMutant(
+        name="an offset is told although another one waits for its decision",
+        owner=offsets,
+        function="fetch",
+        old="if (problem := _check_pending(group, *key)) is not None",
+        new="if (problem := None) is not None",
+        storm=transform_storm,
+    ),
+    WorldMutant(
+        name="a program commits inputs that are not its own any more",
+        owner=pending,
+        function="prepare",
+        old="command.offsets, member, command.member_epoch, renewed=key",
+        new="command.offsets, None, command.member_epoch, renewed=key",
+        storm=transform_storm,
     ),
     WorldMutant(
         name="a member begins at an offset that it looked up before it got the partition",

@@ -73,6 +73,7 @@ class WorldOptions:
         compact_every_ms: passes of the cleaner on a broker.
         ingest_count: clients of ingests.
         ingest_every_ms: mean time between two ingests of a client.
+        transform_count: programs that consume, transform and produce, in one group.
         ingest_coordinator_count: partitions of `__ingests`.
         brief_every_ms: one of the two topics that ingests publish to is deleted, and made again.
     """
@@ -129,6 +130,7 @@ class WorldOptions:
     ingest_every_ms: int = 200
     ingest_coordinator_count: int = 1
     brief_every_ms: int | None = None
+    transform_count: int = 0
 
 
 def snapshot_settings(options: WorldOptions) -> SnapshotSettings:
@@ -212,6 +214,7 @@ def draw_options(rng: random.Random) -> WorldOptions:
         ingest_every_ms=rng.choice([100, 300, 1_000]),
         ingest_coordinator_count=rng.choice([1, 2]),
         brief_every_ms=sometimes(3_000, 15_000, 0.6),
+        transform_count=rng.choice([0, 1, 2]),
     )
 
 
@@ -513,4 +516,20 @@ def ingest_storm(seed: int) -> WorldOptions:
         ingest_count=3,
         ingest_every_ms=100,
         brief_every_ms=6_000,
+    )
+
+
+def transform_storm(seed: int) -> WorldOptions:
+    """Options with programs that consume, transform and produce, and that come, go and stop as their coordinators do."""
+    return replace(
+        ingest_storm(seed),
+        partition_count=2,
+        sender_count=2,
+        send_every_ms=60,
+        ingest_count=1,
+        ingest_every_ms=400,
+        transform_count=3,
+        member_every_ms=2_500,
+        brief_every_ms=None,
+        reassign_every_ms=None,
     )

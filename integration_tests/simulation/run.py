@@ -54,7 +54,6 @@ DEMANDED: Final = (
     "ingest decided",
     "ingest record published",
     "ingest fenced by an open",
-    "ingest coordinator loaded from a snapshot",
 )
 """Events that must occur in at least a fifth of the seeds."""
 
@@ -75,6 +74,9 @@ SHOWN: Final = (
     "group application stalled",
     "coordinator killed",
     "coordinator paused",
+    "ingest coordinator loaded from a snapshot",
+    "transform round",
+    "transform round without a commit",
     "ingest commit answered again",
     "ingest commit refused: INGEST_CONFLICT",
     "ingest offset committed",

@@ -53,6 +53,7 @@ from integration_tests.simulation.servers import (
     VoterMachine,
     replica_key,
 )
+from integration_tests.simulation.transform_clients import TransformClient
 from integration_tests.simulation.virtual_network import Network
 from integration_tests.simulation.virtual_platform import platform
 from integration_tests.simulation.virtual_rocksdb import Databases
@@ -275,6 +276,8 @@ class World:
             self._start_client(lambda process: FedReader(self, process).run())
             for _ in range(options.ingest_count):
                 self._start_client(lambda process: IngestClient(self, process).run())
+            for number in range(options.transform_count):
+                self._start_transform(number)
         if options.register_every_ms is not None:
             for is_writer in (True, False):
                 self._start_register_client(is_writer=is_writer)
@@ -283,6 +286,13 @@ class World:
         def run(process: SimProcess) -> Coroutine[Any, Any, None]:
             self._member_processes.append(process)
             return MemberClient(self, process, group=group, instance_id=instance_id).run()
+
+        self._start_client(run)
+
+    def _start_transform(self, number: int) -> None:
+        def run(process: SimProcess) -> Coroutine[Any, Any, None]:
+            self._member_processes.append(process)
+            return TransformClient(self, process, number=number).run()
 
         self._start_client(run)
 

@@ -345,11 +345,20 @@ class PartitionLog:
 
     # Append.
 
-    def append_as_leader(self, batch: Buffer, header: BatchHeader, *, leader_epoch: int, now_ms: int) -> Appended:
+    def append_as_leader(
+        self, batch: Buffer, header: BatchHeader, *, leader_epoch: int, now_ms: int, may_skip: bool = False
+    ) -> Appended:
         """Append one batch and stamp its base offset and leader epoch, unless the log already holds it.
 
         The caller has checked the bytes (`lograft.wire.batch.check_batch`); `header` is their header. The log does not
         copy them: one writev takes a stamped 16-byte prefix and the client's bytes.
+
+        Args:
+            batch: the batch.
+            header: its header.
+            leader_epoch: leader epoch to stamp.
+            now_ms: wall clock in milliseconds.
+            may_skip: True: the batch may leave out sequences of its producer; see `storage.log.producers`.
 
         Returns:
             Where the batch is. For a duplicate, the offsets of the original.
@@ -371,7 +380,7 @@ class PartitionLog:
             )
         has_producer = header.producer_id >= 0
         if has_producer:
-            original = self._producers.check(header)
+            original = self._producers.check(header, may_skip=may_skip)
             if original is not None:
                 return Appended(original.base_offset, original.next_offset, True)
         next_offset = base_offset + header.last_offset_delta + 1

@@ -7,7 +7,8 @@ in this order:
 1. lower epoch than known                                  -> ProducerFencedError
 2. known epoch, sequence continues                         -> append
 3. known epoch, exactly one of the last 16 batches again   -> duplicate: its original offsets, nothing appended
-4. known epoch, anything else (gap, overlap, older resend) -> OutOfOrderSequenceError
+4. known epoch, anything else (gap, overlap, older resend) -> OutOfOrderSequenceError; a gap is taken if the leader
+   says so: the log has lost what lies between
 5. higher epoch: must start with sequence 0, else          -> OutOfOrderSequenceError
 6. unknown producer: any sequence is accepted, as in Kafka. A producer becomes unknown only when its state was dropped
    (`max_producers`, expiry), and must be able to continue. A new producer counts from 0. If the first batch of a route
@@ -140,8 +141,12 @@ class ProducerWindows:
         """Return the state of one producer, only for reading; None: the log does not know it."""
         return self._states.get(producer_id)
 
-    def check(self, header: BatchHeader) -> ProducedBatch | None:
+    def check(self, header: BatchHeader, *, may_skip: bool = False) -> ProducedBatch | None:
         """Judge a batch of a producer before it is appended; change nothing.
+
+        Args:
+            header: header of the batch.
+            may_skip: True: its sequence may lie ahead of the next one, by less than half of all sequences.
 
         Returns:
             None if the log must append it; the original if it is a duplicate.
@@ -164,6 +169,8 @@ class ProducerWindows:
             original = state.find(base_sequence, header.last_offset_delta)
             if original is not None:
                 return original
+            if may_skip and (base_sequence - expected_sequence) & SEQUENCE_MASK <= SEQUENCE_MASK // 2:
+                return None
         elif header.producer_epoch < state.producer_epoch:
             raise ProducerFencedError(
                 producer_id=header.producer_id,

@@ -142,18 +142,9 @@ class GroupCalls:
         return pb.CommitOffsetsResponse(outcomes=messages.outcome_messages(results.results))
 
     async def fetch_offsets(self, request: pb.FetchOffsetsRequest, context: ServicerContext) -> pb.FetchOffsetsResponse:
-        """Serve FetchOffsets.
-
-        A broker without contact to the controller may have lost the group to another one without knowing it, and must not say "no
-        offset" then.
-        """
+        """Serve FetchOffsets."""
         check_cluster(request.cluster_id, self._parts.cluster_id)
         check_group_id(request.group_id)
-        if self._parts.session.is_lost:
-            message = (
-                "this broker has not heard from the controller for a whole session: another may coordinate the group"
-            )
-            raise refused(ErrorCode.NOT_COORDINATOR, message, retry_after_ms=FIND_RETRY_MS)
         wanted = messages.partition_list(request.topics)
         if len(wanted) > MAX_FETCHED_PARTITIONS:
             message = f"name at most {MAX_FETCHED_PARTITIONS} partitions, not {len(wanted)}"

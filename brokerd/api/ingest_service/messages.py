@@ -32,6 +32,7 @@ from brokerd.ingests.commands import (
     PlanCommit,
     SealAttempt,
 )
+from brokerd.ingests.commits import offsets_digest
 from brokerd.ingests.coordinator_calls import PublishedPlace
 from brokerd.ingests.coordinators import OffsetsToPrepare
 from brokerd.ingests.effects import IngestResult
@@ -221,6 +222,7 @@ def commit_command(request: pb.CommitIngestRequest) -> tuple[PlanCommit, Offsets
         ingest_epoch=request.ingest_epoch,
         round=request.round,
         offsets=offsets.offsets,
+        offsets_digest=offsets_digest(offsets),
         member_id=sent.member_id,
         member_epoch=sent.member_epoch,
         instance_id=sent.instance_id,
@@ -351,6 +353,7 @@ def result_message(result: IngestResult, topics: Sequence[IngestTopic], names: T
                 records=each.records,
                 first_offset=each.first_offset,
                 end_offset=each.end_offset,
+                lost_records=each.lost_records,
             )
             for each in result.parts
         ],

@@ -260,4 +260,14 @@ async def test_broker_out_of_touch_says_nothing_about_offsets(tmp_path: Path) ->
             assert status.code is ErrorCode.NOT_COORDINATOR
             assert status.leader is None
             await member.call(client)
-        assert await fetch_offsets(client, "g") == {}
+            for call in (
+                client.groups.DescribeGroup(pb.DescribeGroupRequest(group_id="g")),
+                client.groups.Heartbeat(pb.HeartbeatRequest(beat=Member("g", "unknown", ["t"]).leave())),
+                client.groups.DeleteGroup(pb.DeleteGroupRequest(group_id="g")),
+            ):
+                assert (await refusal(call)).code is ErrorCode.NOT_COORDINATOR
+            listed = await client.groups.ListGroups(pb.ListGroupsRequest())
+            assert list(listed.missing_coordinator_ids) == [1]
+            request = pb.CommitOffsetsRequest(commitment=member.commitment(5))
+            assert not any(each.HasField("error") for each in (await client.groups.CommitOffsets(request)).outcomes)
+        assert list((await fetch_offsets(client, "g")).values()) == [5]

@@ -362,6 +362,7 @@ async def test_program_that_dies_before_the_decision_holds_its_group_up_for_seco
             member_epoch=-1,
             instance_id="",
             commit_number=0,
+            offsets_digest=b"d",
         )
     )
     assert (await committed_offset(clients, topic_id)).error.code == int(ErrorCode.OFFSETS_PENDING)
@@ -370,19 +371,36 @@ async def test_program_that_dies_before_the_decision_holds_its_group_up_for_seco
 
 
 async def test_question_of_a_group_decides(server: BrokerServer, clients: Clients) -> None:
-    """What is undecided is aborted; what is decided counts; what nobody knows does not."""
-    await make_topic(clients.any, "t", 1)
+    """What is undecided is aborted; what is decided counts until the group has it; what nobody knows does not."""
+    topic_id = await make_topic(clients.any, "t", 1)
     calls = server.ingest_calls
     assert calls is not None
+    group = Group(server)
     lone, done = Ingest(clients, "open"), Ingest(clients, "done")
     await lone.open("t")
     await done.open("t")
-    await done.commit()
+    places = [pb.IngestOffset(topic_id=topic_id, partition=0, offset=5)]
+    answered, may_answer = asyncio.Event(), asyncio.Event()
+
+    async def resolve(_: ResolveOffsets) -> None:
+        answered.set()
+        await may_answer.wait()
+
+    coordinators_of(server).group_offsets = GroupOffsetsCalls(prepare=group._prepare, resolve=resolve)
+    await done.commit(offsets=pb.IngestOffsets(group_id="g", member_epoch=-1, offsets=places))
+    await answered.wait()
     await wait_loaded(server)
-    asked = {"ingest_epoch": 1, "round_number": 1, "group_id": "g"}
-    assert not await calls.decide_outcome("open", **asked)
-    assert await calls.decide_outcome("done", **asked)
-    assert not await calls.decide_outcome("unknown", **asked)
+    digest = group.prepared[0].offsets_digest
+    assert not await calls.decide_outcome("open", ingest_epoch=1, round_number=1, offsets_digest=digest)
+    assert await calls.decide_outcome("done", ingest_epoch=1, round_number=1, offsets_digest=digest)
+    assert not await calls.decide_outcome("done", ingest_epoch=1, round_number=1, offsets_digest=b"other")
+    assert not await calls.decide_outcome("unknown", ingest_epoch=1, round_number=1, offsets_digest=digest)
+    may_answer.set()
+    async with asyncio.timeout(WAIT_S):
+        while await calls.decide_outcome(  # noqa: ASYNC110
+            "done", ingest_epoch=1, round_number=1, offsets_digest=digest
+        ):
+            await asyncio.sleep(0.02)
     assert (await lone.describe()).state == pb.INGEST_STATE_ABORTED
 
 
@@ -409,6 +427,6 @@ async def test_broker_that_may_have_been_replaced_says_nothing_that_could_be_wro
     assert list((await service.ListIngests(pb.ListIngestsRequest())).missing_coordinator_ids) == [1]
     assert server.ingest_calls is not None
     with pytest.raises(RefusedError, match="NOT_COORDINATOR"):
-        await server.ingest_calls.decide_outcome("y", ingest_epoch=1, round_number=1, group_id="g")
+        await server.ingest_calls.decide_outcome("y", ingest_epoch=1, round_number=1, offsets_digest=b"d")
     committed = await service.CommitIngest(ingest.commit_request(attempt))
     assert committed.result.records == 1

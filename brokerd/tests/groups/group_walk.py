@@ -461,7 +461,7 @@ class Walk:
         )
 
         def give(outcome: Outcome) -> None:
-            assert outcome == OffsetsResolved()
+            assert isinstance(outcome, OffsetsResolved)
             self._untold.pop(key, None)
 
         def arrive() -> None:

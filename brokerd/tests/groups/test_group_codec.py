@@ -77,6 +77,7 @@ pendings = st.builds(
     PendingValue,
     ingest_epoch=epochs,
     prepared_ms=times,
+    offsets_digest=st.binary(max_size=64),
     offsets=st.lists(
         st.builds(
             PendingOffset,

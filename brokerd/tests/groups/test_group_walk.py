@@ -36,6 +36,7 @@ DIRECTED: dict[str, Callable[[], None]] = {
         test_pending_offsets.test_expiry_leaves_pending_offsets_alone,
         test_pending_offsets.test_late_copy_of_a_prepare_is_refused,
         test_pending_offsets.test_loaded_coordinator_asks_in_its_own_time,
+        test_pending_offsets.test_outcome_counts_for_exactly_the_offsets_that_it_names,
         test_pending_offsets.test_outcome_of_a_higher_epoch_drops_what_a_lower_one_has_prepared,
         test_pending_offsets.test_prepare_checks_as_a_commit_does,
         test_pending_offsets.test_topics_that_are_deleted_together_leave_pending_offsets_together,

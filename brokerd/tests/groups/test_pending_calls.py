@@ -191,6 +191,35 @@ async def test_broken_calls_may_be_repeated(tmp_path: Path, monkeypatch: pytest.
         assert await fetch_offsets(client, "g") == {(topic_id, 0): 1}
 
 
+async def test_coordinator_that_may_have_been_replaced_says_nothing_that_another_may_contradict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That nothing is pending may be wrong, and so may a refusal; what its log takes it answers."""
+    async with running_broker(tmp_path) as server, connected(server) as client:
+        topic_id = await make_topic(client, "t", 1)
+        await coordinator_of(client, "g")
+        desk = Desk(server)
+        await desk.prepare("g", at(topic_id, 0, 1))
+        with monkeypatch.context() as patched:
+            patched.setattr(desk.groups, "_is_lost", lambda: True)
+            for call in (
+                desk.resolve("g", is_committed=True, number=2),
+                desk.prepare("g", at(topic_id, 9, 1), number=2),
+                desk.prepare("g", at(topic_id, 0, 2)),
+            ):
+                with pytest.raises(RefusedError) as caught:
+                    await call
+                assert caught.value.failure.code is ErrorCode.NOT_COORDINATOR
+                assert caught.value.failure.leader is None
+                assert caught.value.failure.retry_after_ms > 0
+            await desk.prepare("g", at(topic_id, 0, 1))
+            await desk.resolve("g", is_committed=True)
+            with pytest.raises(RefusedError, match="NOT_COORDINATOR"):
+                await desk.resolve("g", is_committed=True)
+        await desk.resolve("g", is_committed=True)
+        assert await fetch_offsets(client, "g") == {(topic_id, 0): 1}
+
+
 async def test_first_prepare_makes_the_topic_of_groups(tmp_path: Path) -> None:
     """The coordinator of an ingest may be the first to ask about a group."""
     async with running_broker(tmp_path) as server, connected(server) as client:

@@ -59,7 +59,7 @@ def resolve(host: CoordinatorHost, *, is_committed: bool, **more: object) -> Non
     """Say what became of a round, by default of round 1 of ingest `i` at epoch 1."""
     default: dict[str, object] = {"group_id": "g", "ingest_id": "i", "ingest_epoch": 1, "round": 1}
     outcome = host.do(ResolveOffsets(**{**default, "is_committed": is_committed, **more}))
-    assert outcome == OffsetsResolved()
+    assert isinstance(outcome, OffsetsResolved)
 
 
 def fetched(host: CoordinatorHost, *keys: tuple[bytes, int]) -> list[int | Refusal | None]:
@@ -240,6 +240,23 @@ def test_late_copy_of_a_prepare_is_refused() -> None:
     assert prepare(host, at(0, 5), round=3, ingest_epoch=3) is Refusal.INGEST_FENCED
     host.run(2 * OFFSETS_SWEEP_MS)
     assert prepare(host, at(0, 5), round=1, ingest_epoch=1) is None, "an id may begin anew"
+
+
+def test_outcome_counts_for_exactly_the_offsets_that_it_names() -> None:
+    """Offsets of a late prepare of the same epoch and round are dropped by the outcome of others, also at the next coordinator."""
+    host = CoordinatorHost(T)
+    assert prepare(host, at(0, 5), offsets_digest=b"five") is None
+    resolve(host, is_committed=True, offsets_digest=b"five")
+    assert prepare(host, at(0, 3), offsets_digest=b"three") is Refusal.INGEST_FENCED
+    host.fail_over()
+    assert prepare(host, at(0, 3), offsets_digest=b"three") is None, "nobody remembers the outcome"
+    host.fail_over()
+    host.run(PENDING_OFFSETS_MS)
+    assert {each.offsets_digest for each in asked(host)} == {b"three"}
+    resolve(host, is_committed=True, offsets_digest=b"five")
+    assert fetched(host) == [5]
+    assert not host.group().pending
+    assert prepare(host, at(0, 3), offsets_digest=b"d" * 65) is Refusal.INVALID_REQUEST
 
 
 def test_partition_that_is_pending_takes_no_other_offset() -> None:

@@ -29,7 +29,7 @@ from brokerd.ingests.commands import (
     PlanCommit,
     PublishedUpTo,
 )
-from brokerd.ingests.commits import digest_of
+from brokerd.ingests.commits import digest_of, offsets_digest
 from brokerd.ingests.effects import IngestResult, Publish
 from brokerd.ingests.limits import PARTITION_RECORDS_MAX
 from brokerd.ingests.records import (
@@ -42,6 +42,7 @@ from brokerd.ingests.records import (
     IngestState,
     PlanRecord,
     TopicPartition,
+    UnresolvedGroup,
 )
 from brokerd.ingests.sequences import advanced, distance
 from brokerd.tests.ingests.ingest_world import World
@@ -61,6 +62,7 @@ class DecisionModel:
     expected: Mapping[TopicPartition, Sequence[int]]
     bases: Mapping[TopicPartition, int]
     offset: int | None
+    offsets_digest: bytes
     batch: int
 
 
@@ -76,6 +78,7 @@ class Laws:
         self._attempts: dict[tuple[str, int, AttemptKey], AttemptValue] = {}
         self._producers: dict[int, tuple[str, int, int, AttemptKey]] = {}
         self._never: dict[Round, None] = {}
+        self._unheard: dict[str, UnresolvedGroup | None] = {}
 
     # What is committed
 
@@ -100,7 +103,9 @@ class Laws:
             # It must not be forgotten before its group has heard that its offsets count; that shows at the end.
             self.lives[ingest_id] += 1
             self.counts["forgotten"] += 1
+            self._unheard.pop(ingest_id, None)
             return
+        self._unheard[ingest_id] = value.group
         former_epoch = self._epochs.get(ingest_id, 0)
         is_open = isinstance(command, OpenIngest)
         assert value.ingest_epoch - former_epoch >= is_open, "5: an open does not raise the epoch"
@@ -155,6 +160,7 @@ class Laws:
             expected=expected,
             bases={each: plan.base_sequence for each, plan in plans.items()},
             offset=offset,
+            offsets_digest=b"" if command.offsets is None else offsets_digest(command.offsets),
             batch=batch,
         )
 
@@ -182,6 +188,15 @@ class Laws:
         lives = range(self.lives[ingest_id] + 1)
         found = (self.decisions.get((ingest_id, life, number)) for life in lives)
         return [each for each in found if each is not None]
+
+    def has_applied(self, key: Round) -> bool:
+        """Return True if a group has applied the offsets of a decision."""
+        return any(each == key for each, _ in self.world.applied)
+
+    def has_confirmed(self, key: Round) -> bool:
+        """Return True if it is on record that the group knows the outcome of a round."""
+        group = self._unheard.get(key[0])
+        return group is None or (group.ingest_epoch, group.round) != key[1:]
 
     def check_applied(self, key: tuple[str, int, int], offset: int) -> None:
         """Offsets that a group applies belong to a decision."""
@@ -221,8 +236,12 @@ class Laws:
             case DecideOutcome(), OutcomeKnown():
                 decision = self.decisions.get((command.ingest_id, life, command.round))
                 is_it = decision is not None and decision.ingest_epoch == command.ingest_epoch
-                counts = is_it and decision is not None and decision.offset is not None
-                assert counts == outcome.is_committed, "6: a group is told another outcome"
+                counts = is_it and decision is not None and decision.offsets_digest == command.offsets_digest
+                key = (command.ingest_id, command.ingest_epoch, command.round)
+                assert counts or not outcome.is_committed, "6: offsets count that no decision names"
+                assert outcome.is_committed or not counts or self.has_applied(key), (
+                    "6: offsets of a decision are dropped"
+                )
                 if not is_it:
                     self._promise_never(command.ingest_id, life, command.ingest_epoch, command.round)
             case OpenIngest(), Opened(result=IngestResult() as result):
@@ -251,7 +270,12 @@ class Laws:
                 continue
             assert part.first_offset != NO_OFFSET, "3: a part of a topic that exists is given up"
             assert self.is_published(decision, where), "3: answered before everything is published"
-            assert self.world.published[where].offsets[decision.bases[where]] == (part.first_offset, part.end_offset)
+            log, base, offsets = (
+                self.world.published[where],
+                decision.bases[where],
+                (part.first_offset, part.end_offset),
+            )
+            assert log.offsets.get(base) == offsets or (base, offsets) in log.former, "3: the part lies elsewhere"
 
     def is_published(self, decision: DecisionModel, where: TopicPartition) -> bool:
         """Return True if a part of a decision is published; what is there must be the manifest."""
@@ -286,7 +310,8 @@ class Laws:
             parts = [each for each in self.decisions.values() if where in each.bases]
             newest = self.world.published[where].next_sequence
             parts.sort(key=lambda each: -distance(each.bases[where], newest))
-            wanted = [record for each in parts for record in each.expected[where]]
+            lost = set(self.world.published[where].lost.values())
+            wanted = [record for each in parts for record in each.expected[where] if record not in lost]
             found = [record for _, record in self.world.published[where].records]
             assert found == wanted, "3: not everything is published once, or more than that"
 

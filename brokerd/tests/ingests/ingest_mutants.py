@@ -110,6 +110,13 @@ MUTANTS: Final = (
         new="if False:",
     ),
     IngestMutant(
+        name="a leader is not told which losses are noted",
+        owner=publication,
+        function="_publish",
+        old="lost_records=plan.lost_records",
+        new="lost_records=0",
+    ),
+    IngestMutant(
         name="a repeated ingest stays in its round",
         owner=publication,
         function="completed",
@@ -141,8 +148,26 @@ MUTANTS: Final = (
         name="a group is told about another epoch",
         owner=opening,
         function="decide_outcome",
-        old="(decision.ingest_epoch, decision.round) == asked",
-        new="decision.round == command.round",
+        old="(group.ingest_epoch, group.round) == asked",
+        new="group.round == command.round",
+        directed="test_question_about_a_fenced_epoch_disturbs_nobody",
+    ),
+    IngestMutant(
+        name="other offsets of a decided round count",
+        owner=opening,
+        function="decide_outcome",
+        old="is_committed=group.offsets_digest == command.offsets_digest",
+        new="is_committed=True",
+        directed="test_outcome_is_that_of_the_offsets_that_the_decision_names",
+    ),
+    IngestMutant(
+        name="offsets count again after the group has applied them",
+        owner=opening,
+        function="decide_outcome",
+        old="    if value.state is IngestState.OPEN and (",
+        new="    if (value.decision and (value.decision.ingest_epoch, value.decision.round) == asked and group is None):\n"
+        "        return decided(OutcomeKnown(is_committed=True))\n"
+        "    if value.state is IngestState.OPEN and (",
     ),
     IngestMutant(
         name="an outcome that a group has not heard is replaced",

@@ -40,6 +40,7 @@ from brokerd.ingests.commands import (
     GroupOffsets,
     LiveAttempts,
     ManifestEntry,
+    NoteLostRecords,
     OffsetsResolved,
     OpenAttempt,
     OpenIngest,
@@ -51,8 +52,9 @@ from brokerd.ingests.commands import (
     TouchIngest,
     scope_of,
 )
+from brokerd.ingests.commits import offsets_digest
 from brokerd.ingests.core import IngestCore
-from brokerd.ingests.effects import Effect, IngestCompleted, IngestExpired, Publish, ResolveOffsets
+from brokerd.ingests.effects import Effect, IngestCompleted, IngestExpired, Publish, RecordsLost, ResolveOffsets
 from brokerd.ingests.limits import LOADED_GRACE_MS
 from brokerd.ingests.records import (
     NO_OFFSET,
@@ -266,6 +268,10 @@ class Walk:
             self.now_ms += self.rng.randint(20_000, 150_000)
         elif dice < 0.84:
             self._leaders_back_ms = self.now_ms + self.rng.randint(1_000, 6_000)
+        elif dice < 0.92:
+            log = self.world.published[self.rng.choice(self.world.partitions())]
+            log.lose(self.rng.randint(1, 12))
+            self.counts["records lost"] += 1
         elif dice < 0.97:
             self._group_back_ms = self.now_ms + self.rng.choice((3_000, 10_000, 120_000))
         else:
@@ -476,7 +482,7 @@ class Walk:
             case ResolveOffsets():
                 for delay_ms in self._deliveries():
                     self._later(delay_ms, lambda: self._resolve(effect))
-            case IngestCompleted() | IngestExpired():
+            case IngestCompleted() | IngestExpired() | RecordsLost():
                 pass
 
     def _deliveries(self) -> list[int]:
@@ -490,6 +496,18 @@ class Walk:
             return
         offsets = self.world.publish(part, is_cut=self._faults and self.rng.random() < 0.15)
         if offsets is None:
+            return
+        if isinstance(offsets, int):
+            lost = NoteLostRecords(
+                ingest_id=effect.ingest_id,
+                round=effect.round,
+                topic_id=part.topic_id,
+                partition=part.partition,
+                base_sequence=part.base_sequence,
+                records=offsets,
+            )
+            for delay_ms in self._deliveries():
+                self._later(delay_ms, lambda: self._enqueue(lost, self._expect_no_refusal))
             return
         command = PartPublished(
             ingest_id=effect.ingest_id,
@@ -511,14 +529,15 @@ class Walk:
         key = (effect.ingest_id, effect.ingest_epoch, effect.round)
         if self._faults and self.now_ms < self._group_back_ms:
             return
-        self._settle_group(key, is_committed=effect.is_committed)
+        self._settle_group(key, digest=effect.offsets_digest if effect.is_committed else None)
         command = OffsetsResolved(ingest_id=effect.ingest_id, ingest_epoch=effect.ingest_epoch, round=effect.round)
         for delay_ms in self._deliveries():
             self._later(delay_ms, lambda: self._enqueue(command, lambda outcome: None))
 
-    def _settle_group(self, key: tuple[str, int, int], *, is_committed: bool) -> None:
+    def _settle_group(self, key: tuple[str, int, int], *, digest: bytes | None) -> None:
+        """Let the group apply the pending offsets of a round with this digest, and drop others; None: no offsets count."""
         pending = self.world.pending.pop(key, None)
-        if pending is not None and is_committed:
+        if pending is not None and pending.digest == digest:
             self.laws.check_applied(key, pending.offset)
             self.world.applied.append((key, pending.offset))
 
@@ -535,10 +554,12 @@ class Walk:
             def hear(outcome: Outcome | None, key: tuple[str, int, int] = key, pending: Pending = pending) -> None:
                 is_it = self.world.pending.get(key) is pending
                 if isinstance(outcome, OutcomeKnown) and is_it and (not self._faults or self.rng.random() < 0.8):
-                    self._settle_group(key, is_committed=outcome.is_committed)
+                    self._settle_group(key, digest=pending.digest if outcome.is_committed else None)
 
             ingest_id, ingest_epoch, number = key
-            command = DecideOutcome(ingest_id=ingest_id, ingest_epoch=ingest_epoch, round=number, group_id=GROUP)
+            command = DecideOutcome(
+                ingest_id=ingest_id, ingest_epoch=ingest_epoch, round=number, offsets_digest=pending.digest
+            )
             self._enqueue(command, hear)
 
     def _sweep_staging(self, where: TopicPartition | None = None) -> None:
@@ -753,8 +774,16 @@ class Walk:
                 if not all(self._is_there(each, ingest_id, epoch, number) for each in outcome.checks):
                     return None
                 if offsets is not None:
-                    key = (ingest_id, epoch, number)
-                    self.world.pending[key] = Pending(offsets.offsets[0].offset, self.now_ms)
+                    key, digest = (ingest_id, epoch, number), offsets_digest(offsets)
+                    known = self.world.pending.setdefault(key, Pending(offsets.offsets[0].offset, digest, self.now_ms))
+                    if self.rng.random() < 0.6:
+                        late = self.rng.choice((offsets, self._offsets()))
+                        self._later(
+                            self.rng.randint(500, 20_000), lambda key=key, late=late: self._prepare_late(key, late)
+                        )
+                    if known.digest != digest:
+                        self.counts["prepare: conflict"] += 1
+                        return None
                     if self.rng.random() < 0.1:
                         return None
                 if self.rng.random() < 0.3:
@@ -770,6 +799,21 @@ class Walk:
             assert outcome is None or isinstance(outcome, Refused | Decided), outcome
             yield Pause(self.rng.randint(10, 400))
         return None
+
+    def _prepare_late(self, key: tuple[str, int, int], offsets: GroupOffsets) -> None:
+        """Bring the group a prepare that was long on its way: a copy of one that was answered, or one with other offsets.
+
+        The coordinator of the group has changed, and remembers nothing. Before the outcome is confirmed it has not changed yet.
+        """
+        if (
+            not self._faults
+            or key in self.world.pending
+            or (self.laws.has_applied(key) and not self.laws.has_confirmed(key))
+        ):
+            return
+        self.counts["late prepare"] += 1
+        self.counts["late prepare of what was applied"] += self.laws.has_applied(key)
+        self.world.pending[key] = Pending(offsets.offsets[0].offset, offsets_digest(offsets), self.now_ms)
 
     def _is_there(self, check: StagedCheck, ingest_id: str, epoch: int, number: int) -> bool:
         where = check.topic_partition

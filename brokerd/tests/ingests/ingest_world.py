@@ -38,12 +38,33 @@ class StagingPartition:
 
 @dataclass(slots=True)
 class PublishedPartition:
-    """A partition with its producer state: what the coordinator has published, and offsets."""
+    """A partition with its producer state: what the coordinator has published, and offsets.
+
+    Attributes:
+        next_sequence: next sequence of the coordinator.
+        records: sequence and record of all that is there.
+        lost: what was there, by sequence.
+        end_offset: log end.
+        offsets: where each part is, by its base sequence.
+        former: where parts were before they were lost.
+    """
 
     next_sequence: int = 0
     records: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    lost: dict[int, int] = field(default_factory=dict[int, int])
     end_offset: int = 0
     offsets: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
+    former: set[tuple[int, tuple[int, int]]] = field(default_factory=set[tuple[int, tuple[int, int]]])
+
+    def lose(self, count: int) -> None:
+        """Lose the last records, as by an unclean election."""
+        kept = max(0, len(self.records) - count)
+        for sequence, record in self.records[kept:]:
+            self.lost[sequence] = record
+        if kept < len(self.records):
+            self.next_sequence = self.records[kept][0]
+        self.records = self.records[:kept]
+        self.former |= set(self.offsets.items())
 
 
 @dataclass(slots=True)
@@ -51,6 +72,7 @@ class Pending:
     """Offsets that a group has prepared."""
 
     offset: int
+    digest: bytes
     asked_ms: int
 
 
@@ -121,14 +143,23 @@ class World:
         kept = self.staging[where].records.get(each.producer_id, {})
         return all(advanced(each.first_sequence, at) in kept for at in range(each.records))
 
-    def publish(self, part: Part, *, is_cut: bool) -> tuple[int, int] | None:
-        """Publish a part as its leader does; None: it came not to the end."""
+    def publish(self, part: Part, *, is_cut: bool) -> tuple[int, int] | int | None:
+        """Publish a part as its leader does; None: it came not to the end. A number: so many records before it are lost."""
         where = TopicPartition(part.topic_id, part.partition)
         if part.topic_id in self.deleted:
             return NO_OFFSET, NO_OFFSET
         log = self.published[where]
         done = distance(part.base_sequence, log.next_sequence)
-        assert done <= PARTITION_RECORDS_MAX, "4: a part is published before the one before it"
+        if done > PARTITION_RECORDS_MAX:
+            lost = distance(log.next_sequence, part.base_sequence)
+            between = {advanced(log.next_sequence, at) for at in range(lost)}
+            assert between <= log.lost.keys(), "4: a part is published before the one before it"
+            if lost != part.lost_records:
+                return lost
+            self.counts["published after a loss"] += 1
+            log.next_sequence, done = part.base_sequence, 0
+        if done == 0:
+            log.offsets.pop(part.base_sequence, None)
         if done >= part.records:
             self.counts["published twice"] += 1
             return log.offsets[part.base_sequence]
@@ -145,6 +176,7 @@ class World:
             staged = staged[: self.rng.randrange(len(staged))]
         for record in staged:
             log.records.append((log.next_sequence, record))
+            log.lost.pop(log.next_sequence, None)
             log.next_sequence = advanced(log.next_sequence, 1)
             first, _ = log.offsets.get(part.base_sequence, (log.end_offset, 0))
             log.end_offset += 1
@@ -155,12 +187,11 @@ class World:
         return log.offsets[part.base_sequence]
 
     def published_at(self, where: TopicPartition, base_sequence: int, records: int) -> list[int] | None:
-        """Return the records of a part, if all of them are published."""
+        """Return the records of a part, if all of them are published, or were."""
         log = self.published[where]
-        if not records <= distance(base_sequence, log.next_sequence) <= PARTITION_RECORDS_MAX:
-            return None
-        wanted = {advanced(base_sequence, at) for at in range(records)}
-        return [record for sequence, record in log.records if sequence in wanted]
+        known = log.lost | dict(log.records)
+        wanted = [advanced(base_sequence, at) for at in range(records)]
+        return [known[each] for each in wanted] if all(each in known for each in wanted) else None
 
 
 NEAR_THE_END = SEQUENCE_MODULUS - 40

@@ -62,7 +62,7 @@ decisions = st.builds(
     digest=st.binary(min_size=32, max_size=32),
     records=int64,
     dropped_attempts=int64,
-    parts=parts(PublishedPart, records=int64, first_offset=offsets, end_offset=offsets),
+    parts=parts(PublishedPart, records=int64, first_offset=offsets, end_offset=offsets, lost_records=int64),
 )
 values = st.builds(
     IngestValue,
@@ -75,7 +75,15 @@ values = st.builds(
     touched_ms=int64,
     decision=decisions,
     group=st.none()
-    | st.builds(UnresolvedGroup, group_id=ids, ingest_epoch=int32, round=int32, is_committed=st.booleans()),
+    | st.builds(UnresolvedGroup, group_id=ids, ingest_epoch=int32, round=int32, is_committed=st.just(value=False))
+    | st.builds(
+        UnresolvedGroup,
+        group_id=ids,
+        ingest_epoch=int32,
+        round=int32,
+        is_committed=st.just(value=True),
+        offsets_digest=st.binary(min_size=32, max_size=32),
+    ),
     owner=st.binary(max_size=64),
     fenced_owners=st.lists(st.binary(min_size=1, max_size=64), max_size=16).map(tuple),
 )
@@ -94,6 +102,7 @@ plans = st.builds(
     base_sequence=int32,
     records=int64,
     is_published=st.booleans(),
+    lost_records=int64,
     first_offset=offsets,
     end_offset=offsets,
 )

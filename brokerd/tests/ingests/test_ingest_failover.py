@@ -108,7 +108,7 @@ async def test_wrong_broker_names_the_coordinator(tmp_path: Path) -> None:
             calls = server.ingest_calls
             assert calls is not None
             is_committed = await calls.decide_outcome(
-                second.ingest_id, ingest_epoch=1, round_number=1, group_id=f"g{number}"
+                second.ingest_id, ingest_epoch=1, round_number=1, offsets_digest=b"%d" % number
             )
             assert not is_committed
         assert (await second.describe()).state == pb.INGEST_STATE_ABORTED
@@ -252,7 +252,7 @@ async def test_questions_between_brokers_are_refused_unless_they_come_from_the_c
             changed.MergeFrom(publication_pb2.PublicationPeers(**fields))
             node_id = changed.broker_id if changed.broker_id in cluster.brokers else 2
             request = ingest_calls_pb2.DecideOutcomeRequest(
-                peers=changed, ingest_id=ingest.ingest_id, ingest_epoch=1, round=1, group_id="g"
+                peers=changed, ingest_id=ingest.ingest_id, ingest_epoch=1, round=1, offsets_digest=b"d"
             )
             try:
                 await calls._calls.ask(

@@ -23,6 +23,8 @@ DIRECTED: dict[str, Callable[[], None]] = {
     for each in (
         test_attempts.test_late_copy_of_a_seal_of_the_last_round,
         test_publication.test_late_answer_about_a_forgotten_ingest_is_ignored,
+        test_publication.test_outcome_is_that_of_the_offsets_that_the_decision_names,
+        test_publication.test_question_about_a_fenced_epoch_disturbs_nobody,
         test_publication.test_sequences_wrap_around,
     )
 }
@@ -69,6 +71,10 @@ def test_laws_hold_under_faults_and_everything_ends() -> None:
         ("forgotten", 50),
         ("IngestExpired", 50),
         ("OutcomeKnown", 30),
+        ("late prepare", 50),
+        ("late prepare of what was applied", 10),
+        ("records lost", 10),
+        ("published after a loss", 5),
         ("killed client", 30),
         ("deleted topic", 8),
         ("commit: INGEST_FENCED", 20),

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from lograft.v1 import admin_pb2
 from lograft.v1 import ingest_pb2 as pb
 from lograft.wire.codes import ErrorCode
 
+from brokerd.coordinator.internal_topics import INGESTS
 from brokerd.failure import refused
 from brokerd.process.server import BrokerServer
 from brokerd.publishing.calls import PublicationCalls
@@ -476,6 +478,46 @@ async def test_failed_publications_are_repeated(lone: Lone, monkeypatch: pytest.
     assert lone.server.ingests is not None
     totals = lone.server.ingests.totals
     assert (totals.failed_parts, totals.published_parts, totals.completed_decisions) == (3, 1, 1)
+
+
+async def test_partition_that_lost_what_was_published_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its log was restored from an old copy. The next ingest is published whole, and its result says how many records are gone."""
+
+    async def publish(server: BrokerServer, name: str, count: int) -> pb.IngestResult:
+        async with clients_of(server) as clients:
+            # Each coordinator has its own sequences, so the ingests must have the same.
+            same = (each for each in map(f"{name}{{}}".format, range(1_000)) if INGESTS.partition_of(each) == 7)
+            ingest = Ingest(clients, next(same))
+            await ingest.open("t")
+            attempts = [
+                await ingest.staged(0, "t", 0, *(b"%s%d" % (name.encode(), number) for number in range(count))),
+                await ingest.staged(1, "t", 1, b"whole"),
+            ]
+            committed = await ingest.commit(*attempts)
+            assert (await ingest.describe()).result == committed.result
+            return committed.result
+
+    async with running_broker(tmp_path / "data") as server:
+        async with clients_of(server) as clients:
+            await make_topic(clients.any, "t", 2)
+        await publish(server, "a", 2)
+        replica = replica_of(server, "t", 0)
+        assert replica is not None
+        directory = Path(replica.log.directory)
+    shutil.copytree(directory, tmp_path / "copy")
+    async with running_broker(tmp_path / "data") as server:
+        assert [each.lost_records for each in (await publish(server, "b", 3)).parts] == [0, 0]
+    shutil.rmtree(directory)
+    shutil.copytree(tmp_path / "copy", directory)
+    async with running_broker(tmp_path / "data") as server:
+        result = await publish(server, "c", 2)
+        assert [each.lost_records for each in result.parts] == [3, 0]
+        assert server.ingests is not None
+        assert server.ingests.totals.lost_records == 3
+        assert caplog.text.count("published records are lost") == 1
+        assert [each.lost_records for each in (await publish(server, "d", 1)).parts] == [0, 0]
+        async with clients_of(server) as clients:
+            assert await read_all(clients.any, "t", 0) == [b"a0", b"a1", b"c0", b"c1", b"d0"]
 
 
 async def test_loaded_coordinator_hears_of_topics_that_were_deleted_before(

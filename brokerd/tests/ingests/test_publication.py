@@ -14,6 +14,7 @@ from brokerd.ingests.commands import (
     DescribeIngest,
     ListIngests,
     ManifestEntry,
+    NoteLostRecords,
     OffsetsResolved,
     OpenIngest,
     PartPublished,
@@ -21,8 +22,8 @@ from brokerd.ingests.commands import (
     TopicsDeleted,
     scope_of,
 )
-from brokerd.ingests.commits import digest_of
-from brokerd.ingests.effects import IngestCompleted, Publish, ResolveOffsets, Slice
+from brokerd.ingests.commits import digest_of, offsets_digest
+from brokerd.ingests.effects import IngestCompleted, Publish, RecordsLost, ResolveOffsets, Slice
 from brokerd.ingests.limits import (
     ABORTED_KEEP_MS,
     COMMITTED_KEEP_MS,
@@ -42,6 +43,7 @@ from brokerd.ingests.records import (
 from brokerd.tests.ingests.ingest_host import OFFSETS, OTHER, P0, P1, TOPIC, TOPICS, IngestHost, code, part
 
 REPEATED = IngestKind.REPEATED
+DIGEST = offsets_digest(OFFSETS)
 
 
 def watermark(host: IngestHost, where: TopicPartition = P0) -> int | None:
@@ -283,7 +285,9 @@ def test_offsets_of_a_decision() -> None:
     host.plan(entry, offsets=OFFSETS)
     host.decide(entry, offsets=OFFSETS)
     (effect,) = resolves(host)
-    assert effect == ResolveOffsets(ingest_id="x", ingest_epoch=1, round=1, group_id="g", is_committed=True)
+    assert effect == ResolveOffsets(
+        ingest_id="x", ingest_epoch=1, round=1, group_id="g", is_committed=True, offsets_digest=DIGEST
+    )
     host.publish_all()
     host.run(PUBLISH_RETRY_MS)
     assert resolves(host) == [effect]
@@ -311,7 +315,7 @@ def test_committed_ingest_is_kept_until_its_group_has_heard() -> None:
     for _ in range(4):
         host.now_ms += COMMITTED_KEEP_MS // 2
         host.tick()
-    question = DecideOutcome(ingest_id="x", ingest_epoch=1, round=1, group_id="g")
+    question = DecideOutcome(ingest_id="x", ingest_epoch=1, round=1, offsets_digest=DIGEST)
     assert host.do(question) == OutcomeKnown(is_committed=True)
     resolved(host, resolves(host)[0])
     host.run()
@@ -324,7 +328,7 @@ def test_question_of_a_group_aborts_an_undecided_round() -> None:
     host.open()
     entry = host.sealed(part())
     host.plan(entry, offsets=OFFSETS)
-    question = DecideOutcome(ingest_id="x", ingest_epoch=1, round=1, group_id="g")
+    question = DecideOutcome(ingest_id="x", ingest_epoch=1, round=1, offsets_digest=DIGEST)
     for _ in range(2):
         assert host.do(question) == OutcomeKnown(is_committed=False)
     assert code(host.decide(entry, offsets=OFFSETS)) is Refusal.INGEST_ABORTED
@@ -342,10 +346,108 @@ def test_offsets_that_another_commit_of_the_round_has_prepared_do_not_count() ->
     host.open()
     host.plan(offsets=OFFSETS)
     assert isinstance(host.decide(), Committed)
-    question = DecideOutcome(ingest_id="x", ingest_epoch=1, round=1, group_id="g")
+    question = DecideOutcome(ingest_id="x", ingest_epoch=1, round=1, offsets_digest=DIGEST)
     assert host.do(question) == OutcomeKnown(is_committed=False)
     host.fail_over()
     assert host.do(question) == OutcomeKnown(is_committed=False)
+
+
+def test_outcome_is_that_of_the_offsets_that_the_decision_names() -> None:
+    """A prepare that comes late, with other offsets or of another group, does not count because its round was decided."""
+    host = IngestHost()
+    host.open()
+    host.decide(offsets=OFFSETS)
+    question = DecideOutcome(ingest_id="x", ingest_epoch=1, round=1, offsets_digest=DIGEST)
+    others = (
+        replace(OFFSETS, group_id="h"),
+        replace(OFFSETS, offsets=(replace(OFFSETS.offsets[0], offset=8),)),
+        replace(OFFSETS, offsets=(replace(OFFSETS.offsets[0], metadata="m"),)),
+        replace(OFFSETS, offsets=()),
+    )
+    for _ in range(2):
+        for other in others:
+            late = replace(question, offsets_digest=offsets_digest(other))
+            assert host.do(late) == OutcomeKnown(is_committed=False)
+        assert host.do(question) == OutcomeKnown(is_committed=True)
+        host.fail_over()
+
+
+@pytest.mark.parametrize("kind", list(IngestKind))
+def test_offsets_do_not_count_again_once_their_group_has_confirmed(kind: IngestKind) -> None:
+    """What is pending after that is a late copy of the prepare, at a coordinator that has forgotten the outcome."""
+    host = IngestHost()
+    host.open(kind=kind)
+    host.decide(offsets=OFFSETS)
+    question = DecideOutcome(ingest_id="x", ingest_epoch=1, round=1, offsets_digest=DIGEST)
+    assert host.do(question) == OutcomeKnown(is_committed=True)
+    resolved(host, resolves(host)[0])
+    state = host.value().state
+    for _ in range(2):
+        assert host.do(question) == OutcomeKnown(is_committed=False)
+        host.fail_over()
+    assert host.value().state is state, "and nothing is aborted by the question"
+
+
+def lost(effect: Publish, records: int) -> NoteLostRecords:
+    """Return what the leader says of a part."""
+    return NoteLostRecords(
+        ingest_id=effect.ingest_id,
+        round=effect.round,
+        topic_id=effect.part.topic_id,
+        partition=effect.part.partition,
+        base_sequence=effect.part.base_sequence,
+        records=records,
+    )
+
+
+def test_part_after_a_loss_is_asked_for_with_it_and_the_result_says_so() -> None:
+    """The loss is on record before the part is published, whoever coordinates then; it is told once, and more of it once more."""
+    host = IngestHost()
+    host.open()
+    host.decide(host.sealed(part(), part(P1)))
+    first, other = host.asked()
+    host.do(lost(first, 7))
+    host.do(lost(first, 7))
+    assert [each.records for each in host.effects if isinstance(each, RecordsLost)] == [7]
+    host.effects = []
+    host.fail_over()
+    asked = {each.part.partition: each for each in host.asked()}
+    assert (asked[0].part.lost_records, asked[1].part.lost_records) == (7, 0)
+    assert asked[0].part == replace(first.part, lost_records=7)
+    host.do(lost(first, 9))
+    assert [each.records for each in host.effects if isinstance(each, RecordsLost)] == [2], "those that are new"
+    host.published(first)
+    host.published(other)
+    value = host.value()
+    assert value.state is IngestState.COMMITTED
+    assert value.decision is not None
+    assert [each.lost_records for each in value.decision.parts] == [9, 0]
+
+
+def test_only_the_next_part_of_a_partition_can_have_lost_what_is_before_it() -> None:
+    """Late and absurd words about others change nothing."""
+    host = IngestHost()
+    for ingest_id in ("x", "y"):
+        host.open(ingest_id)
+        host.decide(host.sealed(part(), ingest_id=ingest_id), ingest_id=ingest_id)
+    (first,) = host.asked()
+    for wrong in (
+        lost(replace(first, ingest_id="y"), 7),
+        replace(lost(first, 7), ingest_id="y", base_sequence=2),
+        replace(lost(first, 7), base_sequence=1),
+        replace(lost(first, 7), round=2),
+        replace(lost(first, 7), partition=1),
+        replace(lost(first, 7), ingest_id="unknown"),
+    ):
+        assert host.do(wrong) == Noted()
+    for absurd in (0, -1, 2**30 + 1):
+        assert code(host.do(lost(first, absurd))) is Refusal.INVALID_REQUEST
+    assert not host.effects
+    host.published(first)
+    assert host.do(lost(first, 7)) == Noted()
+    (second,) = host.asked()
+    assert second.part.lost_records == 0
+    assert not any(isinstance(each, RecordsLost) for each in host.effects)
 
 
 def test_question_about_a_fenced_epoch_disturbs_nobody() -> None:
@@ -356,7 +458,7 @@ def test_question_about_a_fenced_epoch_disturbs_nobody() -> None:
     host.open()
     (effect,) = resolves(host)
     assert (effect.ingest_epoch, effect.is_committed) == (1, False)
-    old = DecideOutcome(ingest_id="x", ingest_epoch=1, round=1, group_id="g")
+    old = DecideOutcome(ingest_id="x", ingest_epoch=1, round=1, offsets_digest=DIGEST)
     assert host.do(old) == OutcomeKnown(is_committed=False)
     assert host.value().state is IngestState.OPEN
     # What the group has not heard of an abort does not hold up a decision.

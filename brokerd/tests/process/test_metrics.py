@@ -166,6 +166,7 @@ async def test_ingests_are_counted(tmp_path: Path) -> None:
     assert found[f"{prefix}staged_bytes"] > 0
     assert (found[f"{prefix}published_parts_total"], found[f"{prefix}completed_decisions_total"]) == (2, 1)
     assert found[f"{prefix}expired_ingests_total"] == 0
+    assert found[f"{prefix}lost_records_total"] == 0
     assert found[f'{prefix}commands_total{{command="DecideCommit",result="ok"}}'] == 1
     assert found[f'{prefix}commands_total{{command="TouchIngest",result="INGEST_NOT_FOUND"}}'] == 1
 

@@ -79,7 +79,11 @@ class StagingAttempt:
 
 
 class PublishingBroker(LoneBroker):
-    """Broker 1, which leads `t` and its staging topic."""
+    """Broker 1, which leads `t` and its staging topic.
+
+    Attributes:
+        is_session_lost: True while another broker may lead its partitions.
+    """
 
     def __init__(self, disk: SimDisk | None = None) -> None:
         if disk is None:
@@ -101,11 +105,14 @@ class PublishingBroker(LoneBroker):
         self.staged = StagedReads(node_id=1, observer=self.observer, find=self.manager.find, calls=calls)
         self.led = LedPartitions(node_id=1, observer=self.observer, find=self.manager.find)
         self.checks = StagedChecks(led=self.led, staged=self.staged)
+        self.is_session_lost = False
         self.publisher = self.new_publisher()
 
     def new_publisher(self, *, max_batches: int = 1_000) -> Publisher:
         """Return a publisher that knows nothing of the earlier one."""
-        return Publisher(led=self.led, staged=self.staged, max_batches=max_batches)
+        return Publisher(
+            led=self.led, staged=self.staged, is_lost=lambda: self.is_session_lost, max_batches=max_batches
+        )
 
     async def start(self, *, partition_count: int = 1, **configs: str) -> None:
         """Register the broker and make both topics."""

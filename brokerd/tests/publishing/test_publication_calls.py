@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from unittest import mock
 
@@ -20,6 +20,7 @@ from brokerd.failure import RefusedError
 from brokerd.process.server import BrokerServer
 from brokerd.publishing.calls import Unstaged
 from brokerd.publishing.parts import PublishedPart, Slice
+from brokerd.publishing.publisher import RecordsLostError
 from brokerd.tests.publishing.staging_clients import (
     RemoteAttempt,
     calls_of,
@@ -161,6 +162,22 @@ async def test_missing_slices_are_named_across_brokers(two: Two) -> None:
             await calls_of(two.second).publish(part_of(two.topic_id, partition, bad))
         assert caught.value.failure.code in (ErrorCode.INGEST_INCOMPLETE, ErrorCode.OFFSET_NOT_AVAILABLE)
     assert await read_all(two.clients[1], "t", partition) == []
+
+
+async def test_lost_records_are_told_and_noted_across_brokers(two: Two) -> None:
+    """The number comes back with the error, and goes with the next request."""
+    partition = two.partition(target=2, staging=1)
+    slices, values = await two.staged(partition)
+    calls, first = calls_of(two.first), part_of(two.topic_id, partition, slices[0])
+    await calls.publish(first)
+    after_loss = replace(part_of(two.topic_id, partition, slices[1]), base_sequence=first.records + 3)
+    with pytest.raises(RecordsLostError) as caught:
+        await calls.publish(after_loss)
+    assert caught.value.records == 3
+    found = await calls.publish(replace(after_loss, lost_records=3))
+    assert found == PublishedPart(first.records, len(values))
+    assert await calls.publish(after_loss) == found
+    assert await read_all(two.clients[1], "t", partition) == values
 
 
 async def test_unreachable_leader_of_staged_records_is_retriable(two: Two) -> None:

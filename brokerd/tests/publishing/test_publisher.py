@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from lograft.wire.batch import Codec, RecordBatch, check_batch
@@ -15,6 +16,7 @@ from lograft.wire.header import iter_batches
 from brokerd.failure import RefusedError, refused
 from brokerd.publishing import publisher as publisher_module
 from brokerd.publishing.parts import UNKNOWN_OFFSET, Part, PublishedPart, Slice
+from brokerd.publishing.publisher import RecordsLostError
 from brokerd.replica.replica import Replica
 from brokerd.tests.publishing.publishing_broker import (
     PUBLISHING,
@@ -50,6 +52,15 @@ async def staged(broker: PublishingBroker, *, batches: int = 20, sequence: int =
     one, values = await first.seal()
     two, more = await second.seal()
     return part(two, one), more + values
+
+
+async def staged_later(broker: PublishingBroker) -> tuple[Part, list[bytes]]:
+    """Stage the batches of another attempt."""
+    attempt = await broker.attempt(5)
+    for number in range(20):
+        attempt.stage(b"later %d" % number, b"and %d" % number)
+    made, values = await attempt.seal()
+    return part(made), values
 
 
 async def test_part_is_published_in_its_order(broker: PublishingBroker) -> None:
@@ -322,15 +333,65 @@ async def test_missing_records_publish_nothing(broker: PublishingBroker) -> None
     assert target.log_end_offset == 0
 
 
-async def test_log_that_lost_earlier_parts_publishes_nothing(broker: PublishingBroker) -> None:
-    """A hole in the sequences is told apart from a part that is there."""
-    wanted, _ = await staged(broker)
+async def test_log_that_lost_earlier_parts_goes_on_once_the_loss_is_noted(broker: PublishingBroker) -> None:
+    """The leader says what its log lacks, and leaves out exactly what its coordinator knows of; then parts follow each other again."""
+    wanted, values = await staged(broker)
     await broker.publisher.publish(wanted)
+    target = await broker.target()
+    following, more = await staged_later(broker)
+    after_loss = replace(following, base_sequence=wanted.records + 3)
+    for noted in (0, 2, 4):
+        with pytest.raises(RecordsLostError) as caught:
+            await broker.publisher.publish(replace(after_loss, lost_records=noted))
+        assert caught.value.records == 3
+        assert caught.value.failure.code is ErrorCode.DATA_LOSS
+    broker.is_session_lost = True
+    noted_loss = replace(after_loss, lost_records=3)
+    assert await code_of(broker, noted_loss) is ErrorCode.LEADER_NOT_AVAILABLE
+    broker.is_session_lost = False
+    assert target.log_end_offset == wanted.records
+    found = await broker.publisher.publish(noted_loss)
+    assert found == PublishedPart(wanted.records, wanted.records + len(more))
+    for again in (after_loss, noted_loss):
+        assert await broker.new_publisher().publish(again) == found
     attempt = await broker.attempt(9)
     attempt.stage(b"next")
     made, _ = await attempt.seal()
-    assert await code_of(broker, part(made, base_sequence=wanted.records + 3)) is ErrorCode.DATA_LOSS
-    assert (await broker.target()).log_end_offset == wanted.records
+    assert await code_of(broker, part(made, base_sequence=wanted.records + 4 + len(more))) is ErrorCode.DATA_LOSS
+    await broker.publisher.publish(part(made, base_sequence=wanted.records + 3 + len(more)))
+    assert values_of(target) == [*values, *more, b"next"]
+
+
+async def test_part_after_a_loss_goes_on_after_a_crash(
+    broker: PublishingBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log that was recovered takes the hole in the sequences as it is, and the rest of the part is published once."""
+    wanted, values = await staged(broker)
+    await broker.publisher.publish(wanted)
+    following, more = await staged_later(broker)
+    noted_loss = replace(following, base_sequence=wanted.records + 3, lost_records=3)
+    append, left = Replica.append, [7]
+
+    def failing(replica: Replica, *arguments: Any, **fields: Any) -> Any:
+        if fields.get("is_decided"):
+            left[0] -= 1
+            if left[0] < 0:
+                raise refused(ErrorCode.STORAGE_FAILED, "no more")
+        return append(replica, *arguments, **fields)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Replica, "append", failing)
+        assert await code_of(broker, noted_loss) is ErrorCode.STORAGE_FAILED
+    end_offset = (await broker.target()).log_end_offset
+    assert wanted.records < end_offset < wanted.records + len(more)
+    await broker.publisher.close()
+    await broker.manager.stop()
+    again = PublishingBroker(broker.disk)
+    await again.start(segment_bytes="4096")
+    assert await again.publisher.publish(noted_loss) == PublishedPart(wanted.records, wanted.records + len(more))
+    assert values_of(await again.target()) == [*values, *more]
+    await again.publisher.close()
+    await again.manager.stop()
 
 
 async def test_absurd_part_and_foreign_partitions_are_refused(broker: PublishingBroker) -> None:

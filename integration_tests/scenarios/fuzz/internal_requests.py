@@ -329,6 +329,7 @@ def _publish_part(rng: random.Random, facts: Facts, target: Voter) -> list[Messa
             base_sequence=rng.randrange(100),
             records=len(slices),
             slices=slices,
+            lost_records=rng.choice((0, 0, 3, 2**30)),
         )
     ]
 
@@ -365,7 +366,7 @@ def _decide_outcome(rng: random.Random, facts: Facts, target: Voter) -> list[Mes
             ingest_id=f"fuzz-{rng.randrange(5)}",
             ingest_epoch=1,
             round=rng.randint(1, 3),
-            group_id=f"fuzz-{rng.randrange(20)}",
+            offsets_digest=rng.randbytes(rng.choice((0, 1, 32, 4_096))),
         )
     ]
 
@@ -395,6 +396,7 @@ def _prepare_offsets(rng: random.Random, facts: Facts, _target: Voter) -> list[M
             ingest_epoch=1,
             round=rng.randint(1, 3),
             offsets=ingest_pb2.IngestOffsets(group_id=f"fuzz-{rng.randrange(20)}", member_epoch=-1, offsets=offsets),
+            offsets_digest=rng.randbytes(rng.choice((0, 1, 32, 4_096))),
         )
     ]
 
@@ -407,6 +409,7 @@ def _resolve_offsets(rng: random.Random, _facts: Facts, _target: Voter) -> list[
             ingest_epoch=1,
             round=rng.randint(1, 3),
             is_committed=rng.random() < 0.5,
+            offsets_digest=rng.randbytes(rng.choice((0, 1, 32, 4_096))),
         )
     ]
 

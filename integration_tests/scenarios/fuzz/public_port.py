@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make fuzz`, first part: mutated batches, frames and names of clients, through the public port of a real broker process.
+"""`make fuzz`, first part: mutated batches, frames, names and calls of ingests, through the public port of a real broker process.
 
 The broker must survive every input. After every thousand inputs a good client must still work. At the end the broker's memory must have
 grown by less than RSS_GROWTH_BYTES_MAX, and everything stored must be readable: every batch of the topic decodes in every way that
@@ -20,11 +20,15 @@ from lograft.wire.compression import Codec
 
 from integration_tests.harness.cluster import BROKER_ID_FIRST, Cluster
 from integration_tests.harness.wait import wait_for
+from integration_tests.scenarios.fuzz.ingest_requests import TOPIC as INGEST_TOPIC
+from integration_tests.scenarios.fuzz.ingest_requests import IngestRequests
 from integration_tests.scenarios.fuzz.mutations import BATCH_MUTATIONS, mutate_frame, odd_name, zstd_bomb
 
 TOPIC = "fuzz"
 RSS_GROWTH_BYTES_MAX = 256 * 1024 * 1024
 CALL_TIMEOUT_S = 10.0
+INGEST_TIMEOUT_S = 2.0
+"""A commit of what cannot be checked now waits as long as it may."""
 WARM_UP_INPUTS = 1_000
 BOMBS = 20
 POLL_TIMEOUT_MS = 10_000
@@ -53,6 +57,7 @@ class Attacker:
         self._rng = random.Random(seed)
         self._channel = grpc.insecure_channel(address)
         self._batches = valid_batches(self._rng)
+        self._ingests = IngestRequests(self._rng)
         self.outcomes: collections.Counter[str] = collections.Counter()
 
     def _exchange(self, method: str, messages: list[bytes]) -> list[bytes]:
@@ -142,8 +147,20 @@ class Attacker:
         else:
             self.outcomes["name: answered"] += 1
 
+    def ingest_call(self) -> None:
+        """Send a call about an ingest, which may be mutated."""
+        path, request, answer, hear = self._ingests.next()
+        name = f"ingest {path.rpartition('/')[2]}"
+        call = self._channel.unary_unary(path, type(request).SerializeToString, answer.FromString)
+        try:
+            hear(call(request, timeout=INGEST_TIMEOUT_S))
+        except grpc.RpcError as error:
+            self.outcomes[f"{name}: {error.code().name}"] += 1
+        else:
+            self.outcomes[f"{name}: answered"] += 1
+
     def attack(self, inputs: int) -> None:
-        """Send `inputs` inputs: half of them batches, the rest frames and names, and a few bombs."""
+        """Send `inputs` inputs: half of them batches, the rest frames, names and calls of ingests, and a few bombs."""
         for index in range(inputs):
             if index % (max(1, inputs // BOMBS)) == 0:
                 self.mutated_batch(bomb=True)
@@ -151,8 +168,10 @@ class Attacker:
                 self.mutated_batch()
             elif index % 4 == 2:
                 self.mutated_frame()
-            else:
+            elif index % 8 == 3:
                 self.odd_names()
+            else:
+                self.ingest_call()
 
     def close(self) -> None:
         """Close the channel."""
@@ -196,6 +215,8 @@ def run(directory: Path, inputs: int, seed: int) -> tuple[collections.Counter[st
         with Admin(cluster.bootstrap) as admin:
             # Batches with times of any age are kept until they have been read back.
             admin.create_topic(TOPIC, configs={"flush.policy": "none", "retention.ms": "-1"})
+            # Of its own: a decision goes on publishing while the other one is read.
+            admin.create_topic(INGEST_TOPIC)
         broker = cluster.brokers[BROKER_ID_FIRST]
         outcomes: collections.Counter[str] = collections.Counter()
         attack(cluster.bootstrap, min(inputs, WARM_UP_INPUTS), seed, outcomes)

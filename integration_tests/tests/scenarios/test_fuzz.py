@@ -30,6 +30,7 @@ def test_hostile_input_harms_nothing(tmp_path: Path) -> None:
     assert growth < public_port.RSS_GROWTH_BYTES_MAX
     assert sum(outcomes.values()) == SHORT_INPUTS
     assert not [outcome for outcome in outcomes if ": UNKNOWN" in outcome or ": INTERNAL" in outcome]
+    assert outcomes["ingest OpenIngest: answered"] > 0
 
 
 @pytest.mark.process

@@ -48,6 +48,7 @@ QUICKLY_FOUND = {
     "a commit of an ingest is answered before everything is published": "1",
     "the tasks of a decision are published in the wrong order": "1",
     "a part is answered before it is committed": "1",
+    "a reader waits while something is staged": "1",
 }
 """Mutants that a few seeds find, and the number of seeds to run."""
 
@@ -111,6 +112,7 @@ def test_smoke_seeds_are_clean_and_every_fault_occurs() -> None:
         "ingest commit answered",
         "ingest fenced by an open",
         "ingest attempt goes on",
+        "transform round",
     ):
         assert f"  {name} " in everything, f"no {name!r}: {everything}"
 

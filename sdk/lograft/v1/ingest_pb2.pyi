@@ -630,6 +630,7 @@ class PublishedPart(_message.Message):
     RECORDS_FIELD_NUMBER: _builtins.int
     FIRST_OFFSET_FIELD_NUMBER: _builtins.int
     END_OFFSET_FIELD_NUMBER: _builtins.int
+    LOST_RECORDS_FIELD_NUMBER: _builtins.int
     topic_id: _builtins.bytes
     """Topic id, 16 bytes."""
     topic: _builtins.str
@@ -642,6 +643,10 @@ class PublishedPart(_message.Message):
     """Offset of the first one; -1: the topic was deleted after the decision."""
     end_offset: _builtins.int
     """Offset after the last one; -1: the topic was deleted after the decision."""
+    lost_records: _builtins.int
+    """Records that earlier decisions had published in this partition and that it had lost by then, by an unclean election for example.
+    They are not published again; those of this decision are all there. 0: none.
+    """
     def __init__(
         self,
         *,
@@ -651,10 +656,11 @@ class PublishedPart(_message.Message):
         records: _builtins.int = ...,
         first_offset: _builtins.int = ...,
         end_offset: _builtins.int = ...,
+        lost_records: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset", b"end_offset", "first_offset", b"first_offset", "partition", b"partition", "records", b"records", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset", b"end_offset", "first_offset", b"first_offset", "lost_records", b"lost_records", "partition", b"partition", "records", b"records", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -68,6 +68,20 @@ def test_gap_and_partial_overlap_are_refused(base_sequence: int, count: int) -> 
         windows(20).check(header(base_sequence, count=count))
 
 
+def test_gap_is_taken_if_the_leader_says_so_and_nothing_else_is() -> None:
+    """The log has lost what lies between; then the producer goes on from there. Duplicates stay duplicates, overlaps are refused."""
+    producers = windows(20)
+    assert producers.check(header(1_000, count=2), may_skip=True) is None
+    assert producers.check(header(57, count=3), may_skip=True) == ProducedBatch(57, 157, 2)
+    for base_sequence, count in ((57, 4), (58, 2), (59, 3), (0, 1)):
+        with pytest.raises(OutOfOrderSequenceError):
+            producers.check(header(base_sequence, count=count), may_skip=True)
+    producers.update(header(1_000, count=2), 500)
+    assert producers.check(header(1_002)) is None
+    with pytest.raises(OutOfOrderSequenceError):
+        producers.check(header(1_003))
+
+
 def test_lower_epoch_is_fenced_and_higher_epoch_starts_at_zero() -> None:
     """An old epoch never appends; a new epoch starts new state with sequence 0."""
     producers = ProducerWindows()

@@ -336,10 +336,13 @@ class GroupPendingRecord(_message.Message):
     INGEST_EPOCH_FIELD_NUMBER: _builtins.int
     PREPARED_MS_FIELD_NUMBER: _builtins.int
     OFFSETS_FIELD_NUMBER: _builtins.int
+    OFFSETS_DIGEST_FIELD_NUMBER: _builtins.int
     ingest_epoch: _builtins.int
     """Epoch of the ingest."""
     prepared_ms: _builtins.int
     """Milliseconds since 1970 at which they were prepared."""
+    offsets_digest: _builtins.bytes
+    """Digest by which the outcome names them, as the coordinator of the ingest made it."""
     @_builtins.property
     def offsets(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupPendingOffset]:
         """Offsets, by topic id and partition. Those of topics that were deleted meanwhile are left out."""
@@ -350,10 +353,11 @@ class GroupPendingRecord(_message.Message):
         ingest_epoch: _builtins.int = ...,
         prepared_ms: _builtins.int = ...,
         offsets: _abc.Iterable[Global___GroupPendingOffset] | None = ...,
+        offsets_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ingest_epoch", b"ingest_epoch", "offsets", b"offsets", "prepared_ms", b"prepared_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ingest_epoch", b"ingest_epoch", "offsets", b"offsets", "offsets_digest", b"offsets_digest", "prepared_ms", b"prepared_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from lograft.internal.v1 import publication_pb2 as lograft_dot_internal_dot_v1_dot_publication__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&lograft/internal/v1/ingest_calls.proto\x12\x13lograft.internal.v1\x1a%lograft/internal/v1/publication.proto\"\xa9\x01\n\x17\x46indLiveAttemptsRequest\x12\x34\n\x05peers\x18\x01 \x01(\x0b\x32%.lograft.internal.v1.PublicationPeers\x12\x1d\n\x15\x63oordinator_partition\x18\x02 \x01(\x05\x12\x10\n\x08topic_id\x18\x03 \x01(\x0c\x12\x11\n\tpartition\x18\x04 \x01(\x05\x12\x14\n\x0cproducer_ids\x18\x05 \x03(\x03\"/\n\x18\x46indLiveAttemptsResponse\x12\x13\n\x0bneeded_from\x18\x01 \x03(\x12\"\x96\x01\n\x14\x44\x65\x63ideOutcomeRequest\x12\x34\n\x05peers\x18\x01 \x01(\x0b\x32%.lograft.internal.v1.PublicationPeers\x12\x11\n\tingest_id\x18\x02 \x01(\t\x12\x14\n\x0cingest_epoch\x18\x03 \x01(\x05\x12\r\n\x05round\x18\x04 \x01(\x05\x12\x10\n\x08group_id\x18\x05 \x01(\t\"-\n\x15\x44\x65\x63ideOutcomeResponse\x12\x14\n\x0cis_committed\x18\x01 \x01(\x08\"\xa1\x01\n\x14\x46indPublishedRequest\x12\x34\n\x05peers\x18\x01 \x01(\x0b\x32%.lograft.internal.v1.PublicationPeers\x12\x1d\n\x15\x63oordinator_partition\x18\x02 \x01(\x05\x12\x34\n\npartitions\x18\x03 \x03(\x0b\x32 .lograft.internal.v1.PublishedIn\"2\n\x0bPublishedIn\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\x05\"A\n\x15\x46indPublishedResponse\x12\x11\n\tsequences\x18\x01 \x03(\x12\x12\x15\n\rend_sequences\x18\x02 \x03(\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&lograft/internal/v1/ingest_calls.proto\x12\x13lograft.internal.v1\x1a%lograft/internal/v1/publication.proto\"\xa9\x01\n\x17\x46indLiveAttemptsRequest\x12\x34\n\x05peers\x18\x01 \x01(\x0b\x32%.lograft.internal.v1.PublicationPeers\x12\x1d\n\x15\x63oordinator_partition\x18\x02 \x01(\x05\x12\x10\n\x08topic_id\x18\x03 \x01(\x0c\x12\x11\n\tpartition\x18\x04 \x01(\x05\x12\x14\n\x0cproducer_ids\x18\x05 \x03(\x03\"/\n\x18\x46indLiveAttemptsResponse\x12\x13\n\x0bneeded_from\x18\x01 \x03(\x12\"\x9c\x01\n\x14\x44\x65\x63ideOutcomeRequest\x12\x34\n\x05peers\x18\x01 \x01(\x0b\x32%.lograft.internal.v1.PublicationPeers\x12\x11\n\tingest_id\x18\x02 \x01(\t\x12\x14\n\x0cingest_epoch\x18\x03 \x01(\x05\x12\r\n\x05round\x18\x04 \x01(\x05\x12\x16\n\x0eoffsets_digest\x18\x05 \x01(\x0c\"-\n\x15\x44\x65\x63ideOutcomeResponse\x12\x14\n\x0cis_committed\x18\x01 \x01(\x08\"\xa1\x01\n\x14\x46indPublishedRequest\x12\x34\n\x05peers\x18\x01 \x01(\x0b\x32%.lograft.internal.v1.PublicationPeers\x12\x1d\n\x15\x63oordinator_partition\x18\x02 \x01(\x05\x12\x34\n\npartitions\x18\x03 \x03(\x0b\x32 .lograft.internal.v1.PublishedIn\"2\n\x0bPublishedIn\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\x05\"A\n\x15\x46indPublishedResponse\x12\x11\n\tsequences\x18\x01 \x03(\x12\x12\x15\n\rend_sequences\x18\x02 \x03(\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,13 +37,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FINDLIVEATTEMPTSRESPONSE']._serialized_start=274
   _globals['_FINDLIVEATTEMPTSRESPONSE']._serialized_end=321
   _globals['_DECIDEOUTCOMEREQUEST']._serialized_start=324
-  _globals['_DECIDEOUTCOMEREQUEST']._serialized_end=474
-  _globals['_DECIDEOUTCOMERESPONSE']._serialized_start=476
-  _globals['_DECIDEOUTCOMERESPONSE']._serialized_end=521
-  _globals['_FINDPUBLISHEDREQUEST']._serialized_start=524
-  _globals['_FINDPUBLISHEDREQUEST']._serialized_end=685
-  _globals['_PUBLISHEDIN']._serialized_start=687
-  _globals['_PUBLISHEDIN']._serialized_end=737
-  _globals['_FINDPUBLISHEDRESPONSE']._serialized_start=739
-  _globals['_FINDPUBLISHEDRESPONSE']._serialized_end=804
+  _globals['_DECIDEOUTCOMEREQUEST']._serialized_end=480
+  _globals['_DECIDEOUTCOMERESPONSE']._serialized_start=482
+  _globals['_DECIDEOUTCOMERESPONSE']._serialized_end=527
+  _globals['_FINDPUBLISHEDREQUEST']._serialized_start=530
+  _globals['_FINDPUBLISHEDREQUEST']._serialized_end=691
+  _globals['_PUBLISHEDIN']._serialized_start=693
+  _globals['_PUBLISHEDIN']._serialized_end=743
+  _globals['_FINDPUBLISHEDRESPONSE']._serialized_start=745
+  _globals['_FINDPUBLISHEDRESPONSE']._serialized_end=810
 # @@protoc_insertion_point(module_scope)

@@ -99,15 +99,15 @@ class DecideOutcomeRequest(_message.Message):
     INGEST_ID_FIELD_NUMBER: _builtins.int
     INGEST_EPOCH_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
-    GROUP_ID_FIELD_NUMBER: _builtins.int
+    OFFSETS_DIGEST_FIELD_NUMBER: _builtins.int
     ingest_id: _builtins.str
     """Ingest id."""
     ingest_epoch: _builtins.int
     """Epoch at which the offsets were prepared."""
     round: _builtins.int
     """Round for which they were prepared."""
-    group_id: _builtins.str
-    """Group id."""
+    offsets_digest: _builtins.bytes
+    """Digest of the group and its offsets, as their prepare had it: the outcome is that of exactly these."""
     @_builtins.property
     def peers(self) -> _publication_pb2.PublicationPeers:
         """Who asks."""
@@ -119,11 +119,11 @@ class DecideOutcomeRequest(_message.Message):
         ingest_id: _builtins.str = ...,
         ingest_epoch: _builtins.int = ...,
         round: _builtins.int = ...,
-        group_id: _builtins.str = ...,
+        offsets_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["peers", b"peers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_id", b"group_id", "ingest_epoch", b"ingest_epoch", "ingest_id", b"ingest_id", "peers", b"peers", "round", b"round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ingest_epoch", b"ingest_epoch", "ingest_id", b"ingest_id", "offsets_digest", b"offsets_digest", "peers", b"peers", "round", b"round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -131,13 +131,13 @@ Global___DecideOutcomeRequest: _TypeAlias = DecideOutcomeRequest  # noqa: Y015
 
 @_typing.final
 class DecideOutcomeResponse(_message.Message):
-    """The outcome. It never changes."""
+    """The outcome."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     IS_COMMITTED_FIELD_NUMBER: _builtins.int
     is_committed: _builtins.bool
-    """True: the offsets count."""
+    """True: the offsets count, and the group has not said yet that it knows. False: they do not, or have counted already."""
     def __init__(
         self,
         *,

@@ -116,6 +116,7 @@ class PublishedPartRecord(_message.Message):
     RECORDS_FIELD_NUMBER: _builtins.int
     FIRST_OFFSET_FIELD_NUMBER: _builtins.int
     END_OFFSET_FIELD_NUMBER: _builtins.int
+    LOST_RECORDS_FIELD_NUMBER: _builtins.int
     topic_id: _builtins.bytes
     """Topic id, 16 bytes."""
     partition: _builtins.int
@@ -126,6 +127,8 @@ class PublishedPartRecord(_message.Message):
     """Offset of the first one; -1: the topic was deleted."""
     end_offset: _builtins.int
     """Offset after the last one; -1: the topic was deleted."""
+    lost_records: _builtins.int
+    """Records published before these that the log of the partition had lost."""
     def __init__(
         self,
         *,
@@ -134,10 +137,11 @@ class PublishedPartRecord(_message.Message):
         records: _builtins.int = ...,
         first_offset: _builtins.int = ...,
         end_offset: _builtins.int = ...,
+        lost_records: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset", b"end_offset", "first_offset", b"first_offset", "partition", b"partition", "records", b"records", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset", b"end_offset", "first_offset", b"first_offset", "lost_records", b"lost_records", "partition", b"partition", "records", b"records", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -155,7 +159,6 @@ class IngestDecisionRecord(_message.Message):
     DROPPED_ATTEMPTS_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
     INGEST_EPOCH_FIELD_NUMBER: _builtins.int
-    GROUP_ID_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """Round."""
     digest: _builtins.bytes
@@ -166,8 +169,6 @@ class IngestDecisionRecord(_message.Message):
     """Attempts that were not in the manifest."""
     ingest_epoch: _builtins.int
     """Epoch of the ingest that decided."""
-    group_id: _builtins.str
-    """Group whose offsets count with it; empty: none."""
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___PublishedPartRecord]:
         """Once everything is published: the partitions, by topic id and partition."""
@@ -181,11 +182,10 @@ class IngestDecisionRecord(_message.Message):
         dropped_attempts: _builtins.int = ...,
         parts: _abc.Iterable[Global___PublishedPartRecord] | None = ...,
         ingest_epoch: _builtins.int = ...,
-        group_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "dropped_attempts", b"dropped_attempts", "group_id", b"group_id", "ingest_epoch", b"ingest_epoch", "parts", b"parts", "records", b"records", "round", b"round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "dropped_attempts", b"dropped_attempts", "ingest_epoch", b"ingest_epoch", "parts", b"parts", "records", b"records", "round", b"round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -201,6 +201,7 @@ class IngestGroupRecord(_message.Message):
     ROUND_FIELD_NUMBER: _builtins.int
     IS_COMMITTED_FIELD_NUMBER: _builtins.int
     INGEST_EPOCH_FIELD_NUMBER: _builtins.int
+    OFFSETS_DIGEST_FIELD_NUMBER: _builtins.int
     group_id: _builtins.str
     """Group id."""
     round: _builtins.int
@@ -209,6 +210,8 @@ class IngestGroupRecord(_message.Message):
     """True: the offsets count. False: they do not."""
     ingest_epoch: _builtins.int
     """Epoch of the ingest at which the offsets were prepared."""
+    offsets_digest: _builtins.bytes
+    """SHA-256 of the group and the offsets that count; empty: none do."""
     def __init__(
         self,
         *,
@@ -216,10 +219,11 @@ class IngestGroupRecord(_message.Message):
         round: _builtins.int = ...,
         is_committed: _builtins.bool = ...,
         ingest_epoch: _builtins.int = ...,
+        offsets_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_id", b"group_id", "ingest_epoch", b"ingest_epoch", "is_committed", b"is_committed", "round", b"round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_id", b"group_id", "ingest_epoch", b"ingest_epoch", "is_committed", b"is_committed", "offsets_digest", b"offsets_digest", "round", b"round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -424,6 +428,7 @@ class IngestPlanRecord(_message.Message):
     IS_PUBLISHED_FIELD_NUMBER: _builtins.int
     FIRST_OFFSET_FIELD_NUMBER: _builtins.int
     END_OFFSET_FIELD_NUMBER: _builtins.int
+    LOST_RECORDS_FIELD_NUMBER: _builtins.int
     base_sequence: _builtins.int
     """Publishing sequence of its first record, modulo 2^31."""
     records: _builtins.int
@@ -434,6 +439,8 @@ class IngestPlanRecord(_message.Message):
     """Offset of the first record, once published; -1: the topic was deleted."""
     end_offset: _builtins.int
     """Offset after the last record, once published; -1: the topic was deleted."""
+    lost_records: _builtins.int
+    """Records published before the part that the log of the partition has lost."""
     def __init__(
         self,
         *,
@@ -442,10 +449,11 @@ class IngestPlanRecord(_message.Message):
         is_published: _builtins.bool = ...,
         first_offset: _builtins.int = ...,
         end_offset: _builtins.int = ...,
+        lost_records: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_sequence", b"base_sequence", "end_offset", b"end_offset", "first_offset", b"first_offset", "is_published", b"is_published", "records", b"records"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_sequence", b"base_sequence", "end_offset", b"end_offset", "first_offset", b"first_offset", "is_published", b"is_published", "lost_records", b"lost_records", "records", b"records"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

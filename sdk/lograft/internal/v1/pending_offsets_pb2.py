@@ -25,19 +25,19 @@ _sym_db = _symbol_database.Default()
 from lograft.v1 import ingest_pb2 as lograft_dot_v1_dot_ingest__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)lograft/internal/v1/pending_offsets.proto\x12\x13lograft.internal.v1\x1a\x17lograft/v1/ingest.proto\"{\n\x15PrepareOffsetsRequest\x12\x11\n\tingest_id\x18\x01 \x01(\t\x12\x14\n\x0cingest_epoch\x18\x02 \x01(\x05\x12\r\n\x05round\x18\x03 \x01(\x05\x12*\n\x07offsets\x18\x04 \x01(\x0b\x32\x19.lograft.v1.IngestOffsets\"\x18\n\x16PrepareOffsetsResponse\"w\n\x15ResolveOffsetsRequest\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x11\n\tingest_id\x18\x02 \x01(\t\x12\x14\n\x0cingest_epoch\x18\x03 \x01(\x05\x12\r\n\x05round\x18\x04 \x01(\x05\x12\x14\n\x0cis_committed\x18\x05 \x01(\x08\"\x18\n\x16ResolveOffsetsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)lograft/internal/v1/pending_offsets.proto\x12\x13lograft.internal.v1\x1a\x17lograft/v1/ingest.proto\"\x93\x01\n\x15PrepareOffsetsRequest\x12\x11\n\tingest_id\x18\x01 \x01(\t\x12\x14\n\x0cingest_epoch\x18\x02 \x01(\x05\x12\r\n\x05round\x18\x03 \x01(\x05\x12*\n\x07offsets\x18\x04 \x01(\x0b\x32\x19.lograft.v1.IngestOffsets\x12\x16\n\x0eoffsets_digest\x18\x05 \x01(\x0c\"\x18\n\x16PrepareOffsetsResponse\"\x8f\x01\n\x15ResolveOffsetsRequest\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x11\n\tingest_id\x18\x02 \x01(\t\x12\x14\n\x0cingest_epoch\x18\x03 \x01(\x05\x12\r\n\x05round\x18\x04 \x01(\x05\x12\x14\n\x0cis_committed\x18\x05 \x01(\x08\x12\x16\n\x0eoffsets_digest\x18\x06 \x01(\x0c\"\x18\n\x16ResolveOffsetsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'lograft.internal.v1.pending_offsets_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PREPAREOFFSETSREQUEST']._serialized_start=91
-  _globals['_PREPAREOFFSETSREQUEST']._serialized_end=214
-  _globals['_PREPAREOFFSETSRESPONSE']._serialized_start=216
-  _globals['_PREPAREOFFSETSRESPONSE']._serialized_end=240
-  _globals['_RESOLVEOFFSETSREQUEST']._serialized_start=242
-  _globals['_RESOLVEOFFSETSREQUEST']._serialized_end=361
-  _globals['_RESOLVEOFFSETSRESPONSE']._serialized_start=363
-  _globals['_RESOLVEOFFSETSRESPONSE']._serialized_end=387
+  _globals['_PREPAREOFFSETSREQUEST']._serialized_start=92
+  _globals['_PREPAREOFFSETSREQUEST']._serialized_end=239
+  _globals['_PREPAREOFFSETSRESPONSE']._serialized_start=241
+  _globals['_PREPAREOFFSETSRESPONSE']._serialized_end=265
+  _globals['_RESOLVEOFFSETSREQUEST']._serialized_start=268
+  _globals['_RESOLVEOFFSETSREQUEST']._serialized_end=411
+  _globals['_RESOLVEOFFSETSRESPONSE']._serialized_start=413
+  _globals['_RESOLVEOFFSETSRESPONSE']._serialized_end=437
 # @@protoc_insertion_point(module_scope)

@@ -31,12 +31,15 @@ class PrepareOffsetsRequest(_message.Message):
     INGEST_EPOCH_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
     OFFSETS_FIELD_NUMBER: _builtins.int
+    OFFSETS_DIGEST_FIELD_NUMBER: _builtins.int
     ingest_id: _builtins.str
     """Ingest id."""
     ingest_epoch: _builtins.int
     """Epoch of the ingest."""
     round: _builtins.int
     """Round that is to be committed."""
+    offsets_digest: _builtins.bytes
+    """Digest of the group and the offsets, up to 64 bytes. The outcome names it."""
     @_builtins.property
     def offsets(self) -> _ingest_pb2.IngestOffsets:
         """Group, member and offsets."""
@@ -48,10 +51,11 @@ class PrepareOffsetsRequest(_message.Message):
         ingest_epoch: _builtins.int = ...,
         round: _builtins.int = ...,
         offsets: _ingest_pb2.IngestOffsets | None = ...,
+        offsets_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["offsets", b"offsets"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ingest_epoch", b"ingest_epoch", "ingest_id", b"ingest_id", "offsets", b"offsets", "round", b"round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ingest_epoch", b"ingest_epoch", "ingest_id", b"ingest_id", "offsets", b"offsets", "offsets_digest", b"offsets_digest", "round", b"round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -85,6 +89,7 @@ class ResolveOffsetsRequest(_message.Message):
     INGEST_EPOCH_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
     IS_COMMITTED_FIELD_NUMBER: _builtins.int
+    OFFSETS_DIGEST_FIELD_NUMBER: _builtins.int
     group_id: _builtins.str
     """Group id."""
     ingest_id: _builtins.str
@@ -94,7 +99,9 @@ class ResolveOffsetsRequest(_message.Message):
     round: _builtins.int
     """Round."""
     is_committed: _builtins.bool
-    """True: they are committed. False: they are dropped."""
+    """True: those with the digest are committed. False: they are dropped."""
+    offsets_digest: _builtins.bytes
+    """Digest of the offsets that are committed; others of this epoch and round are dropped."""
     def __init__(
         self,
         *,
@@ -103,10 +110,11 @@ class ResolveOffsetsRequest(_message.Message):
         ingest_epoch: _builtins.int = ...,
         round: _builtins.int = ...,
         is_committed: _builtins.bool = ...,
+        offsets_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_id", b"group_id", "ingest_epoch", b"ingest_epoch", "ingest_id", b"ingest_id", "is_committed", b"is_committed", "round", b"round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_id", b"group_id", "ingest_epoch", b"ingest_epoch", "ingest_id", b"ingest_id", "is_committed", b"is_committed", "offsets_digest", b"offsets_digest", "round", b"round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%lograft/internal/v1/publication.proto\x12\x13lograft.internal.v1\"z\n\x10PublicationPeers\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x11\n\tbroker_id\x18\x02 \x01(\x05\x12\x11\n\tsender_id\x18\x03 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x04 \x01(\x03\x12\x16\n\x0eincarnation_id\x18\x05 \x01(\x0c\"u\n\x0bStagedSlice\x12\x13\n\x0bproducer_id\x18\x01 \x01(\x03\x12\x16\n\x0e\x66irst_sequence\x18\x02 \x01(\x05\x12\x0f\n\x07records\x18\x03 \x01(\x03\x12\x14\n\x0c\x66irst_offset\x18\x04 \x01(\x03\x12\x12\n\nend_offset\x18\x05 \x01(\x03\"\xde\x01\n\x12PublishPartRequest\x12\x34\n\x05peers\x18\x01 \x01(\x0b\x32%.lograft.internal.v1.PublicationPeers\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12\x11\n\tpartition\x18\x03 \x01(\x05\x12\x13\n\x0bproducer_id\x18\x04 \x01(\x03\x12\x15\n\rbase_sequence\x18\x05 \x01(\x05\x12\x0f\n\x07records\x18\x06 \x01(\x03\x12\x30\n\x06slices\x18\x07 \x03(\x0b\x32 .lograft.internal.v1.StagedSlice\"?\n\x13PublishPartResponse\x12\x14\n\x0c\x66irst_offset\x18\x01 \x01(\x12\x12\x12\n\nend_offset\x18\x02 \x01(\x12\"\xa1\x01\n\x12\x43heckStagedRequest\x12\x34\n\x05peers\x18\x01 \x01(\x0b\x32%.lograft.internal.v1.PublicationPeers\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12\x11\n\tpartition\x18\x03 \x01(\x05\x12\x30\n\x06slices\x18\x04 \x03(\x0b\x32 .lograft.internal.v1.StagedSlice\"J\n\x13\x43heckStagedResponse\x12\x33\n\x07missing\x18\x01 \x03(\x0b\x32\".lograft.internal.v1.StagedMissing\".\n\rStagedMissing\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t2\xd8\x01\n\x12PublicationService\x12`\n\x0bPublishPart\x12\'.lograft.internal.v1.PublishPartRequest\x1a(.lograft.internal.v1.PublishPartResponse\x12`\n\x0b\x43heckStaged\x12\'.lograft.internal.v1.CheckStagedRequest\x1a(.lograft.internal.v1.CheckStagedResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%lograft/internal/v1/publication.proto\x12\x13lograft.internal.v1\"z\n\x10PublicationPeers\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x11\n\tbroker_id\x18\x02 \x01(\x05\x12\x11\n\tsender_id\x18\x03 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x04 \x01(\x03\x12\x16\n\x0eincarnation_id\x18\x05 \x01(\x0c\"u\n\x0bStagedSlice\x12\x13\n\x0bproducer_id\x18\x01 \x01(\x03\x12\x16\n\x0e\x66irst_sequence\x18\x02 \x01(\x05\x12\x0f\n\x07records\x18\x03 \x01(\x03\x12\x14\n\x0c\x66irst_offset\x18\x04 \x01(\x03\x12\x12\n\nend_offset\x18\x05 \x01(\x03\"\xf4\x01\n\x12PublishPartRequest\x12\x34\n\x05peers\x18\x01 \x01(\x0b\x32%.lograft.internal.v1.PublicationPeers\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12\x11\n\tpartition\x18\x03 \x01(\x05\x12\x13\n\x0bproducer_id\x18\x04 \x01(\x03\x12\x15\n\rbase_sequence\x18\x05 \x01(\x05\x12\x0f\n\x07records\x18\x06 \x01(\x03\x12\x30\n\x06slices\x18\x07 \x03(\x0b\x32 .lograft.internal.v1.StagedSlice\x12\x14\n\x0clost_records\x18\x08 \x01(\x03\"U\n\x13PublishPartResponse\x12\x14\n\x0c\x66irst_offset\x18\x01 \x01(\x12\x12\x12\n\nend_offset\x18\x02 \x01(\x12\x12\x14\n\x0clost_records\x18\x03 \x01(\x03\"\xa1\x01\n\x12\x43heckStagedRequest\x12\x34\n\x05peers\x18\x01 \x01(\x0b\x32%.lograft.internal.v1.PublicationPeers\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12\x11\n\tpartition\x18\x03 \x01(\x05\x12\x30\n\x06slices\x18\x04 \x03(\x0b\x32 .lograft.internal.v1.StagedSlice\"J\n\x13\x43heckStagedResponse\x12\x33\n\x07missing\x18\x01 \x03(\x0b\x32\".lograft.internal.v1.StagedMissing\".\n\rStagedMissing\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t2\xd8\x01\n\x12PublicationService\x12`\n\x0bPublishPart\x12\'.lograft.internal.v1.PublishPartRequest\x1a(.lograft.internal.v1.PublishPartResponse\x12`\n\x0b\x43heckStaged\x12\'.lograft.internal.v1.CheckStagedRequest\x1a(.lograft.internal.v1.CheckStagedResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,15 +36,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STAGEDSLICE']._serialized_start=186
   _globals['_STAGEDSLICE']._serialized_end=303
   _globals['_PUBLISHPARTREQUEST']._serialized_start=306
-  _globals['_PUBLISHPARTREQUEST']._serialized_end=528
-  _globals['_PUBLISHPARTRESPONSE']._serialized_start=530
-  _globals['_PUBLISHPARTRESPONSE']._serialized_end=593
-  _globals['_CHECKSTAGEDREQUEST']._serialized_start=596
-  _globals['_CHECKSTAGEDREQUEST']._serialized_end=757
-  _globals['_CHECKSTAGEDRESPONSE']._serialized_start=759
-  _globals['_CHECKSTAGEDRESPONSE']._serialized_end=833
-  _globals['_STAGEDMISSING']._serialized_start=835
-  _globals['_STAGEDMISSING']._serialized_end=881
-  _globals['_PUBLICATIONSERVICE']._serialized_start=884
-  _globals['_PUBLICATIONSERVICE']._serialized_end=1100
+  _globals['_PUBLISHPARTREQUEST']._serialized_end=550
+  _globals['_PUBLISHPARTRESPONSE']._serialized_start=552
+  _globals['_PUBLISHPARTRESPONSE']._serialized_end=637
+  _globals['_CHECKSTAGEDREQUEST']._serialized_start=640
+  _globals['_CHECKSTAGEDREQUEST']._serialized_end=801
+  _globals['_CHECKSTAGEDRESPONSE']._serialized_start=803
+  _globals['_CHECKSTAGEDRESPONSE']._serialized_end=877
+  _globals['_STAGEDMISSING']._serialized_start=879
+  _globals['_STAGEDMISSING']._serialized_end=925
+  _globals['_PUBLICATIONSERVICE']._serialized_start=928
+  _globals['_PUBLICATIONSERVICE']._serialized_end=1144
 # @@protoc_insertion_point(module_scope)

@@ -107,6 +107,7 @@ class PublishPartRequest(_message.Message):
     BASE_SEQUENCE_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
     SLICES_FIELD_NUMBER: _builtins.int
+    LOST_RECORDS_FIELD_NUMBER: _builtins.int
     topic_id: _builtins.bytes
     """Topic id, 16 bytes."""
     partition: _builtins.int
@@ -117,6 +118,8 @@ class PublishPartRequest(_message.Message):
     """Publishing sequence of the first record, modulo 2^31."""
     records: _builtins.int
     """Number of records."""
+    lost_records: _builtins.int
+    """Records published before it that the coordinator has on record as lost: the log may lack exactly these. 0: none."""
     @_builtins.property
     def peers(self) -> Global___PublicationPeers:
         """Who asks."""
@@ -135,10 +138,11 @@ class PublishPartRequest(_message.Message):
         base_sequence: _builtins.int = ...,
         records: _builtins.int = ...,
         slices: _abc.Iterable[Global___StagedSlice] | None = ...,
+        lost_records: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["peers", b"peers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_sequence", b"base_sequence", "partition", b"partition", "peers", b"peers", "producer_id", b"producer_id", "records", b"records", "slices", b"slices", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_sequence", b"base_sequence", "lost_records", b"lost_records", "partition", b"partition", "peers", b"peers", "producer_id", b"producer_id", "records", b"records", "slices", b"slices", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -146,25 +150,29 @@ Global___PublishPartRequest: _TypeAlias = PublishPartRequest  # noqa: Y015
 
 @_typing.final
 class PublishPartResponse(_message.Message):
-    """The part is published: its records are committed."""
+    """The part is published: its records are committed. Or, with `lost_records`, nothing was appended."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     FIRST_OFFSET_FIELD_NUMBER: _builtins.int
     END_OFFSET_FIELD_NUMBER: _builtins.int
+    LOST_RECORDS_FIELD_NUMBER: _builtins.int
     first_offset: _builtins.int
     """Offset of the first record; -1: it was deleted since."""
     end_offset: _builtins.int
     """Offset after the last record; -1: it was deleted since. Records of others may lie between."""
+    lost_records: _builtins.int
+    """Records published before the part that the log has lost; not 0: nothing was appended, and the coordinator has to note this first."""
     def __init__(
         self,
         *,
         first_offset: _builtins.int = ...,
         end_offset: _builtins.int = ...,
+        lost_records: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset", b"end_offset", "first_offset", b"first_offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset", b"end_offset", "first_offset", b"first_offset", "lost_records", b"lost_records"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
