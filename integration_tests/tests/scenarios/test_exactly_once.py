@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from lograft.types import ConsumerRecord
 
 from integration_tests.scenarios.exactly_once import matrix, replay, streaming, transform
 from integration_tests.scenarios.exactly_once.compare import compare, sequences
 from integration_tests.scenarios.exactly_once.matrix_rows import ROWS
+from integration_tests.scenarios.exactly_once.processes import Program
 from integration_tests.scenarios.exactly_once.spark_tasks import (
     END,
     PART_WAY,
@@ -143,6 +145,30 @@ def test_the_checkpoint_says_how_many_batches_have_begun(tmp_path: Path) -> None
     for name in ("0", "1", ".1.crc", "2"):
         (tmp_path / name).touch()
     assert streaming._logged(tmp_path) == 3
+
+
+def test_a_program_is_heard_and_ends(tmp_path: Path) -> None:
+    """What it says comes line by line; without a word in time there is none."""
+    program = Program("json.tool", ["--json-lines", "--compact"], tmp_path / "log")
+    program.tell('{"a": 1}')
+    program.tell('{"b": 2}')
+    assert program.hear(0.1) is None
+    program.end_input()
+    assert program.hear(30.0) == '{"a":1}'
+    assert program.wait(30.0) == 0
+    assert program.words == ['{"a":1}', '{"b":2}']
+
+
+def test_a_program_stands_still_and_is_killed(tmp_path: Path) -> None:
+    """SIGSTOP, SIGCONT and SIGKILL reach it."""
+    program = Program("json.tool", [], tmp_path / "log")
+    program.stop_all()
+    assert psutil.Process(program.process.pid).status() == psutil.STATUS_STOPPED
+    program.go_on()
+    assert psutil.Process(program.process.pid).status() != psutil.STATUS_STOPPED
+    program.kill()
+    assert program.process.returncode == -9
+    assert not program.is_running
 
 
 @pytest.mark.process
