@@ -16,6 +16,8 @@ from typing import IO, Final
 
 import psutil
 
+from integration_tests.harness.wait import wait_for
+
 READ_BYTES: Final = 65_536
 END_TIMEOUT_S: Final = 60.0
 LOG_TAIL_BYTES: Final = 4_000
@@ -73,6 +75,8 @@ class Program:
         """Return the next line that it says; None if none comes in time, or it has ended and said everything."""
         deadline_s = time.monotonic() + timeout_s
         output = _stream(self.process.stdout)
+        if output.closed:
+            return None
         with selectors.DefaultSelector() as selector:
             selector.register(output, selectors.EVENT_READ)
             while b"\n" not in self._rest:
@@ -100,10 +104,12 @@ class Program:
             return []
 
     def stop_all(self) -> None:
-        """Stop (SIGSTOP) the process and everything below it: nothing of it moves any more."""
-        for each in self.tree():
+        """Stop (SIGSTOP) the process and everything below it, and wait until they stand: nothing of it moves any more."""
+        tree = self.tree()
+        for each in tree:
             with suppress(psutil.NoSuchProcess):
                 each.suspend()
+        wait_for(lambda: all(map(_stands, tree)), timeout_s=END_TIMEOUT_S, what="processes to stand still")
 
     def go_on(self) -> None:
         """Let the process and everything below it go on (SIGCONT)."""
@@ -112,14 +118,17 @@ class Program:
                 each.resume()
 
     def kill(self) -> None:
-        """Kill the process and everything below it (SIGKILL), and read what it has said."""
+        """Kill the process and everything below it (SIGKILL), unless it has ended, and read what it has said."""
         tree = self.tree()
         for each in tree:
             with suppress(psutil.NoSuchProcess):
                 each.kill()
-        psutil.wait_procs(tree, timeout=END_TIMEOUT_S)
         self.process.wait(END_TIMEOUT_S)
+        # Not the process itself: whoever waits for a child first has its status.
+        psutil.wait_procs([each for each in tree if each.pid != self.process.pid], timeout=END_TIMEOUT_S)
         self.hear_rest()
+        self.end_input()
+        _stream(self.process.stdout).close()
 
     def wait(self, timeout_s: float) -> int:
         """Wait for its end, and return the exit status (negative: the signal that ended it).
@@ -145,6 +154,13 @@ class Program:
     def log_tail(self) -> str:
         """Return the end of its log."""
         return self.log_path.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
+
+
+def _stands(process: psutil.Process) -> bool:
+    try:
+        return process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def say(line: str) -> None:

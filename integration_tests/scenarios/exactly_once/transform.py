@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from lograft import Producer
+from lograft.types import ConfigResource
 
 from integration_tests.harness.background import Repeated
 from integration_tests.harness.outcome import Outcome
@@ -56,6 +57,9 @@ START_DELAY_S: Final = 1.5
 """Longest time from the start of a program to the kill that is to meet it before it is ready."""
 BROKER_EVERY: Final = 8
 """In every so-manyth round a broker is killed as well."""
+SESSION_MS: Final = 20_000
+"""Session of the group. A program that is killed is followed by one with its name, which need not wait for that; a pair waits."""
+
 STEP_TIMEOUT_S: Final = 120.0
 DRAIN_TIMEOUT_S: Final = 240.0
 CHECK_INTERVAL_S: Final = 0.2
@@ -275,6 +279,7 @@ def prove(
     with running_scene(directory, seed=seed) as scene, Producer(scene.bootstrap) as producer:
         scene.create_topic(SOURCE, partitions=SOURCE_PARTITIONS)
         scene.create_topic(TARGET, partitions=TARGET_PARTITIONS)
+        scene.admin.alter_configs({ConfigResource.group(GROUP): {"group.session.timeout.ms": str(SESSION_MS)}})
         feed = Feed(producer)
         feed.start()
         done = 0

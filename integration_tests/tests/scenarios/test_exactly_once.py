@@ -151,12 +151,16 @@ def test_a_program_is_heard_and_ends(tmp_path: Path) -> None:
     """What it says comes line by line; without a word in time there is none."""
     program = Program("json.tool", ["--json-lines", "--compact"], tmp_path / "log")
     program.tell('{"a": 1}')
-    program.tell('{"b": 2}')
+    program.stop_all()
     assert program.hear(0.1) is None
+    program.go_on()
+    program.tell('{"b": 2}')
     program.end_input()
     assert program.hear(30.0) == '{"a":1}'
     assert program.wait(30.0) == 0
     assert program.words == ['{"a":1}', '{"b":2}']
+    program.kill()
+    assert program.hear(1.0) is None
 
 
 def test_a_program_stands_still_and_is_killed(tmp_path: Path) -> None:
