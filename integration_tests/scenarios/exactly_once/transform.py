@@ -295,11 +295,18 @@ def prove(
                     print(f"  two instances, {how}: {found or 'one was fenced'}", flush=True)
         feed.join()
         producer.flush()
+        began_s = time.monotonic()
         outcome.problems += drain(scene, hits)
+        drained_s = time.monotonic()
         problems, records = judge(scene)
         outcome.problems += problems
         scene.heal()
+        judged_s = time.monotonic()
         outcome.problems += scene.wait_unstaged([TARGET])
+        outcome.figures |= {
+            "drain_s": round(drained_s - began_s, 1),
+            "unstaged_s": round(time.monotonic() - judged_s, 1),
+        }
         outcome.problems += scene.still_open()
     if hits.steps.total() < kills or hits.pairs < pairs * len(PAIRS):
         outcome.problems.append(f"{hits.steps.total()} of {kills} kills and {hits.pairs} of {pairs * len(PAIRS)} pairs")
