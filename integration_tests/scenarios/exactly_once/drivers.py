@@ -24,7 +24,7 @@ from integration_tests.scenarios.exactly_once.spark_program import DIRECTORY, DO
 
 MODULE: Final = "integration_tests.scenarios.exactly_once.spark_program"
 ROOT: Final = Path(__file__).resolve().parents[3]
-START_TIMEOUT_S: Final = 180.0
+START_TIMEOUT_S: Final = 600.0
 WORKER_HOSTS: Final = ("127.0.0.2", "127.0.0.3")
 WORKER_CORES: Final = 4
 APPLICATION_CORES: Final = 4

@@ -30,8 +30,8 @@ from integration_tests.scenarios.exactly_once.spark_tasks import PART_WAY, Notes
 from metaquorum.metadata.topic_names import staging_topic
 
 PARTITIONS: Final = 4
-JOB_TIMEOUT_S: Final = 300.0
-POINT_TIMEOUT_S: Final = 120.0
+JOB_TIMEOUT_S: Final = 900.0
+POINT_TIMEOUT_S: Final = 300.0
 CHECK_INTERVAL_S: Final = 0.05
 WATCH_INTERVAL_S: Final = 0.001
 RERUNS_MAX: Final = 3

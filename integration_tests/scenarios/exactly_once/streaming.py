@@ -29,7 +29,7 @@ DEFAULT_BROKER_KILLS: Final = 5
 BATCH_RECORDS: Final = 1_000
 PARTITIONS: Final = 4
 KEYS: Final = 200
-BATCH_TIMEOUT_S: Final = 240.0
+BATCH_TIMEOUT_S: Final = 600.0
 CHECK_INTERVAL_S: Final = 0.05
 DELAY_S: Final = 1.5
 """Longest time from the end of a batch to a kill: about as long as a batch takes."""
