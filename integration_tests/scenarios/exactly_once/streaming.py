@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -65,13 +66,17 @@ class Query:
 
     def wait_done(self, count: int) -> None:
         """Wait until so many batches are done. A query that has failed is started again."""
+        self.wait(lambda: self.done() >= count, f"{count} batches")
 
-        def are_done() -> bool:
+    def wait(self, condition: Callable[[], bool], what: str) -> None:
+        """Run the query until a condition holds. A query that has failed is started again."""
+
+        def holds() -> bool:
             self.run()
-            return self.done() >= count
+            return condition()
 
         try:
-            wait_for(are_done, timeout_s=BATCH_TIMEOUT_S, what=f"{count} batches", interval_s=CHECK_INTERVAL_S)
+            wait_for(holds, timeout_s=BATCH_TIMEOUT_S, what=what, interval_s=CHECK_INTERVAL_S)
         except TimeoutError as error:
             tail = "" if self._program is None else self._program.log_tail()
             raise TimeoutError(f"{error}: {self.done()} are done: {tail}") from None
@@ -157,7 +162,7 @@ def prove(
         )
         try:
             for batch, what in plan:
-                if time.monotonic() > deadline_s:
+                if time.monotonic() > deadline_s or query.done() + 2 > batches:
                     break
                 query.wait_done(max(batch, query.done() + 1))
                 threading.Event().wait(scene.rng.uniform(0, DELAY_S))
@@ -169,6 +174,9 @@ def prove(
                     brokers += 1
                 print(f"  batch {query.done():3d}: {what} killed, {hit}", flush=True)
             query.wait_done(batches)
+            if source != RATE:
+                total = sum(map(len, wanted.values()))
+                query.wait(lambda: sum(scene.end_offsets("sink").values()) >= total, f"{total} records in the sink")
             done = query.done()
         finally:
             query.stop()
