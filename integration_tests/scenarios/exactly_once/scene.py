@@ -31,8 +31,9 @@ REPLICAS: Final = 3
 MIN_IN_SYNC: Final = 2
 REQUEST_TIMEOUT_MS: Final = 60_000
 WATCH_TIMEOUT_MS: Final = 3_000
+START_TIMEOUT_S: Final = 600.0
 CHECK_INTERVAL_S: Final = 0.1
-HEAL_TIMEOUT_S: Final = 240.0
+HEAL_TIMEOUT_S: Final = 600.0
 STAGING_TIMEOUT_S: Final = 120.0
 """Seconds after the end of an ingest in which its staging space must become zero. A sweep comes every 5 s."""
 
@@ -257,6 +258,7 @@ def _open_problem(each: IngestDescription) -> list[str]:
 def running_scene(directory: Path, *, seed: int) -> Generator[Scene]:
     """Start the servers, and end them at the end of the block, whatever happens."""
     cluster = Cluster(directory, voter_count=VOTERS, broker_count=BROKERS)
+    cluster.start_timeout_s = START_TIMEOUT_S
     # The admin client lives longest, so that the SDK keeps one event loop all the time.
     with cluster, Admin(cluster.bootstrap, request_timeout_ms=REQUEST_TIMEOUT_MS) as admin:
         yield Scene(cluster=cluster, admin=admin, rng=random.Random(seed), directory=directory)
