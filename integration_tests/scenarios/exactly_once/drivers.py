@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spark drivers as processes of their own, and a standalone Spark cluster of two workers on loopback addresses."""
+"""Drivers as processes of their own, with Spark or the SDK alone, and a standalone Spark cluster of two workers on loopback."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from lograft.spark import ensure_java
 
 from integration_tests.harness.ports import LOOPBACK, free_port
 from integration_tests.harness.wait import wait_for
-from integration_tests.scenarios.exactly_once.processes import END_TIMEOUT_S, Program
-from integration_tests.scenarios.exactly_once.spark_program import DIRECTORY, DONE, FAILED, READY
+from integration_tests.scenarios.exactly_once.processes import DONE, END_TIMEOUT_S, FAILED, READY, Program
+from integration_tests.scenarios.exactly_once.spark_program import DIRECTORY
 
-MODULE: Final = "integration_tests.scenarios.exactly_once.spark_program"
+SPARK: Final = "integration_tests.scenarios.exactly_once.spark_program"
+SDK: Final = "integration_tests.scenarios.exactly_once.ingest_program"
 ROOT: Final = Path(__file__).resolve().parents[3]
 START_TIMEOUT_S: Final = 600.0
 WORKER_HOSTS: Final = ("127.0.0.2", "127.0.0.3")
@@ -60,10 +61,12 @@ class Driver:
         directory: directory for its files; its log is beside it.
         name: name of its log.
         settings: settings of Spark.
+        module: the program.
     """
 
-    def __init__(self, directory: Path, name: str, settings: Mapping[str, str]) -> None:
+    def __init__(self, directory: Path, name: str, settings: Mapping[str, str], *, module: str = SPARK) -> None:
         self.name = name
+        self._module = module
         self._own = {**COMMON, **settings, DIRECTORY: str(directory / name)}
         self._log_path = directory / f"{name}.log"
         self._program: Program | None = None
@@ -84,12 +87,12 @@ class Driver:
         """Start it, unless it runs, and wait until its session is ready."""
         if self.is_running:
             return
-        self._program = Program(MODULE, [json.dumps(self._own)], self._log_path)
+        self._program = Program(self._module, [json.dumps(self._own)], self._log_path)
         if self._hear(START_TIMEOUT_S, READY) is None:
             tail = self._program.log_tail()
             self.kill()
             raise TimeoutError(f"driver {self.name} was not ready within {START_TIMEOUT_S:.0f} s: {tail}")
-        self._jvm = next(each for each in self._program.tree() if each.name() == "java")
+        self._jvm = next((each for each in self._program.tree() if each.name() == "java"), None)
 
     def submit(self, job: Mapping[str, Any]) -> None:
         """Begin a job."""
@@ -105,15 +108,11 @@ class Driver:
         return Answer(None, line.removeprefix(DONE).strip())
 
     def stop_all(self) -> None:
-        """Stop (SIGSTOP) the driver, first of all its JVM, so that nothing of it moves."""
+        """Stop (SIGSTOP) the driver, at once what carries out its jobs, so that nothing of it moves."""
+        self.program.process.send_signal(signal.SIGSTOP)
         if self._jvm is not None:
             self._jvm.suspend()
         self.program.stop_all()
-
-    def stop_jvm(self) -> None:
-        """Stop (SIGSTOP) the JVM alone, at once."""
-        if self._jvm is not None:
-            self._jvm.suspend()
 
     def go_on(self) -> None:
         """Let it go on (SIGCONT)."""
@@ -154,6 +153,11 @@ class Driver:
 def local_driver(directory: Path, name: str, *, tasks: int) -> Driver:
     """Return a driver whose tasks run in its own JVM, each up to four times."""
     return Driver(directory, name, {"spark.master": f"local[{tasks},{TASK_ATTEMPTS}]"})
+
+
+def sdk_driver(directory: Path, name: str) -> Driver:
+    """Return a driver without Spark."""
+    return Driver(directory, name, {}, module=SDK)
 
 
 class Standalone:

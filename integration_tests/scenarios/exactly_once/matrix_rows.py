@@ -172,6 +172,7 @@ def lost_reply(run: Run) -> None:
     if not killed or answer.error is None:
         raise MissedError(f"{killed} processes were killed, the job says {answer.error}")
     run.notes.clear()
+    run.stage.scene.heal()
     run.rerun(driver)
     run.finish(driver)
     run.facts["tasks_of_rerun"] = len(run.notes.of(ENDED))
@@ -206,6 +207,7 @@ def driver_killed(run: Run) -> None:
         found = run.described()
         run.publish()
         point = f"{found.state.value}, {found.published_parts} parts published"
+        run.stage.scene.heal()
     else:
         run.hold_staging(old)
         old.kill()
@@ -247,6 +249,7 @@ def leader_killed_decided(run: Run) -> None:
     run.hold_decided(driver)
     broker_id = run.leader(but=scene.coordinator(run.ingest_id))
     scene.kill(broker_id)
+    run.return_absent()
     run.must_be_unpublished(driver)
     run.publish()
     run.finish(driver)
@@ -263,6 +266,7 @@ def coordinator_killed(run: Run) -> None:
     broker_id = scene.coordinator(run.ingest_id)
     scene.kill(broker_id)
     if point == "decided":
+        run.return_absent()
         run.must_be_unpublished(driver)
         run.publish()
     elif point == "all sealed":
@@ -299,17 +303,19 @@ class RowOfMatrix:
     Attributes:
         work: one run of it.
         drivers: names of the drivers that it uses; the others are closed before it.
+        needs_spark: True if it is about what Spark does.
     """
 
     work: Row
     drivers: tuple[str, ...]
+    needs_spark: bool = False
 
 
 ROWS: dict[str, RowOfMatrix] = {
     "first-attempts-fail": RowOfMatrix(first_attempts_fail, ("local",)),
     "other-row-order": RowOfMatrix(other_row_order, ("local",)),
     "permanent-failure": RowOfMatrix(permanent_failure, ("local",)),
-    "lost-reply": RowOfMatrix(lost_reply, ("local",)),
+    "lost-reply": RowOfMatrix(lost_reply, ("local",), needs_spark=True),
     "leader-killed-staging": RowOfMatrix(leader_killed_staging, ("local",)),
     "leader-killed-sealed": RowOfMatrix(leader_killed_sealed, ("local",)),
     "leader-killed-decided": RowOfMatrix(leader_killed_decided, ("local",)),
@@ -317,8 +323,8 @@ ROWS: dict[str, RowOfMatrix] = {
     "cluster-restarted": RowOfMatrix(cluster_restarted, ("local",)),
     "zombie-driver": RowOfMatrix(zombie_driver, ("local", "old")),
     "driver-killed": RowOfMatrix(driver_killed, ("local", "old")),
-    "executor-killed": RowOfMatrix(executor_killed, ("cluster",)),
-    "speculation": RowOfMatrix(speculation, ("speculative",)),
-    "four-losers": RowOfMatrix(four_losers, ("speculative",)),
+    "executor-killed": RowOfMatrix(executor_killed, ("cluster",), needs_spark=True),
+    "speculation": RowOfMatrix(speculation, ("speculative",), needs_spark=True),
+    "four-losers": RowOfMatrix(four_losers, ("speculative",), needs_spark=True),
 }
 """Each row by its name, in an order that keeps drivers for as long as possible."""

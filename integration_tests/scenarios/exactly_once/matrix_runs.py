@@ -6,8 +6,8 @@ A row of `matrix_rows` says what happens in a run. This module owns how a run is
 * *while staging*: first attempts wait when they have given away most of their rows; something of the run is staged then.
 * *between seal and commit*: the driver is stopped as soon as the coordinator has all attempts sealed. If the ingest is open then,
   nobody has committed it.
-* *between decision and publish*: before the driver goes on, the topic is told to need more replicas than it has. So its leaders refuse
-  to publish, and the ingest is decided, with no part published, until the topic is told otherwise.
+* *between decision and publish*: one broker is down, and before the driver goes on, the topic is told to need all three replicas. So
+  its leaders refuse to publish, and the ingest is decided, with no part published, until the topic is told otherwise.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from typing import Any, Final
 from lograft import IngestState
 from lograft.types import IngestDescription
 
+from brokerd.coordinator.internal_topics import INGESTS
 from integration_tests.harness.wait import wait_for
 from integration_tests.scenarios.exactly_once.compare import Difference, compare, sequences
-from integration_tests.scenarios.exactly_once.drivers import Answer, Driver, Standalone, local_driver
+from integration_tests.scenarios.exactly_once.drivers import Answer, Driver, Standalone, local_driver, sdk_driver
+from integration_tests.scenarios.exactly_once.processes import INGEST
 from integration_tests.scenarios.exactly_once.scene import MIN_IN_SYNC, REPLICAS, Scene
-from integration_tests.scenarios.exactly_once.spark_program import INGEST
 from integration_tests.scenarios.exactly_once.spark_tasks import PART_WAY, Notes, Script, fields_of, records_wanted
 from metaquorum.metadata.topic_names import staging_topic
 
@@ -35,7 +36,6 @@ POINT_TIMEOUT_S: Final = 300.0
 CHECK_INTERVAL_S: Final = 0.05
 WATCH_INTERVAL_S: Final = 0.001
 RERUNS_MAX: Final = 3
-TOO_MANY_REPLICAS: Final = REPLICAS + 1
 DELIVERY_TIMEOUT_MS: Final = 120_000
 
 
@@ -51,19 +51,24 @@ class Stage:
         scene: the cluster.
         records: records of an ingest.
         tasks: tasks of an ingest.
+        has_spark: False if the drivers are those of the SDK alone.
         standalone: Spark's servers; started when a row needs them.
     """
 
     scene: Scene
     records: int
     tasks: int
+    has_spark: bool = True
     standalone: Standalone | None = None
     drivers: dict[str, Driver] = field(default_factory=dict[str, Driver])
 
     def local(self, name: str = "local") -> Driver:
         """Return a running driver whose tasks run in its own process."""
         if name not in self.drivers:
-            self.drivers[name] = local_driver(self.scene.directory, name, tasks=self.tasks)
+            directory = self.scene.directory
+            self.drivers[name] = (
+                local_driver(directory, name, tasks=self.tasks) if self.has_spark else sdk_driver(directory, name)
+            )
         return self._running(name)
 
     def on_workers(self, name: str, settings: dict[str, str] | None = None) -> Driver:
@@ -74,6 +79,10 @@ class Stage:
         if name not in self.drivers:
             self.drivers[name] = self.standalone.driver(name, settings)
         return self._running(name)
+
+    def has_coordinators(self) -> bool:
+        """Return True once there is a topic of ingests: the first ingest makes it."""
+        return any(each.topic == INGESTS.name for each in self.scene.admin.list_topics(include_internal=True))
 
     def close(self, *, but: Sequence[str] = ()) -> None:
         """End the drivers, but for some, and with the last one Spark's servers."""
@@ -99,6 +108,7 @@ class Run:
         ingest_id: its ingest.
         notes: where its tasks leave notes.
         reruns: jobs that were submitted again, with the same id, after one that had failed.
+        absent: the broker that is down while publications are held back; None: all are there.
         errors: why jobs have failed.
         text: what was hit, for the printed line.
         facts: figures of the run, by name.
@@ -110,6 +120,7 @@ class Run:
     ingest_id: str
     notes: Notes
     reruns: int = 0
+    absent: int | None = None
     errors: list[str] = field(default_factory=list[str])
     text: str = ""
     facts: dict[str, int] = field(default_factory=dict[str, int])
@@ -202,20 +213,25 @@ class Run:
             )
 
         wait_for(is_sealed, timeout_s=POINT_TIMEOUT_S, what="sealed attempts", interval_s=WATCH_INTERVAL_S)
-        driver.stop_jvm()
         driver.stop_all()
         found = self.described()
         if found.state is not IngestState.OPEN or found.sealed_attempts != self.stage.tasks:
             driver.go_on()
+            self.stage.scene.heal()
             self.finish(driver)
             raise MissedError(f"the ingest was {found.state.value} when the driver stood still")
 
     def hold_decided(self, driver: Driver) -> None:
-        """Submit a job, and return when it is decided and nothing is published. `publish` ends that."""
-        self.hold_sealed(driver)
+        """Submit a job, and return when it is decided and nothing is published. `publish` ends that.
+
+        One broker is down then, neither the coordinator nor all that the topic has: `return_absent` or `Scene.heal` starts it.
+        """
         scene = self.stage.scene
-        scene.set_min_in_sync(self.topic, TOO_MANY_REPLICAS)
-        scene.wait_config(self.topic, "min.insync.replicas", str(TOO_MANY_REPLICAS))
+        coordinator = scene.coordinator(self.ingest_id) if self.stage.has_coordinators() else 0
+        self.absent = scene.rng.choice([each for each in scene.cluster.brokers if each != coordinator])
+        scene.take_out(self.absent, [self.topic])
+        self.hold_sealed(driver)
+        scene.set_min_in_sync(self.topic, REPLICAS)
         driver.go_on()
 
         def is_decided() -> bool:
@@ -224,6 +240,11 @@ class Run:
 
         wait_for(is_decided, timeout_s=POINT_TIMEOUT_S, what="a decision", interval_s=CHECK_INTERVAL_S)
         self.must_be_unpublished(driver)
+
+    def return_absent(self) -> None:
+        """Start the broker that is down."""
+        assert self.absent is not None, "a broker is down"
+        self.stage.scene.cluster.brokers[self.absent].start()
 
     def must_be_unpublished(self, driver: Driver) -> None:
         """Demand that the ingest is decided and no part of it is published. Raises MissedError."""

@@ -22,6 +22,18 @@ READ_BYTES: Final = 65_536
 END_TIMEOUT_S: Final = 60.0
 LOG_TAIL_BYTES: Final = 4_000
 
+READY: Final = "@ready"
+DONE: Final = "@done"
+FAILED: Final = "@failed"
+"""How the lines begin that a driver says: once it can work, and after each job."""
+
+INGEST: Final = "ingest"
+READ: Final = "read"
+"""Kinds of jobs."""
+
+ERROR_CHARACTERS_MAX: Final = 6_000
+"""Characters of an error that a driver says."""
+
 
 class Program:
     """A module that runs in a process. Its standard output is for the proof, its standard error is a log. One thread uses it.

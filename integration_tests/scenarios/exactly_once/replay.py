@@ -20,8 +20,8 @@ from lograft import Producer
 from integration_tests.harness.background import Repeated
 from integration_tests.harness.outcome import Outcome
 from integration_tests.scenarios.exactly_once.drivers import Driver, local_driver
+from integration_tests.scenarios.exactly_once.processes import READ
 from integration_tests.scenarios.exactly_once.scene import Scene, running_scene
-from integration_tests.scenarios.exactly_once.spark_program import READ
 
 DEFAULT_RECORDS: Final = 200_000
 DEFAULT_MANY: Final = 10_000_000

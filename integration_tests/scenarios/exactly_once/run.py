@@ -46,6 +46,7 @@ def run_matrix(arguments: argparse.Namespace) -> Outcome:
             seed=arguments.seed,
             budget_s=arguments.budget_s,
             records=arguments.records,
+            has_spark=not arguments.sdk,
         ),
     )
 
@@ -87,6 +88,7 @@ def main() -> int:
     one.add_argument("--runs", type=int, default=matrix.DEFAULT_RUNS, help="of each row")
     one.add_argument("--only", nargs="+", choices=list(ROWS), default=list(ROWS))
     one.add_argument("--records", type=int, default=matrix.RECORDS, help="of an ingest")
+    one.add_argument("--sdk", action="store_true", help="jobs of the SDK alone; without the rows about Spark")
     one.set_defaults(run=run_matrix)
     one = proofs.add_parser("streaming", help="a streaming query, its driver and brokers are killed")
     one.add_argument("--batches", type=int, default=streaming.DEFAULT_BATCHES)

@@ -81,14 +81,6 @@ class Scene:
         """Change how many replicas must have a record of a topic."""
         self.admin.alter_configs({ConfigResource.topic(topic): {"min.insync.replicas": str(count)}})
 
-    def wait_config(self, topic: str, name: str, value: str) -> None:
-        """Wait until every broker knows a config of a topic."""
-        for address in self.cluster.broker_addresses.values():
-            with Admin(address, request_timeout_ms=WATCH_TIMEOUT_MS) as admin:
-                self.wait(
-                    lambda admin=admin: admin.describe_topic(topic).configs.get(name) == value, f"{name} of {topic}"
-                )
-
     def partitions(self, topic: str) -> list[TopicPartition]:
         """Return all partitions of a topic."""
         count = len(self.admin.describe_topic(topic).partitions)
@@ -143,9 +135,24 @@ class Scene:
         process.kill()
         return process
 
+    def take_out(self, broker_id: int, topics: Sequence[str]) -> None:
+        """Kill a broker, and wait until it is in no ISR of topics and leads nothing of them."""
+        self.kill(broker_id)
+
+        def is_out() -> bool:
+            found = [partitions_of(self.admin, topic) for topic in topics]
+            return all(
+                each is not None
+                and all(one.leader_id not in (None, broker_id) and broker_id not in one.isr for one in each)
+                for each in found
+            )
+
+        what = f"broker {broker_id} to be out of every ISR"
+        wait_for(is_out, timeout_s=HEAL_TIMEOUT_S, what=what, interval_s=CHECK_INTERVAL_S)
+
     def restart_all(self) -> None:
-        """Kill all servers at once, and start them in any order."""
-        processes = list(self.cluster.processes.values())
+        """Kill all servers that run, at once, and start them in any order."""
+        processes = [each for each in self.cluster.processes.values() if each.running]
         for process in processes:
             process.kill()
         self.rng.shuffle(processes)

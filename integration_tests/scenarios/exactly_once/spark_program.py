@@ -13,19 +13,19 @@ from typing import Any, Final
 
 from lograft.spark import local_session
 
-from integration_tests.scenarios.exactly_once.processes import say
+from integration_tests.scenarios.exactly_once.processes import (
+    DONE,
+    ERROR_CHARACTERS_MAX,
+    FAILED,
+    READ,
+    READY,
+    say,
+)
 from integration_tests.scenarios.exactly_once.spark_tasks import SCHEMA, make_rows
 
-READY: Final = "@ready"
-DONE: Final = "@done"
-FAILED: Final = "@failed"
-INGEST: Final = "ingest"
-READ: Final = "read"
 PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
 DIRECTORY: Final = "directory"
 """Name of the setting that is no setting of Spark: the directory for its temporary files."""
-
-ERROR_CHARACTERS_MAX: Final = 6_000
 
 
 DIGEST: Final = (
