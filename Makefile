@@ -143,9 +143,9 @@ transform-proofs: $(INSTALLED) ## Exactly once: a consume-transform-produce prog
 	$(BIN)/python -m integration_tests.scenarios.exactly_once.run transform $(if $(KILLS),--kills $(KILLS)) $(if $(PAIRS),--pairs $(PAIRS)) \
 		$(if $(SEED),--seed $(SEED)) $(if $(BUDGET),--budget-s $(BUDGET)) $(if $(MUTANT),--mutant $(MUTANT))
 
-ingest-proofs: $(INSTALLED) ## Exactly once: Spark ingest through a matrix of faults, RUNS=20 runs of each row: tasks, drivers, leaders, the cluster (ONLY="..." SEED=1 BUDGET=14400)
+ingest-proofs: $(INSTALLED) ## Exactly once: Spark ingest through a matrix of faults, RUNS=20 runs of each row: tasks, drivers, leaders, the cluster (SDK=1 ONLY="..." SEED=1 BUDGET=14400)
 	$(BIN)/python -m integration_tests.scenarios.exactly_once.run matrix $(if $(filter command line environment,$(origin RUNS)),--runs $(RUNS)) \
-		$(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED)) $(if $(BUDGET),--budget-s $(BUDGET))
+		$(if $(SDK),--sdk) $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED)) $(if $(BUDGET),--budget-s $(BUDGET))
 
 stream-proofs: $(INSTALLED) ## Exactly once: BATCHES=100 micro-batches from topic to topic, the driver killed 10 times and brokers 5 times (SEED=1 BUDGET=14400)
 	$(BIN)/python -m integration_tests.scenarios.exactly_once.run streaming $(if $(BATCHES),--batches $(BATCHES)) \

@@ -193,11 +193,25 @@ def test_offsets_that_are_committed_apart_are_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.slow
+def test_rows_of_the_matrix_publish_once_without_spark(tmp_path: Path) -> None:
+    """An ingest whose leader is killed between decision and publication, and one whose driver stood still while another one committed."""
+    names = ["leader-killed-decided", "zombie-driver"]
+    outcome = matrix.prove(tmp_path, rows=names, runs=1, seed=1, budget_s=480, records=2_000, has_spark=False)
+    assert outcome.problems == []
+
+
+@pytest.mark.process
 @pytest.mark.spark
 @pytest.mark.slow
 def test_rows_of_the_matrix_publish_once(tmp_path: Path) -> None:
-    """An ingest whose first attempts fail in another order, and one whose leader is killed between decision and publication."""
-    names = ["other-row-order", "leader-killed-decided"]
-    assert set(names) <= set(ROWS)
-    outcome = matrix.prove(tmp_path, rows=names, runs=1, seed=1, budget_s=480)
+    """Every first attempt fails, and the second one has its rows in another order; and a job that fails after its decision."""
+    outcome = matrix.prove(tmp_path, rows=["other-row-order", "lost-reply"], runs=1, seed=1, budget_s=480)
     assert outcome.problems == []
+
+
+def test_every_row_is_in_the_documentation() -> None:
+    """Under its name."""
+    text = (Path(__file__).parents[3] / "docs" / "testing.md").read_text()
+    for row in ROWS:
+        assert row in text or f"-{row.split('-', 2)[-1]}" in text
