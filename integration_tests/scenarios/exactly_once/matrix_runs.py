@@ -27,7 +27,14 @@ from integration_tests.scenarios.exactly_once.compare import Difference, compare
 from integration_tests.scenarios.exactly_once.drivers import Answer, Driver, Standalone, local_driver, sdk_driver
 from integration_tests.scenarios.exactly_once.processes import INGEST
 from integration_tests.scenarios.exactly_once.scene import MIN_IN_SYNC, REPLICAS, Scene
-from integration_tests.scenarios.exactly_once.spark_tasks import PART_WAY, Notes, Script, fields_of, records_wanted
+from integration_tests.scenarios.exactly_once.spark_tasks import (
+    PART_WAY,
+    SEALED,
+    Notes,
+    Script,
+    fields_of,
+    records_wanted,
+)
 from metaquorum.metadata.topic_names import staging_topic
 
 PARTITIONS: Final = 4
@@ -204,7 +211,7 @@ class Run:
         Raises:
             MissedError: it was committed before the driver stood still.
         """
-        self.submit(driver, self.script())
+        self.submit(driver, self.script(waits_at=SEALED))
 
         def is_sealed() -> bool:
             found = self.stage.scene.ingest(self.ingest_id)
@@ -214,6 +221,8 @@ class Run:
 
         wait_for(is_sealed, timeout_s=POINT_TIMEOUT_S, what="sealed attempts", interval_s=WATCH_INTERVAL_S)
         driver.stop_all()
+        # Whoever waited for it goes on when the driver does.
+        self.notes.open_gate()
         found = self.described()
         if found.state is not IngestState.OPEN or found.sealed_attempts != self.stage.tasks:
             driver.go_on()

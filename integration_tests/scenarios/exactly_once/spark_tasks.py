@@ -31,8 +31,10 @@ CHECK_INTERVAL_S: Final = 0.02
 
 PART_WAY: Final = "part"
 END: Final = "end"
-POINTS: Final = (PART_WAY, END)
-"""Where an attempt can wait: when it has given away most of its rows, or all but the last ones."""
+SEALED: Final = "sealed"
+POINTS: Final = (PART_WAY, END, SEALED)
+"""Where a job can wait: first attempts when they have given away most of their rows, or all but the last ones; the driver without Spark
+also when all attempts are sealed."""
 
 BEGAN: Final = "began"
 FAILED: Final = "failed"
@@ -51,7 +53,7 @@ class Script:
         directory: where tasks leave their notes.
         fails_below: attempts with a lower number fail when they have given away most of their rows.
         failing: tasks of which attempts fail; empty: all of them.
-        waits_at: one of POINTS at which first attempts wait; empty: nowhere.
+        waits_at: one of POINTS; empty: nowhere.
         waiting: tasks whose first attempts wait; empty: all of them.
         shuffles: True if each attempt has its rows in another order.
     """
