@@ -192,13 +192,15 @@ class Standalone:
         self._run(
             [*server, "--host", LOOPBACK, "--port", str(port), "--webui-port", str(free_port())], log, environment
         )
+        logs: list[Path] = []
         for host in WORKER_HOSTS:
+            logs.append(self._directory / f"spark-worker-{host}.log")
             worker = [str(home / "bin" / "spark-class"), "org.apache.spark.deploy.worker.Worker", "--host", host]
             worker += ["--cores", str(WORKER_CORES), "--memory", "2g", "--webui-port", str(free_port(host))]
             worker += ["--work-dir", str(self._directory / f"work-{host}"), self.master]
-            self._run(worker, self._directory / f"spark-worker-{host}.log", environment)
+            self._run(worker, logs[-1], environment)
         wait_for(
-            lambda: log.read_text(errors="replace").count("Registering worker") >= len(WORKER_HOSTS),
+            lambda: all("Successfully registered with master" in each.read_text(errors="replace") for each in logs),
             timeout_s=START_TIMEOUT_S,
             what="two workers of Spark",
             interval_s=0.2,
