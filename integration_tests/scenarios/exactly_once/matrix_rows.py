@@ -15,7 +15,7 @@ from typing import Final
 from lograft import IngestState
 
 from integration_tests.harness.wait import wait_for
-from integration_tests.scenarios.exactly_once.drivers import Driver, executor_of, kill_process
+from integration_tests.scenarios.exactly_once.drivers import TASK_ATTEMPTS, Driver, executor_of, kill_process
 from integration_tests.scenarios.exactly_once.matrix_runs import (
     CHECK_INTERVAL_S,
     JOB_TIMEOUT_S,
@@ -158,6 +158,8 @@ def permanent_failure(run: Run) -> None:
         raise RuntimeError(f"after a failed job: {left}")
     run.rerun(driver)
     run.finish(driver)
+    if len(failed) != TASK_ATTEMPTS:
+        raise MissedError(f"the job failed after {len(failed)} failed attempts of the task: {run.errors[0]:.200}")
     run.text = f"{len(failed)} attempts of a task failed, the ingest was aborted, a rerun committed"
 
 
