@@ -18,7 +18,8 @@ PARTITIONS ?= 10000 100000 1000000
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo docs test verify pythons format-check lint types imports proto-check unit fix gen baseline clients sim \
-        kill-quorum quorum-proofs replication-proofs group-proofs producer-proofs sql-proofs jepsen soak kill-broker fuzz hostile forks crash corrupt realdisk bench bench-quorum \
+        kill-quorum quorum-proofs replication-proofs group-proofs producer-proofs sql-proofs transform-proofs ingest-proofs \
+        stream-proofs replay-proofs jepsen soak kill-broker fuzz hostile forks crash corrupt realdisk bench bench-quorum \
         bench-replication bench-stalls bench-scale bench-partitions bench-liveness bench-start clean
 
 help: ## Show this list
@@ -137,6 +138,21 @@ hostile: $(INSTALLED) ## Hostile clients beside a healthy one: memory, descripto
 sql-proofs: $(INSTALLED) ## Records and offsets in one SQL transaction: KILLS=n kills between any two steps on each database, two owners (DATABASES="sqlite postgresql mariadb" MUTANT=...)
 	$(BIN)/python -m integration_tests.scenarios.sql_offsets.run $(if $(KILLS),--kills $(KILLS)) $(if $(DATABASES),--databases $(DATABASES)) \
 		$(if $(MUTANT),--mutant $(MUTANT)) $(if $(SEED),--seed $(SEED))
+
+transform-proofs: $(INSTALLED) ## Exactly once: a consume-transform-produce program through KILLS=100 kills, of brokers too, and PAIRS=5 pairs of instances (SEED=1 BUDGET=14400)
+	$(BIN)/python -m integration_tests.scenarios.exactly_once.run transform $(if $(KILLS),--kills $(KILLS)) $(if $(PAIRS),--pairs $(PAIRS)) \
+		$(if $(SEED),--seed $(SEED)) $(if $(BUDGET),--budget-s $(BUDGET)) $(if $(MUTANT),--mutant $(MUTANT))
+
+ingest-proofs: $(INSTALLED) ## Exactly once: Spark ingest through a matrix of faults, RUNS=20 runs of each row: tasks, drivers, leaders, the cluster (SDK=1 ONLY="..." SEED=1 BUDGET=14400)
+	$(BIN)/python -m integration_tests.scenarios.exactly_once.run matrix $(if $(filter command line environment,$(origin RUNS)),--runs $(RUNS)) \
+		$(if $(SDK),--sdk) $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED)) $(if $(BUDGET),--budget-s $(BUDGET))
+
+stream-proofs: $(INSTALLED) ## Exactly once: BATCHES=100 micro-batches from topic to topic, the driver killed 10 times and brokers 5 times (SEED=1 BUDGET=14400)
+	$(BIN)/python -m integration_tests.scenarios.exactly_once.run streaming $(if $(BATCHES),--batches $(BATCHES)) \
+		$(if $(SEED),--seed $(SEED)) $(if $(BUDGET),--budget-s $(BUDGET))
+
+replay-proofs: $(INSTALLED) ## Replays by time range and key beside filters over full reads, and one of MANY=10000000 records with flat memory (SEED=1)
+	$(BIN)/python -m integration_tests.scenarios.exactly_once.run replay $(if $(MANY),--many $(MANY)) $(if $(SEED),--seed $(SEED))
 
 forks: $(INSTALLED) ## Children forked beside clients at work, N=n of each case: multiprocessing, os.fork, gunicorn, Celery, Spark (ONLY="..." BUDGET=3600)
 	$(BIN)/python -m integration_tests.scenarios.forks.run $(if $(filter command line environment,$(origin N)),--children $(N)) \

@@ -37,7 +37,12 @@ class Servers(ABC):
         processes: all servers by name.
         voter_count: number of voters among them.
         broker_count: number of brokers among them.
+
+    Attributes:
+        start_timeout_s: seconds until clients must be able to work.
     """
+
+    start_timeout_s = START_TIMEOUT_S
 
     def __init__(
         self, directory: Path, processes: Mapping[str, Process], *, voter_count: int, broker_count: int
@@ -61,7 +66,7 @@ class Servers(ABC):
         for process in self.processes.values():
             process.start()
         try:
-            wait_for(self.is_serving, timeout_s=START_TIMEOUT_S, what="the cluster to serve")
+            wait_for(self.is_serving, timeout_s=self.start_timeout_s, what="the cluster to serve")
         except TimeoutError as error:
             raise TimeoutError(f"{error}\n{self.logs()}") from None
 
