@@ -25,6 +25,7 @@ from lograft.wire.checker import check_timestamps
 from lograft.wire.checksum import BytesLike
 from lograft.wire.columns import BytesColumn, HeaderColumns, Payload
 from lograft.wire.compression import Codec
+from lograft.wire.encoded import EncodedBatch
 from lograft.wire.encoder import (
     KEY_FIELDS,
     VALUE_FIELDS,
@@ -122,7 +123,36 @@ def encode_arrow(
     base_offset: int = 0,
     leader_epoch: int = 0,
 ) -> bytearray:
-    """Encode a `pyarrow.RecordBatch` into one batch.
+    """Encode a `pyarrow.RecordBatch` into one batch. Arguments and errors are those of `compose_arrow`.
+
+    Returns:
+        Header and payload.
+    """
+    composed = compose_arrow(
+        batch,
+        timestamp_ms=timestamp_ms,
+        codec=codec,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        base_offset=base_offset,
+        leader_epoch=leader_epoch,
+    )
+    return composed.join()
+
+
+def compose_arrow(
+    batch: ArrowRecordBatch,
+    *,
+    timestamp_ms: int | None = None,
+    codec: Codec = Codec.NONE,
+    producer_id: int = -1,
+    producer_epoch: int = -1,
+    base_sequence: int = -1,
+    base_offset: int = 0,
+    leader_epoch: int = 0,
+) -> EncodedBatch:
+    """Encode a `pyarrow.RecordBatch` into one batch that is still in pieces. They are views of the columns' memory.
 
     Args:
         batch: the rows, possibly a slice. Columns: `value` and optionally `key`, binary or string of any kind; `timestamp_ms`
@@ -168,7 +198,7 @@ def encode_arrow(
             base_offset=base_offset,
             leader_epoch=leader_epoch,
         ),
-    ).join()
+    )
 
 
 def _import_arrow(name: str) -> _ArrowModule:
