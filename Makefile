@@ -19,7 +19,7 @@ PARTITIONS ?= 10000 100000 1000000
 .DEFAULT_GOAL := help
 .PHONY: help install demo docs test verify pythons format-check lint types imports proto-check unit fix gen baseline clients sim \
         kill-quorum quorum-proofs replication-proofs group-proofs producer-proofs sql-proofs jepsen soak kill-broker fuzz hostile forks crash corrupt realdisk bench bench-quorum \
-        bench-replication bench-stalls bench-scale bench-partitions bench-liveness bench-start clean
+        bench-replication bench-stalls bench-scale bench-partitions bench-liveness bench-start bench-spark clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -168,6 +168,10 @@ bench-liveness: $(INSTALLED) ## How long clients and brokers take to recover whe
 
 bench-start: $(INSTALLED) ## How long imports of the SDK and commands of the command line take (BESIDE=checkout to compare)
 	$(BIN)/python -m benchmarks.client_start $(if $(BESIDE),--beside '$(BESIDE)')
+
+bench-spark: $(INSTALLED) ## Ingest and replay through Spark, beside its Kafka connector and its own ceilings; needs Maven and Java 17 (SIZES="5000000x100 1000000x1024" ROUNDS=3 REPLICAS=3 POLICIES="fsync")
+	$(BIN)/python -m benchmarks.spark_run --write benchmarks/results $(if $(SIZES),--sizes $(SIZES)) $(if $(REPLICAS),--replicas $(REPLICAS)) \
+		$(if $(filter command line environment,$(origin ROUNDS)),--rounds $(ROUNDS)) $(if $(POLICIES),--policies $(POLICIES)) $(if $(ONLY),--only '$(ONLY)')
 
 bench-scale: $(INSTALLED) ## The quorum with many partitions (PARTITIONS='10000 100000 1000000'): time, memory, failover, a lost broker
 	$(BIN)/python -m benchmarks.scale_run --partitions $(PARTITIONS)
