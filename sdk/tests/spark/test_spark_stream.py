@@ -186,6 +186,6 @@ def test_filters_are_pushed_where_spark_pushes_them(
         assert load(pushdown="false").where(replays[0]).rdd.getNumPartitions() == 3
         assert load(pushdown="true").where(replays[0]).count() == 10
         assert load(columns="offset").where("offset >= 190").count() == 30
-    assert [len(each) for each in without] == [10, 60, 120, 6, 4, 0, 202]
+    assert [len(each) for each in without] == [10, 60, 120, 9, 4, 0, 202]
     with pytest.raises(PySparkException, match="DATA_SOURCE_PUSHDOWN_DISABLED"):
         load(pushdown="true").where(replays[0]).count()
