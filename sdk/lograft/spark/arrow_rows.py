@@ -13,9 +13,10 @@ so.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
+from lograft.spark.conditions import ALL_ROWS, RowConditions
 from lograft.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -36,45 +37,111 @@ LOG_APPEND_TIME: Final = 1
 _TIMESTAMP_TYPE_BIT: Final = 1 << 3
 
 
-def arrow_schema(include_headers: bool) -> Any:
+_TYPES: Final[dict[str, Any]] = {
+    "key": pa.binary(),
+    "value": pa.binary(),
+    "topic": pa.string(),
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "timestampType": pa.int32(),
+    "headers": pa.list_(pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))),
+}
+_FETCHED: Final = {
+    "key": "key",
+    "value": "value",
+    "offset": "offset",
+    "timestamp": "timestamp_ms",
+    "headers": "headers",
+}
+"""Columns that come from the records, and their names in a fetched batch. The others are the same for all records of a batch."""
+
+
+def arrow_schema(columns: Sequence[str]) -> Any:
     """Return `schema.row_schema` as an Arrow schema."""
-    fields = [
-        pa.field("key", pa.binary()),
-        pa.field("value", pa.binary()),
-        pa.field("topic", pa.string()),
-        pa.field("partition", pa.int32()),
-        pa.field("offset", pa.int64()),
-        pa.field("timestamp", pa.timestamp("us", tz="UTC")),
-        pa.field("timestampType", pa.int32()),
-    ]
-    return pa.schema([*fields, pa.field("headers", _headers_type())] if include_headers else fields)
+    return pa.schema([pa.field(name, _TYPES[name]) for name in columns])
 
 
 def rows_of(
-    fetched: FetchedBatch, partition: TopicPartition, *, end_offset: int, include_headers: bool
+    fetched: FetchedBatch,
+    partition: TopicPartition,
+    *,
+    end_offset: int,
+    columns: Sequence[str],
+    conditions: RowConditions = ALL_ROWS,
 ) -> ArrowBatch | None:
-    """Turn a fetched batch into rows, without the records from `end_offset` on. Return None if none is left."""
-    columns = cast("Any", fetched).to_arrow(include_headers=include_headers)
-    offsets: Any = columns.column("offset")
-    # Offsets ascend, so only the last records can be at or after the end.
-    keep: int = pc.sum(pc.less(offsets, end_offset)).as_py() or 0
-    if not keep:
+    """Turn a fetched batch into rows, without the records from `end_offset` on. Return None if none is left.
+
+    Args:
+        fetched: the batch.
+        partition: its partition.
+        end_offset: first offset that is left out.
+        columns: columns of the rows, in order. Others are not built.
+        conditions: what a record must be like. Where a batch has none, no other column is built.
+    """
+    if conditions.first_ms is not None and fetched.batch.header.max_timestamp_ms < conditions.first_ms:
         return None
-    columns = columns.slice(0, keep)
-    timestamp_type = LOG_APPEND_TIME if fetched.batch.header.attributes & _TIMESTAMP_TYPE_BIT else CREATE_TIME
-    timestamps: Any = columns.column("timestamp_ms").cast(pa.timestamp("ms", tz="UTC"))
-    rows: list[Any] = [
-        columns.column("key"),
-        columns.column("value"),
-        pa.repeat(pa.scalar(partition.topic, pa.string()), keep),
-        pa.repeat(pa.scalar(partition.partition, pa.int32()), keep),
-        columns.column("offset"),
-        timestamps.cast(pa.timestamp("us", tz="UTC")),
-        pa.repeat(pa.scalar(timestamp_type, pa.int32()), keep),
-    ]
-    if include_headers:
-        rows.append(_headers(columns.column("headers")))
-    return pa.RecordBatch.from_arrays(rows, schema=arrow_schema(include_headers))
+    # Offsets ascend, so only the last records can be at or after the end.
+    count = fetched.batch.index_of(end_offset) - fetched.skip
+    if count <= 0:
+        return None
+    mask: Any = None
+    if conditions != ALL_ROWS:
+        mask = _matching(fetched, count, conditions)
+        found: int = pc.sum(mask).as_py() or 0
+        if not found:
+            return None
+        count, mask = found, None if found == count else mask
+    wanted = [_FETCHED[name] for name in columns if name in _FETCHED]
+    built: Any = _columns(fetched, wanted) if wanted else None
+    if built is not None:
+        built = built.slice(0, count) if mask is None else built.slice(0, len(mask)).filter(mask)
+    arrays = [_column(name, built, fetched, partition, count) for name in columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))
+
+
+def _columns(fetched: FetchedBatch, names: Sequence[str]) -> Any:
+    return cast("Any", fetched).to_arrow(include_headers="headers" in names, columns=names)
+
+
+def _column(name: str, built: Any, fetched: FetchedBatch, partition: TopicPartition, count: int) -> Any:
+    if name in _FETCHED:
+        column = built.column(_FETCHED[name])
+        if name == "timestamp":
+            return column.cast(pa.timestamp("ms", tz="UTC")).cast(_TYPES[name])
+        return _headers(column) if name == "headers" else column
+    value: str | int
+    if name == "topic":
+        value = partition.topic
+    elif name == "partition":
+        value = partition.partition
+    else:
+        value = LOG_APPEND_TIME if fetched.batch.header.attributes & _TIMESTAMP_TYPE_BIT else CREATE_TIME
+    return pa.repeat(pa.scalar(value, _TYPES[name]), count)
+
+
+def _matching(fetched: FetchedBatch, count: int, conditions: RowConditions) -> Any:
+    """Return a boolean for each of the first `count` records. It has no nulls."""
+    built: Any = _columns(fetched, [_FETCHED[name] for name in conditions.columns]).slice(0, count)
+    masks: list[Any] = []
+    if conditions.keys is not None:
+        masks.append(pc.is_in(built.column("key"), value_set=pa.array(conditions.keys, pa.binary())))
+    if conditions.key_is_null is not None:
+        masks.append(_null_mask(built.column("key"), conditions.key_is_null))
+    if conditions.value_is_null is not None:
+        masks.append(_null_mask(built.column("value"), conditions.value_is_null))
+    if conditions.first_ms is not None:
+        masks.append(pc.greater_equal(built.column("timestamp_ms"), conditions.first_ms))
+    if conditions.end_ms is not None:
+        masks.append(pc.less(built.column("timestamp_ms"), conditions.end_ms))
+    mask = masks[0]
+    for each in masks[1:]:
+        mask = pc.and_(mask, each)
+    return mask
+
+
+def _null_mask(column: Any, is_null: bool) -> Any:
+    return pc.is_null(column) if is_null else pc.is_valid(column)
 
 
 def joined(batches: Iterable[ArrowBatch]) -> Iterator[ArrowBatch]:
@@ -101,12 +168,8 @@ def _flushed(gathered: list[Any]) -> Iterator[ArrowBatch]:
         yield whole.slice(start, MAX_ROWS)
 
 
-def _headers_type() -> Any:
-    return pa.list_(pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])))
-
-
 def _headers(column: Any) -> Any:
-    kind = _headers_type()
+    kind = _TYPES["headers"]
     found: Any = column.cast(kind)
     # As in the Kafka connector, a record without headers has null and not an empty array.
     return pc.if_else(pc.greater(pc.list_value_length(found), 0), found, pa.scalar(None, kind))

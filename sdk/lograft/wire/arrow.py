@@ -19,6 +19,7 @@ from __future__ import annotations
 import importlib
 import struct
 from array import array
+from collections.abc import Collection
 from typing import Any, Final, TypeAlias
 
 from lograft.wire.checker import check_timestamps
@@ -58,8 +59,12 @@ COLUMN_NAMES: Final = (_KEY, _VALUE, _OFFSET, _TIMESTAMP_MS, _TIMESTAMP, _HEADER
 """The columns that `encode_arrow` takes."""
 
 
-def arrow_schema(*, include_headers: bool = False) -> ArrowSchema:
+def arrow_schema(*, include_headers: bool = False, columns: Collection[str] | None = None) -> ArrowSchema:
     """Return the schema of `RecordBatch.to_arrow`.
+
+    Args:
+        include_headers: the column `headers` is there.
+        columns: names of the columns that are there; None stands for all.
 
     Raises:
         ImportError: pyarrow is not installed.
@@ -73,16 +78,19 @@ def arrow_schema(*, include_headers: bool = False) -> ArrowSchema:
     ]
     if include_headers:
         fields.append(pa.field(_HEADERS, _headers_type(pa), nullable=False))
-    return pa.schema(fields)
+    return pa.schema([field for field in fields if columns is None or field.name in columns])
 
 
-def columns_to_arrow(header: BatchHeader, payload: Payload, *, include_headers: bool) -> ArrowRecordBatch:
+def columns_to_arrow(
+    header: BatchHeader, payload: Payload, *, include_headers: bool, columns: Collection[str] | None = None
+) -> ArrowRecordBatch:
     """Return the columns of a batch as a `pyarrow.RecordBatch`, nearly without a copy. `RecordBatch.to_arrow` calls this.
 
     Args:
         header: header of the batch.
         payload: columns of the batch. Their buffer stays alive as long as the result.
         include_headers: add the column `headers`, so that the schema does not depend on the batch.
+        columns: names of the columns to build, at least one; None builds all. Their order is always that of the schema.
 
     Raises:
         ImportError: pyarrow is not installed.
@@ -90,26 +98,27 @@ def columns_to_arrow(header: BatchHeader, payload: Payload, *, include_headers: 
     """
     pa = _import_arrow("pyarrow")
     pc = _import_arrow("pyarrow.compute")
+    schema = arrow_schema(include_headers=include_headers, columns=columns)
+    return pa.RecordBatch.from_arrays([_column(pa, pc, name, header, payload) for name in schema.names], schema=schema)
+
+
+def _column(pa: _ArrowModule, pc: _ArrowModule, name: str, header: BatchHeader, payload: Payload) -> _ArrowArray:
     count = payload.record_count
-    deltas_ms = payload.timestamp_deltas_ms
-    check_timestamps(header, deltas_ms)
-    if payload.offset_deltas:
-        offsets = pc.add(_int64_array(pa, array("q", payload.offset_deltas)), header.base_offset)
-    else:
-        offsets = pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), count), start=header.base_offset - 1)
-    if deltas_ms:
-        timestamps = pc.add(_int64_array(pa, array("q", deltas_ms)), header.base_timestamp_ms)
-    else:
-        timestamps = pa.repeat(pa.scalar(header.base_timestamp_ms, pa.int64()), count)
-    columns = [
-        pa.nulls(count, pa.binary()) if payload.keys is None else _binary_array(pa, pc, payload.keys),
-        _binary_array(pa, pc, payload.values),
-        offsets,
-        timestamps,
-    ]
-    if include_headers:
-        columns.append(_headers_array(pa, pc, payload.headers, count))
-    return pa.RecordBatch.from_arrays(columns, schema=arrow_schema(include_headers=include_headers))
+    if name == _KEY:
+        return pa.nulls(count, pa.binary()) if payload.keys is None else _binary_array(pa, pc, payload.keys)
+    if name == _VALUE:
+        return _binary_array(pa, pc, payload.values)
+    if name == _OFFSET:
+        if payload.offset_deltas:
+            return pc.add(_int64_array(pa, array("q", payload.offset_deltas)), header.base_offset)
+        return pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), count), start=header.base_offset - 1)
+    if name == _TIMESTAMP_MS:
+        deltas_ms = payload.timestamp_deltas_ms
+        check_timestamps(header, deltas_ms)
+        if deltas_ms:
+            return pc.add(_int64_array(pa, array("q", deltas_ms)), header.base_timestamp_ms)
+        return pa.repeat(pa.scalar(header.base_timestamp_ms, pa.int64()), count)
+    return _headers_array(pa, pc, payload.headers, count)
 
 
 def encode_arrow(

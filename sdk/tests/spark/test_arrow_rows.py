@@ -11,9 +11,10 @@ import pytest
 from lograft.fetched import FetchedBatch
 from lograft.spark import arrow_rows
 from lograft.spark.arrow_rows import arrow_schema, joined, rows_of
+from lograft.spark.conditions import RowConditions
 from lograft.spark.schema import row_schema
-from lograft.spark.settings import Assign, AtPosition, Connection, ReadOptions
-from lograft.types import Position, TopicPartition
+from lograft.spark.settings import COLUMNS, HEADERS_COLUMN
+from lograft.types import TopicPartition
 from lograft.wire.batch import Codec, RecordBatch, encode_batch
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
@@ -23,27 +24,18 @@ SEVEN = TopicPartition("orders", 7)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def read_options(*, include_headers: bool) -> ReadOptions:
-    bound = AtPosition(option="o", position=Position.EARLIEST)
-    return ReadOptions(
-        connection=Connection(bootstrap=("127.0.0.1:1",)),
-        selection=Assign(partitions=(ZERO,)),
-        start=bound,
-        end=bound,
-        include_headers=include_headers,
-    )
+WITH_HEADERS = (*COLUMNS, HEADERS_COLUMN)
 
 
 def fetched(batch: bytearray, *, skip: int = 0, partition: TopicPartition = ZERO) -> FetchedBatch:
     return FetchedBatch(partition.topic, partition.partition, RecordBatch(batch), skip=skip)
 
 
-@pytest.mark.parametrize("include_headers", [False, True])
-def test_schema_is_the_one_that_spark_expects(include_headers: bool) -> None:
+@pytest.mark.parametrize("columns", [COLUMNS, WITH_HEADERS, ("offset", "key"), *((name,) for name in WITH_HEADERS)])
+def test_schema_is_the_one_that_spark_expects(columns: tuple[str, ...]) -> None:
     """Spark compares the first batch with its own schema, and trusts the others."""
-    columns = row_schema(read_options(include_headers=include_headers))
-    as_sent = StructType.fromJson(columns.jsonValue())
-    assert arrow_schema(include_headers).equals(to_arrow_schema(as_sent, timezone="UTC"))
+    as_sent = StructType.fromJson(row_schema(columns).jsonValue())
+    assert arrow_schema(columns).equals(to_arrow_schema(as_sent, timezone="UTC"))
 
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
@@ -58,9 +50,11 @@ def test_rows_carry_every_field(codec: Codec, include_headers: bool) -> None:
         codec=codec,
         base_offset=100,
     )
-    rows = rows_of(fetched(batch, partition=SEVEN), SEVEN, end_offset=1000, include_headers=include_headers)
+    rows = rows_of(
+        fetched(batch, partition=SEVEN), SEVEN, end_offset=1000, columns=WITH_HEADERS if include_headers else COLUMNS
+    )
     assert rows is not None
-    assert rows.schema.equals(arrow_schema(include_headers))
+    assert rows.schema.equals(arrow_schema(WITH_HEADERS if include_headers else COLUMNS))
     rows.validate(full=True)
     expected = {
         "key": [b"k", b"", None],
@@ -82,10 +76,36 @@ def test_rows_carry_every_field(codec: Codec, include_headers: bool) -> None:
 
 def test_batch_without_headers_still_has_the_column() -> None:
     """The schema does not depend on the batch."""
-    rows = rows_of(fetched(encode_batch([b"a"])), ZERO, end_offset=10, include_headers=True)
+    rows = rows_of(fetched(encode_batch([b"a"])), ZERO, end_offset=10, columns=WITH_HEADERS)
     assert rows is not None
-    assert rows.schema.equals(arrow_schema(True))
+    assert rows.schema.equals(arrow_schema(WITH_HEADERS))
     assert rows.column("headers").to_pylist() == [None]
+
+
+def test_only_the_asked_columns_are_built() -> None:
+    """In the order asked for. Columns that say where a record is need no column of the batch at all."""
+    batch = encode_batch([b"a", None], keys=[b"k", b"l"], base_offset=4, timestamps_ms=[1, 2])
+    rows = rows_of(fetched(batch, partition=SEVEN), SEVEN, end_offset=10, columns=("offset", "key"))
+    assert rows is not None
+    assert (rows.schema.names, rows.to_pydict()) == (["offset", "key"], {"offset": [4, 5], "key": [b"k", b"l"]})
+    rows = rows_of(fetched(batch, skip=1, partition=SEVEN), SEVEN, end_offset=10, columns=("partition", "topic"))
+    assert rows is not None
+    assert rows.to_pydict() == {"partition": [7], "topic": ["orders"]}
+
+
+def test_conditions_choose_rows_inside_the_range() -> None:
+    """Records before the position and after the end do not count, whatever they are like."""
+    batch = encode_batch([b"a", b"b", b"c", None, b"e"], keys=[b"k", b"k", None, b"k", b"k"], base_offset=10)
+    conditions = RowConditions(keys=(b"j", b"k"), value_is_null=False)
+    rows = rows_of(fetched(batch, skip=1), ZERO, end_offset=14, columns=("value", "offset"), conditions=conditions)
+    assert rows is not None
+    assert rows.to_pydict() == {"value": [b"b"], "offset": [11]}
+    none = RowConditions(keys=(b"x",))
+    assert rows_of(fetched(batch), ZERO, end_offset=14, columns=COLUMNS, conditions=none) is None
+    every = RowConditions(first_ms=0)
+    rows = rows_of(fetched(batch), ZERO, end_offset=14, columns=("offset",), conditions=every)
+    assert rows is not None
+    assert rows.column("offset").to_pylist() == [10, 11, 12, 13]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +114,7 @@ def test_batch_without_headers_still_has_the_column() -> None:
 def test_range_cuts_batches(skip: int, end_offset: int, offsets: Sequence[int] | None) -> None:
     """Records before the position, and at or after the end, are left out. The result is None if none remains."""
     batch = encode_batch([b"a", b"b", b"c"], base_offset=10)
-    rows = rows_of(fetched(batch, skip=skip), ZERO, end_offset=end_offset, include_headers=False)
+    rows = rows_of(fetched(batch, skip=skip), ZERO, end_offset=end_offset, columns=COLUMNS)
     assert (None if rows is None else rows.column("offset").to_pylist()) == offsets
 
 

@@ -55,6 +55,14 @@ def test_to_arrow_without_headers_has_one_schema() -> None:
     assert pa.Table.from_batches([with_all, with_none]).num_rows == 2
 
 
+def test_to_arrow_of_some_columns_builds_those_in_the_order_of_the_schema() -> None:
+    """A reader that wants keys and offsets gets a batch without values."""
+    batch = RecordBatch(encode_batch([b"a", b"b"], keys=[b"k", None], timestamps_ms=[1, 2], base_offset=7))
+    rows = batch.to_arrow(columns=["offset", "key"])
+    assert rows.to_pydict() == {"key": [b"k", None], "offset": [7, 8]}
+    assert rows.schema == arrow_schema(columns=["key", "offset"])
+
+
 def test_to_arrow_wraps_the_value_blob() -> None:
     """The blob of values is not copied: the Arrow buffer lies inside the batch."""
     batch = bytes(encode_batch([b"x" * 1000, b"y" * 999]))
