@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from lograft.spark.conditions import ALL_ROWS, RowConditions
@@ -34,8 +35,13 @@ TARGET_BYTES: Final = 1024 * 1024
 """Size to which small fetched batches are joined. One Arrow batch costs the JVM about as much as thousands of rows."""
 CREATE_TIME: Final = 0
 LOG_APPEND_TIME: Final = 1
+CONSTANT_ROWS: Final = 16_384
+"""Rows for which columns with a single value are kept, for the batches that follow: 4 MiB with the longest topic name. Longer batches
+get columns of their own."""
+CONSTANT_COLUMNS: Final = 8
+"""Most such columns that a process keeps."""
 _TIMESTAMP_TYPE_BIT: Final = 1 << 3
-
+_MILLISECONDS: Final = pa.timestamp("ms", tz="UTC")
 
 _TYPES: Final[dict[str, Any]] = {
     "key": pa.binary(),
@@ -59,6 +65,11 @@ _FETCHED: Final = {
 
 def arrow_schema(columns: Sequence[str]) -> Any:
     """Return `schema.row_schema` as an Arrow schema."""
+    return _schema(tuple(columns))
+
+
+@cache
+def _schema(columns: tuple[str, ...]) -> Any:
     return pa.schema([pa.field(name, _TYPES[name]) for name in columns])
 
 
@@ -108,7 +119,7 @@ def _column(name: str, built: Any, fetched: FetchedBatch, partition: TopicPartit
     if name in _FETCHED:
         column = built.column(_FETCHED[name])
         if name == "timestamp":
-            return column.cast(pa.timestamp("ms", tz="UTC")).cast(_TYPES[name])
+            return column.view(_MILLISECONDS).cast(_TYPES[name])
         return _headers(column) if name == "headers" else column
     value: str | int
     if name == "topic":
@@ -117,6 +128,15 @@ def _column(name: str, built: Any, fetched: FetchedBatch, partition: TopicPartit
         value = partition.partition
     else:
         value = LOG_APPEND_TIME if fetched.batch.header.attributes & _TIMESTAMP_TYPE_BIT else CREATE_TIME
+    return _constant(name, value).slice(0, count) if count <= CONSTANT_ROWS else _repeated(name, value, count)
+
+
+@lru_cache(maxsize=CONSTANT_COLUMNS)
+def _constant(name: str, value: str | int) -> Any:
+    return _repeated(name, value, CONSTANT_ROWS)
+
+
+def _repeated(name: str, value: str | int, count: int) -> Any:
     return pa.repeat(pa.scalar(value, _TYPES[name]), count)
 
 

@@ -20,6 +20,7 @@ import importlib
 import struct
 from array import array
 from collections.abc import Collection
+from functools import cache
 from typing import Any, Final, TypeAlias
 
 from lograft.wire.checker import check_timestamps
@@ -41,7 +42,7 @@ from lograft.wire.encoder import (
 )
 from lograft.wire.errors import BatchTooLargeError, InvalidBatchError
 from lograft.wire.header import BatchHeader
-from lograft.wire.limits import MAX_INFLATED_BYTES
+from lograft.wire.limits import MAX_INFLATED_BYTES, MAX_RECORDS_PER_BATCH
 
 # pyarrow has no type stubs, so this is the only module of the package that uses Any.
 ArrowRecordBatch: TypeAlias = Any
@@ -69,6 +70,11 @@ def arrow_schema(*, include_headers: bool = False, columns: Collection[str] | No
     Raises:
         ImportError: pyarrow is not installed.
     """
+    return _schema(include_headers, None if columns is None else frozenset(columns))
+
+
+@cache
+def _schema(include_headers: bool, columns: frozenset[str] | None) -> ArrowSchema:
     pa = _import_arrow("pyarrow")
     fields = [
         pa.field(_KEY, pa.binary()),
@@ -110,14 +116,17 @@ def _column(pa: _ArrowModule, pc: _ArrowModule, name: str, header: BatchHeader, 
         return _binary_array(pa, pc, payload.values)
     if name == _OFFSET:
         if payload.offset_deltas:
-            return pc.add(_int64_array(pa, array("q", payload.offset_deltas)), header.base_offset)
-        return pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), count), start=header.base_offset - 1)
+            deltas = _int64_array(pa, array("q", payload.offset_deltas))
+        elif count <= MAX_RECORDS_PER_BATCH:
+            deltas = _counting(pa).slice(0, count)
+        else:
+            deltas = _int64_array(pa, array("q", range(count)))
+        return pc.add(deltas, _constant_int64(pa, header.base_offset, count))
     if name == _TIMESTAMP_MS:
         deltas_ms = payload.timestamp_deltas_ms
         check_timestamps(header, deltas_ms)
-        if deltas_ms:
-            return pc.add(_int64_array(pa, array("q", deltas_ms)), header.base_timestamp_ms)
-        return pa.repeat(pa.scalar(header.base_timestamp_ms, pa.int64()), count)
+        base_ms = _constant_int64(pa, header.base_timestamp_ms, count)
+        return pc.add(_int64_array(pa, array("q", deltas_ms)), base_ms) if deltas_ms else base_ms
     return _headers_array(pa, pc, payload.headers, count)
 
 
@@ -223,6 +232,19 @@ def _headers_type(pa: _ArrowModule) -> Any:
 
 def _int64_array(pa: _ArrowModule, numbers: array[int]) -> _ArrowArray:
     return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
+
+
+def _constant_int64(pa: _ArrowModule, number: int, count: int) -> _ArrowArray:
+    """Return one number many times. `pa.scalar` would load pandas, half a second, and `pa.repeat` takes longer."""
+    return pa.Array.from_buffers(
+        pa.int64(), count, [None, pa.py_buffer(number.to_bytes(8, "little", signed=True) * count)]
+    )
+
+
+@cache
+def _counting(pa: _ArrowModule) -> _ArrowArray:
+    """Return 0, 1, 2, ... for the largest batch: 800 KB, once in a process."""
+    return _int64_array(pa, array("q", range(MAX_RECORDS_PER_BATCH)))
 
 
 def _running_sum(pa: _ArrowModule, pc: _ArrowModule, packed_lengths: BytesLike) -> Any:
