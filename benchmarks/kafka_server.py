@@ -26,7 +26,7 @@ SCALA_VERSION = "2.13"
 CONNECTOR_VERSION = "4.2.0"
 """The connector for a Spark whose own version Maven does not have. It runs with Spark 4.3."""
 FETCH_TIMEOUT_S = 1_800.0
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 60.0
 HEAP = ("-Xms1g", "-Xmx1g")
 """As in Kafka's own `kafka-server-start.sh`."""

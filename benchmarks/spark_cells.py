@@ -23,7 +23,6 @@ from pyspark.sql import functions as F
 
 from benchmarks.kafka_server import KafkaServers
 from benchmarks.spark_ceiling import Ceiling
-from integration_tests.harness.cluster import Servers
 from integration_tests.harness.wait import wait_for
 
 THREADS = 2
@@ -87,19 +86,9 @@ class LograftPeer:
 
     format = "lograft"
 
-    def __init__(self, servers: Servers, *, replicas: int) -> None:
-        self._servers, self._replicas = servers, replicas
-        self._admin = Admin(servers.bootstrap, request_timeout_ms=ADMIN_TIMEOUT_MS)
-
-    @property
-    def bootstrap(self) -> str:
-        """Bootstrap addresses."""
-        return self._servers.bootstrap
-
-    @property
-    def pids(self) -> Sequence[int]:
-        """Process ids of the servers."""
-        return [process.pid for process in self._servers.processes.values()]
+    def __init__(self, bootstrap: str, pids: Sequence[int], *, replicas: int) -> None:
+        self.bootstrap, self.pids, self._replicas = bootstrap, pids, replicas
+        self._admin = Admin(bootstrap, request_timeout_ms=ADMIN_TIMEOUT_MS)
 
     def create_topic(self, topic: str, *, is_flushed: bool) -> None:
         """Create a topic."""

@@ -33,6 +33,7 @@ from pyspark.sql import DataFrame
 
 from benchmarks.kafka_server import KAFKA_VERSION, connector_jars, kafka_servers
 from benchmarks.pages import recycle_pages
+from benchmarks.processes import lograft_server
 from benchmarks.spark_ceiling import NAME as CEILING
 from benchmarks.spark_cells import (
     PARTITIONS,
@@ -49,9 +50,12 @@ from benchmarks.spark_cells import (
     read,
     resume,
 )
-from integration_tests.harness.cluster import CombinedCluster, DevServer, Servers
+from integration_tests.harness.cluster import CombinedCluster
 
-SIZES = ("5000000x100", "1000000x1024")
+SIZES = ("1x100", "5000000x100", "1000000x1024")
+"""A job of one record shows what every job costs: planning, Python processes, connections."""
+FEW_RECORDS = 1_000
+"""Sizes below this have no rates, and so no ratios."""
 WARM_UP_SHARE = 5
 ROW_OVERHEAD_BYTES = 32
 """Bytes of a key and of what a log adds to a record, for the pages that are recycled."""
@@ -215,7 +219,7 @@ class Run:
 
 def _line(size: Size, policy: str, what: str, name: str, sample: Sample) -> str:
     used = f"{sample.jvm_s:.1f} + {sample.workers_s:.1f} + {sample.servers_s:.1f} s"
-    rate = f"{sample.rate:,.0f} k/s"
+    rate = f"{sample.seconds:.2f} s, {sample.rate:,.0f} k/s"
     return f"{size}, {policy}: {what}, {name}: {rate}, processor {used}, others {sample.others:.2f} cores"
 
 
@@ -295,21 +299,49 @@ def page(rows: Sequence[Comparison], samples: Mapping[Cell, Sequence[Sample]], f
         "| records | acknowledged from | | by | k records/s | of the rounds | MB/s | JVM | workers | servers | all | others |",
         "|---|---|---|---|---:|---|---:|---:|---:|---:|---:|---:|",
     ]
-    for cell, found in samples.items():
-        rates = [sample.rate for sample in found]
-        value_bytes = int(cell.size.split(" x ")[1].removesuffix(" B").replace(",", ""))
-        used = [
-            statistics.median([getattr(sample, part) / sample.records * 1e6 for sample in found])
-            for part in ("jvm_s", "workers_s", "servers_s")
+    lines += [_rate_row(cell, found) for cell, found in samples.items() if found[0].records >= FEW_RECORDS]
+    small = [(cell, found) for cell, found in samples.items() if found[0].records < FEW_RECORDS]
+    if small:
+        lines += [
+            "",
+            "## What every job costs",
+            "",
+            "Jobs of one record: seconds, and processor seconds of the JVM, the workers and the servers.",
+            "",
+            "| acknowledged from | | by | s | of the rounds | JVM | workers | servers |",
+            "|---|---|---|---:|---|---:|---:|---:|",
         ]
-        rate = statistics.median(rates)
-        costs = " | ".join(f"{each:.2f}" for each in (*used, sum(used)))
-        others = statistics.median([sample.others for sample in found])
-        lines.append(
-            f"| {cell.size} | {cell.policy} | {cell.what} | {cell.who} | {rate:,.0f} | {min(rates):,.0f} to {max(rates):,.0f} "
-            f"| {rate * value_bytes / 1e3:,.0f} | {costs} | {others:.2f} |"
-        )
+        lines += [_job_row(cell, found) for cell, found in small]
     return "\n".join(lines) + "\n"
+
+
+def _median(found: Sequence[Sample], value: Callable[[Sample], float]) -> float:
+    return statistics.median(map(value, found))
+
+
+def _rate_row(cell: Cell, found: Sequence[Sample]) -> str:
+    rates = [sample.rate for sample in found]
+    value_bytes = int(cell.size.split(" x ")[1].removesuffix(" B").replace(",", ""))
+    used = [
+        _median(found, lambda sample, part=part: getattr(sample, part) / sample.records * 1e6)
+        for part in ("jvm_s", "workers_s", "servers_s")
+    ]
+    rate = statistics.median(rates)
+    costs = " | ".join(f"{each:.2f}" for each in (*used, sum(used)))
+    return (
+        f"| {cell.size} | {cell.policy} | {cell.what} | {cell.who} | {rate:,.0f} | {min(rates):,.0f} to {max(rates):,.0f} "
+        f"| {rate * value_bytes / 1e3:,.0f} | {costs} | {_median(found, lambda sample: sample.others):.2f} |"
+    )
+
+
+def _job_row(cell: Cell, found: Sequence[Sample]) -> str:
+    seconds = [sample.seconds for sample in found]
+    used = [
+        _median(found, lambda sample, part=part: getattr(sample, part)) for part in ("jvm_s", "workers_s", "servers_s")
+    ]
+    costs = " | ".join(f"{each:.2f}" for each in used)
+    spread = f"{min(seconds):.2f} to {max(seconds):.2f}"
+    return f"| {cell.policy} | {cell.what} | {cell.who} | {statistics.median(seconds):.2f} | {spread} | {costs} |"
 
 
 def machine() -> str:
@@ -362,16 +394,17 @@ def main() -> int:
         facts.append(
             f"Spark `local[{THREADS}]`, {arguments.replicas} replica{'s' * (arguments.replicas > 1)}, {arguments.rounds} rounds"
         )
-        (directory / "lograft").mkdir()
-        own: Servers = (
-            DevServer(directory / "lograft")
-            if arguments.replicas == 1
-            else CombinedCluster(directory / "lograft", count=arguments.replicas)
-        )
         kafka = stack.enter_context(
             kafka_servers(directory / "kafka", java.home / "bin" / "java", count=arguments.replicas)
         )
-        lograft_peer = LograftPeer(stack.enter_context(own), replicas=arguments.replicas)
+        if arguments.replicas == 1:
+            server = stack.enter_context(lograft_server(directory))
+            lograft_peer = LograftPeer(server.address, [server.pid], replicas=1)
+        else:
+            (directory / "cluster").mkdir()
+            cluster = stack.enter_context(CombinedCluster(directory / "cluster", count=arguments.replicas))
+            pids = [process.pid for process in cluster.processes.values()]
+            lograft_peer = LograftPeer(cluster.bootstrap, pids, replicas=arguments.replicas)
         stack.callback(lograft_peer.close)
         kafka_peer = KafkaPeer(kafka, side.session, replicas=arguments.replicas)
         stack.callback(kafka_peer.close)
@@ -382,7 +415,7 @@ def main() -> int:
         for size in sizes:
             for policy in arguments.policies:
                 run.measure(size, policy, arguments.rounds, arguments.only)
-    rows = [row for size in sizes for row in comparisons(run.samples, size)]
+    rows = [row for size in sizes if size.records >= FEW_RECORDS for row in comparisons(run.samples, size)]
     text = page(rows, run.samples, facts)
     print(text)
     if arguments.write is not None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
@@ -132,3 +134,24 @@ def test_join_stops_at_the_target_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrow_rows, "TARGET_BYTES", 16)
     batches = [pa.record_batch({"n": [1, 2]}), pa.record_batch({"n": [3]}), pa.record_batch({"n": [4]})]
     assert [batch.num_rows for batch in joined(iter(batches))] == [2, 2]
+
+
+def test_rows_load_no_pandas() -> None:
+    """Loading pandas would cost each of Spark's workers a third of a second before its first row."""
+    program = """
+import sys
+from lograft.fetched import FetchedBatch
+from lograft.spark.arrow_rows import joined, rows_of
+from lograft.spark.settings import COLUMNS
+from lograft.types import TopicPartition
+from lograft.wire.batch import RecordBatch, encode_batch
+
+batches = [encode_batch([b"a", None], keys=[b"k", None], timestamps_ms=times) for times in (5, [6, 7])]
+rows = [
+    rows_of(FetchedBatch("t", 0, RecordBatch(batch)), TopicPartition("t", 0), end_offset=9, columns=COLUMNS)
+    for batch in batches
+]
+assert sum(batch.num_rows for batch in joined(rows)) == 4
+assert "pandas" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
