@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from lograft.spark.conditions import ALL_ROWS, RowConditions
 from lograft.types import TopicPartition
+from lograft.wire.arrow import joined_to_arrow
 
 if TYPE_CHECKING:
     from lograft.fetched import FetchedBatch
@@ -36,6 +37,8 @@ TARGET_BYTES: Final = 1024 * 1024
 """Size to which small fetched batches are joined. One Arrow batch costs the JVM about as much as thousands of rows."""
 CREATE_TIME: Final = 0
 LOG_APPEND_TIME: Final = 1
+ROW_BYTES: Final = 40
+"""Bytes of a row besides key and value."""
 CONSTANT_ROWS: Final = 16_384
 """Rows for which columns with a single value are kept, for the batches that follow: 4 MiB with the longest topic name. Longer batches
 get columns of their own."""
@@ -112,6 +115,58 @@ def rows_of(
     return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))
 
 
+def rows_of_range(
+    batches: Iterable[FetchedBatch],
+    partition: TopicPartition,
+    *,
+    end_offset: int,
+    columns: Sequence[str],
+    conditions: RowConditions = ALL_ROWS,
+) -> Iterator[ArrowBatch]:
+    """Turn the fetched batches of a range into Arrow batches of a good size for Spark. Arguments are those of `rows_of`.
+
+    Whole batches without conditions and headers are built together, many at once: what Arrow takes for one batch is as much as
+    for thousands of records.
+    """
+    if conditions != ALL_ROWS or "headers" in columns:
+        found = (
+            rows_of(each, partition, end_offset=end_offset, columns=columns, conditions=conditions) for each in batches
+        )
+        yield from joined(rows for rows in found if rows is not None)
+        return
+    run: list[FetchedBatch] = []
+    row_count = size_bytes = 0
+    for fetched in batches:
+        is_whole = not fetched.skip and fetched.next_offset <= end_offset and fetched.record_count
+        if run and (not is_whole or _timestamp_type(fetched) != _timestamp_type(run[0])):
+            yield from _built(run, partition, columns)
+            run, row_count, size_bytes = [], 0, 0
+        if not is_whole:
+            rows = rows_of(fetched, partition, end_offset=end_offset, columns=columns)
+            if rows is not None:
+                yield from _flushed([rows])
+            continue
+        run.append(fetched)
+        payload = fetched.batch.payload
+        row_count += payload.record_count
+        size_bytes += len(payload.values.blob) + (0 if payload.keys is None else len(payload.keys.blob))
+        if size_bytes + row_count * ROW_BYTES >= TARGET_BYTES or row_count >= MAX_ROWS:
+            yield from _built(run, partition, columns)
+            run, row_count, size_bytes = [], 0, 0
+    if run:
+        yield from _built(run, partition, columns)
+
+
+def _built(run: Sequence[FetchedBatch], partition: TopicPartition, columns: Sequence[str]) -> Iterator[ArrowBatch]:
+    wanted = [_FETCHED[name] for name in columns if name in _FETCHED]
+    built = (
+        joined_to_arrow([(each.batch.header, each.batch.payload) for each in run], columns=wanted) if wanted else None
+    )
+    count = sum(each.record_count for each in run)
+    arrays = [_column(name, built, run[0], partition, count) for name in columns]
+    yield from _flushed([pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))])
+
+
 def _columns(fetched: FetchedBatch, names: Sequence[str]) -> Any:
     return cast("Any", fetched).to_arrow(include_headers="headers" in names, columns=names)
 
@@ -128,8 +183,12 @@ def _column(name: str, built: Any, fetched: FetchedBatch, partition: TopicPartit
     elif name == "partition":
         value = partition.partition
     else:
-        value = LOG_APPEND_TIME if fetched.batch.header.attributes & _TIMESTAMP_TYPE_BIT else CREATE_TIME
+        value = _timestamp_type(fetched)
     return _constant(name, value).slice(0, count) if count <= CONSTANT_ROWS else _repeated(name, value, count)
+
+
+def _timestamp_type(fetched: FetchedBatch) -> int:
+    return LOG_APPEND_TIME if fetched.batch.header.attributes & _TIMESTAMP_TYPE_BIT else CREATE_TIME
 
 
 @lru_cache(maxsize=CONSTANT_COLUMNS)

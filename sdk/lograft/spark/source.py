@@ -40,6 +40,7 @@ from lograft.spark.record_sizes import RANGE_WINDOWS, Profile, window_offsets, w
 from lograft.spark.settings import ReadOptions
 
 if TYPE_CHECKING:
+    from lograft.fetched import FetchedBatch
     from lograft.spark.arrow_rows import ArrowBatch
 
 logger: Final = logging.getLogger(__name__)
@@ -146,13 +147,24 @@ def read_partition(
     chosen = cast("OffsetRange | None", partition.value)
     if chosen is None:
         return iter(())
-    from lograft.spark.arrow_rows import joined
-
-    return joined(read_range(options, chosen, conditions))
+    return read_range(options, chosen, conditions)
 
 
 def read_range(options: ReadOptions, chosen: OffsetRange, conditions: RowConditions = ALL_ROWS) -> Iterator[ArrowBatch]:
-    """Read one range. The batches are as fetched, cut at the end of the range, without the records that the query does not want.
+    """Read the rows of one range, without the records that the query does not want. Raises as `fetch_range`."""
+    from lograft.spark.arrow_rows import rows_of_range
+
+    return rows_of_range(
+        fetch_range(options, chosen),
+        chosen.partition,
+        end_offset=chosen.end_offset,
+        columns=options.columns,
+        conditions=conditions,
+    )
+
+
+def fetch_range(options: ReadOptions, chosen: OffsetRange) -> Iterator[FetchedBatch]:
+    """Fetch the batches of one range. The first and the last may have records outside of it.
 
     Raises:
         OffsetOutOfRangeError: records of the range are gone, and failOnDataLoss is true.
@@ -160,8 +172,6 @@ def read_range(options: ReadOptions, chosen: OffsetRange, conditions: RowConditi
         RequestTimeoutError: nothing came for `kafkaConsumer.pollTimeoutMs`.
         UnreachableError: nothing came for that time, and the partition could not be fetched.
     """
-    from lograft.spark.arrow_rows import rows_of
-
     with Consumer(
         options.connection.bootstrap,
         cluster_id=options.connection.cluster_id,
@@ -190,15 +200,7 @@ def read_range(options: ReadOptions, chosen: OffsetRange, conditions: RowConditi
                 position = next_offset
                 continue
             if fetched is not None:
-                rows = rows_of(
-                    fetched,
-                    partition,
-                    end_offset=chosen.end_offset,
-                    columns=options.columns,
-                    conditions=conditions,
-                )
-                if rows is not None:
-                    yield rows
+                yield fetched
             moved_to = consumer.position(partition)
             if moved_to > position:
                 position, progress_s = moved_to, time.monotonic()

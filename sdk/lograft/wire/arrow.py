@@ -19,7 +19,7 @@ from __future__ import annotations
 import importlib
 import struct
 from array import array
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import cache
 from typing import Any, Final, TypeAlias
 
@@ -58,6 +58,8 @@ _TIMESTAMP: Final = "timestamp"
 _HEADERS: Final = "headers"
 COLUMN_NAMES: Final = (_KEY, _VALUE, _OFFSET, _TIMESTAMP_MS, _TIMESTAMP, _HEADERS)
 """The columns that `encode_arrow` takes."""
+LOOP_RECORDS: Final = 64
+"""Records of a batch below which a loop adds numbers faster than Arrow."""
 
 
 def arrow_schema(*, include_headers: bool = False, columns: Collection[str] | None = None) -> ArrowSchema:
@@ -128,6 +130,98 @@ def _column(pa: _ArrowModule, pc: _ArrowModule, name: str, header: BatchHeader, 
         base_ms = _constant_int64(pa, header.base_timestamp_ms, count)
         return pc.add(_int64_array(pa, array("q", deltas_ms)), base_ms) if deltas_ms else base_ms
     return _headers_array(pa, pc, payload.headers, count)
+
+
+def joined_to_arrow(
+    batches: Sequence[tuple[BatchHeader, Payload]], *, columns: Collection[str] | None = None
+) -> ArrowRecordBatch:
+    """Return the columns of several batches, without record headers, as one `pyarrow.RecordBatch`.
+
+    It takes about as many calls of Arrow as one batch does, however small the batches are, and copies each blob once.
+
+    Args:
+        batches: header and columns of each batch, in order; at least one. None of them is a filler.
+        columns: names of the columns to build, at least one; None builds all but `headers`.
+
+    Raises:
+        ImportError: pyarrow is not installed.
+        BatchError: a batch is damaged.
+    """
+    pa = _import_arrow("pyarrow")
+    pc = _import_arrow("pyarrow.compute")
+    schema = arrow_schema(columns=columns)
+    count = sum(payload.record_count for _, payload in batches)
+    arrays: list[_ArrowArray] = []
+    for name in schema.names:
+        if name == _KEY:
+            if any(payload.keys is not None for _, payload in batches):
+                keys = [payload.keys or _absent_column(payload.record_count) for _, payload in batches]
+                arrays.append(_binary_array(pa, pc, _joined_column(keys)))
+            else:
+                arrays.append(pa.nulls(count, pa.binary()))
+        elif name == _VALUE:
+            arrays.append(_binary_array(pa, pc, _joined_column([payload.values for _, payload in batches])))
+        elif name == _OFFSET:
+            arrays.append(_joined_int64(pa, count, [_packed_offsets(pa, pc, *each) for each in batches]))
+        else:
+            arrays.append(_joined_int64(pa, count, [_packed_times(pa, pc, *each) for each in batches]))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _joined_column(columns: Sequence[BytesColumn]) -> BytesColumn:
+    nulls: list[int] = []
+    count = 0
+    for column in columns:
+        nulls += [count + index for index in column.nulls]
+        count += column.record_count
+    lengths = {column.uniform_length for column in columns}
+    packed: memoryview | None = None
+    if len(lengths) > 1 or None in lengths:
+        packed = memoryview(
+            b"".join(
+                (column.uniform_length or 0).to_bytes(4, "little") * column.record_count
+                if column.lengths is None
+                else column.lengths
+                for column in columns
+            )
+        ).cast("I")
+    return BytesColumn(
+        blob=memoryview(b"".join([column.blob for column in columns])),
+        record_count=count,
+        lengths=packed,
+        uniform_length=columns[0].uniform_length if packed is None else None,
+        nulls=nulls,
+    )
+
+
+def _absent_column(count: int) -> BytesColumn:
+    return BytesColumn(
+        blob=memoryview(b""), record_count=count, lengths=None, uniform_length=0, nulls=list(range(count))
+    )
+
+
+def _joined_int64(pa: _ArrowModule, count: int, packed: Sequence[BytesLike]) -> _ArrowArray:
+    return pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(b"".join(packed))])
+
+
+def _packed_offsets(pa: _ArrowModule, pc: _ArrowModule, header: BatchHeader, payload: Payload) -> BytesLike:
+    if payload.record_count < LOOP_RECORDS:
+        deltas = payload.offset_deltas or range(payload.record_count)
+        return array("q", map(header.base_offset.__add__, deltas)).tobytes()
+    return _packed(_column(pa, pc, _OFFSET, header, payload))
+
+
+def _packed_times(pa: _ArrowModule, pc: _ArrowModule, header: BatchHeader, payload: Payload) -> BytesLike:
+    deltas_ms = payload.timestamp_deltas_ms
+    if payload.record_count < LOOP_RECORDS and deltas_ms:
+        check_timestamps(header, deltas_ms)
+        return array("q", map(header.base_timestamp_ms.__add__, deltas_ms)).tobytes()
+    return _packed(_column(pa, pc, _TIMESTAMP_MS, header, payload))
+
+
+def _packed(column: _ArrowArray) -> BytesLike:
+    """Return the bytes of a column of numbers that begins where its memory begins."""
+    return memoryview(column.buffers()[1])[: 8 * len(column)]
 
 
 def encode_arrow(

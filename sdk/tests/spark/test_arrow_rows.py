@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import struct
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,12 +13,14 @@ import pyarrow as pa
 import pytest
 from lograft.fetched import FetchedBatch
 from lograft.spark import arrow_rows
-from lograft.spark.arrow_rows import arrow_schema, joined, rows_of
-from lograft.spark.conditions import RowConditions
+from lograft.spark.arrow_rows import arrow_schema, joined, rows_of, rows_of_range
+from lograft.spark.conditions import ALL_ROWS, RowConditions
 from lograft.spark.schema import row_schema
 from lograft.spark.settings import COLUMNS, HEADERS_COLUMN
 from lograft.types import TopicPartition
 from lograft.wire.batch import Codec, RecordBatch, encode_batch
+from lograft.wire.checksum import crc32c
+from lograft.wire.header import read_header, write_header
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -134,6 +137,43 @@ def test_join_stops_at_the_target_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrow_rows, "TARGET_BYTES", 16)
     batches = [pa.record_batch({"n": [1, 2]}), pa.record_batch({"n": [3]}), pa.record_batch({"n": [4]})]
     assert [batch.num_rows for batch in joined(iter(batches))] == [2, 2]
+
+
+@pytest.mark.parametrize("columns", [COLUMNS, WITH_HEADERS, ("topic", "offset"), ("partition",)])
+@pytest.mark.parametrize("conditions", [ALL_ROWS, RowConditions(first_ms=2)])
+@pytest.mark.parametrize("target_bytes", [1, 300, 1 << 20])
+def test_range_has_the_rows_of_its_batches(
+    monkeypatch: pytest.MonkeyPatch, columns: tuple[str, ...], conditions: RowConditions, target_bytes: int
+) -> None:
+    """Batches that are built together give the rows that each gives alone: cut, of both kinds of time, compressed, compacted."""
+    monkeypatch.setattr(arrow_rows, "TARGET_BYTES", target_bytes)
+    batches = [
+        fetched(encode_batch([b"a", b"b", b"c"], base_offset=10, timestamps_ms=1), skip=1),
+        fetched(encode_batch([b"d"], keys=[b"k"], base_offset=13, timestamps_ms=2)),
+        fetched(encode_batch([None, b"ff"], keys=[None, b"k"], base_offset=14, timestamps_ms=[3, 1], codec=Codec.ZSTD)),
+        fetched(stamped(encode_batch([b"g", b"h"], base_offset=16, timestamps_ms=4))),
+        fetched(encode_batch([b"i", b"jj"], base_offset=18, offset_deltas=[2, 5], timestamps_ms=5)),
+        *(fetched(encode_batch([b"%d" % number], base_offset=number, timestamps_ms=6)) for number in range(24, 40)),
+        fetched(encode_batch([b"y", b"z"], base_offset=40, timestamps_ms=7)),
+    ]
+    arguments = {"end_offset": 41, "columns": columns, "conditions": conditions}
+    alone = [rows_of(batch, ZERO, **arguments) for batch in batches]
+    expected = pa.Table.from_batches([rows for rows in alone if rows is not None])
+    found = list(rows_of_range(iter(batches), ZERO, **arguments))
+    assert all(rows.schema.equals(arrow_schema(columns)) for rows in found)
+    for rows in found:
+        rows.validate(full=True)
+    assert pa.Table.from_batches(found).to_pylist() == expected.to_pylist()
+    # Batches with another kind of time, or cut ones, end a run of batches that are built together.
+    assert target_bytes < 1 << 20 or len(found) <= 5
+    assert list(rows_of_range(iter([]), ZERO, **arguments)) == []
+
+
+def stamped(batch: bytearray) -> bytearray:
+    """Return the batch as a topic with log append time has it."""
+    header = read_header(batch)
+    write_header(batch, header._replace(attributes=header.attributes | 1 << 3))
+    return bytearray().join([batch[:17], struct.pack(">I", crc32c(bytes(batch[21:]))), batch[21:]])
 
 
 def test_rows_load_no_pandas() -> None:
