@@ -4,8 +4,8 @@
 This module gathers the rows of each partition, and cuts them to batch size. It must not wait or send. It imports no pyarrow at
 module level: the caller's objects have already loaded it.
 
-Rows that were gathered here are this module's own copy, so their batches keep pieces of it until they are sent. Batches of rows
-as the caller gave them are copied: the caller's memory may change after the call.
+Rows that were gathered here are a copy for one batch, which keeps views of it until it is sent. Batches of rows as the caller gave
+them are copied: the caller's memory may change after the call.
 """
 
 from __future__ import annotations
@@ -24,11 +24,7 @@ from lograft.wire.errors import BatchError, BatchTooLargeError
 from lograft.wire.limits import MAX_RECORDS_PER_BATCH
 
 STEP_ROWS: Final = 65_536
-"""Most rows whose partitions are computed in one step: enough for full batches, and few enough to bound memory."""
-
-STEP_BYTES: Final = 8 * 1024 * 1024
-"""About the most bytes of one step, unless it is a single row. The rows of a partition in a step stay in memory together until
-the last batch of them is acknowledged."""
+"""Rows whose partitions are computed in one step: enough for full batches, and few enough to bound memory."""
 
 EXTRA_COLUMNS: Final = ("refuse", "ignore", "headers")
 """What may become of columns that records do not have."""
@@ -72,11 +68,10 @@ def encode_rows(
         raise UsageError(f'extra_columns is "refuse", "ignore" or "headers", not {extra_columns!r}')
     batches = data.to_batches() if hasattr(data, "to_batches") else [data]
     for batch in batches:
-        step = min(STEP_ROWS, max(1, STEP_BYTES * batch.num_rows // max(1, batch.nbytes)))
-        for start in range(0, batch.num_rows, step):
-            rows = _without_extra(batch.slice(start, step), extra_columns)
-            for number, group in _group(rows, partition, partition_count, rule, topic):
-                yield from _encode(group, number, batch_bytes, codec, wall_ms, is_own=group is not rows)
+        for start in range(0, batch.num_rows, STEP_ROWS):
+            rows = _without_extra(batch.slice(start, STEP_ROWS), extra_columns)
+            for number, indexes in _group(rows, partition, partition_count, rule, topic):
+                yield from _encode(rows, indexes, number, batch_bytes, codec, wall_ms)
 
 
 def _without_extra(rows: Rows, extra_columns: str) -> Rows:
@@ -141,24 +136,24 @@ def _header_values(pa: Any, name: str, column: Any) -> Any:
 
 def _group(
     rows: Rows, partition: int | None, partition_count: int, rule: KeyRule, topic: str
-) -> Iterator[tuple[int | None, Rows]]:
+) -> Iterator[tuple[int | None, Any]]:
+    """Yield each partition with the indexes of its rows, a list or a numpy array; None stands for all rows."""
     names: list[str] = rows.schema.names
     if partition is not None or "key" not in names or rule.ignores_keys:
-        yield partition, rows
+        yield partition, None
         return
     column = rows.column("key")
     grouping = group_rows(column, partition_count, rule=rule, topic=topic)
     if grouping is not None:
         order = grouping.order
         for number, first, end in grouping.groups:
-            yield number, rows if order is None else rows.take(_index_array(order[first:end]))
+            yield number, None if order is None else order[first:end]
         return
     keys = [key.encode() if isinstance(key, str) else key for key in column.to_pylist()]
     # Within this function -1 stands for the sticky partition.
     groups = group_by_partition(partition_by_keys(keys, partition_count, keyless=-1, rule=rule, topic=topic))
     for number, indexes in groups.items():
-        group = rows if len(groups) == 1 else rows.take(_index_array(indexes))
-        yield (None if number < 0 else number), group
+        yield (None if number < 0 else number), (None if len(groups) == 1 else indexes)
 
 
 def _index_array(indexes: Any) -> Rows:
@@ -171,13 +166,18 @@ def _index_array(indexes: Any) -> Rows:
 
 
 def _encode(
-    rows: Rows, partition: int | None, batch_bytes: int, codec: Codec, wall_ms: int, *, is_own: bool
+    rows: Rows, indexes: Any, partition: int | None, batch_bytes: int, codec: Codec, wall_ms: int
 ) -> Iterator[EncodedPiece]:
+    """Encode the rows with these indexes, or all rows."""
     row_bytes = max(1, rows.nbytes // max(1, rows.num_rows))
     # With compression a batch could hold more rows, but by how much is not known in advance.
     step = min(max(1, batch_bytes * 15 // 16 // row_bytes), MAX_RECORDS_PER_BATCH)
-    for start in range(0, rows.num_rows, step):
-        yield from _encode_slice(rows.slice(start, step), partition, batch_bytes, codec, wall_ms, is_own=is_own)
+    for start in range(0, rows.num_rows if indexes is None else len(indexes), step):
+        if indexes is None:
+            part = rows.slice(start, step)
+        else:
+            part = rows.take(_index_array(indexes[start : start + step]))
+        yield from _encode_slice(part, partition, batch_bytes, codec, wall_ms, is_own=indexes is not None)
 
 
 def _encode_slice(
@@ -199,4 +199,5 @@ def _encode_slice(
         return
     middle = count // 2
     for half in (rows.slice(0, middle), rows.slice(middle)):
-        yield from _encode_slice(half, partition, batch_bytes, codec, wall_ms, is_own=is_own)
+        # A view of a half would keep the memory of the other one as well.
+        yield from _encode_slice(half, partition, batch_bytes, codec, wall_ms, is_own=False)

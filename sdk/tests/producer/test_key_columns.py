@@ -89,9 +89,9 @@ def pieces(rows: pa.RecordBatch, **changed: Any) -> dict[int | None, list[tuple[
 
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
-@pytest.mark.parametrize("step_bytes", [1, 500, 1 << 20])
+@pytest.mark.parametrize("step_rows", [1, 7, 1 << 16])
 def test_gathered_rows_are_those_of_the_step_for_each_record(
-    monkeypatch: pytest.MonkeyPatch, codec: Codec, step_bytes: int
+    monkeypatch: pytest.MonkeyPatch, codec: Codec, step_rows: int
 ) -> None:
     """With and without numpy, for any size of a step, a partition has the same records in the same order."""
     count = 300
@@ -100,7 +100,7 @@ def test_gathered_rows_are_those_of_the_step_for_each_record(
         [pa.array(keys, pa.binary()), pa.array([b"value-%d" % index for index in range(count)], pa.binary())],
         names=["key", "value"],
     )
-    monkeypatch.setattr(arrow, "STEP_BYTES", step_bytes)
+    monkeypatch.setattr(arrow, "STEP_ROWS", step_rows)
     found = pieces(rows, codec=codec)
     expected: dict[int | None, list[tuple[bytes | None, bytes | None]]] = {}
     for row, number in enumerate(partitions_of(keys, 4, CRC32C)):
@@ -136,3 +136,31 @@ def test_batches_do_not_change_with_the_callers_memory(partition: int | None, is
     memory[:] = ord("x")
     found = [value for piece in encoded for value in RecordBatch(piece.body.join()).values()]
     assert found == [b"0123456789"] * 20
+
+
+def test_batches_of_gathered_rows_hold_no_memory_of_others() -> None:
+    """What a batch keeps until it is acknowledged is what the producer's buffer counts for it, with rows of any sizes."""
+    count = 400
+    values = [bytes(2_000 if index < 20 else 10) for index in range(count)]
+    rows = pa.RecordBatch.from_arrays(
+        [pa.array([b"%d" % index for index in range(count)], pa.binary()), pa.array(values, pa.binary())],
+        names=["key", "value"],
+    )
+    before = pa.total_allocated_bytes()
+    encoded = list(
+        encode_rows(
+            rows,
+            partition=None,
+            partition_count=4,
+            rule=CRC32C,
+            topic="t",
+            batch_bytes=3_000,
+            codec=Codec.NONE,
+            wall_ms=7,
+        )
+    )
+    assert len(encoded) > 20
+    encoded = encoded[::5]
+    kept_bytes = pa.total_allocated_bytes() - before
+    # Arrow rounds its buffers up to 64 bytes; a batch has keys and values with their offsets.
+    assert kept_bytes <= sum(len(piece.body) + 8 * piece.record_count + 6 * 64 for piece in encoded)
