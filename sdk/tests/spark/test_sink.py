@@ -17,6 +17,7 @@ from lograft.errors import (
     IngestConflictError,
     IngestFencedError,
     LograftError,
+    RequestTimeoutError,
     UnknownTopicError,
 )
 from lograft.spark import staging
@@ -25,7 +26,7 @@ from lograft.spark.schema import HEADERS
 from lograft.spark.sink import AppendWriter, IngestWriter, TaskWritten, _Receipts, batch_writer, total_written
 from lograft.spark.staging import TaskStaged
 from lograft.spark.values import OptionError
-from lograft.types import BatchReceipt, Durability
+from lograft.types import BatchReceipt, Durability, IngestDescription, IngestKind, SealedAttempt
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType, TimestampType
 
 ZERO, ONE = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -360,3 +361,49 @@ def test_unreachable_cluster_fails_the_task(bootstrap: str, make_topic: MakeTopi
     away.options = parse_write_options({**given, **APPEND, "kafka.bootstrap.servers": "127.0.0.1:1"})
     with pytest.raises(LograftError):
         away.write(rows("a"))
+
+
+class SlowIngest:
+    """An ingest whose commits are not answered in time, so long as there are states left to describe."""
+
+    ingest_id = "slow"
+
+    def __init__(self, *states: IngestState) -> None:
+        self.states = list(states)
+        self.committed: list[list[SealedAttempt]] = []
+
+    def commit(self, sealed: list[SealedAttempt]) -> str:
+        self.committed.append(sealed)
+        if self.states:
+            raise RequestTimeoutError("no answer in time")
+        return "result"
+
+    def describe(self) -> IngestDescription:
+        return IngestDescription(
+            ingest_id=self.ingest_id,
+            kind=IngestKind.SINGLE,
+            state=self.states.pop(0),
+            epoch=1,
+            round=1,
+            topics=(),
+            touched_ms=0,
+            ttl_ms=0,
+            open_attempts=0,
+            sealed_attempts=1,
+            sealed_records=1,
+            parts=4,
+            published_parts=3,
+            result=None,
+        )
+
+
+def test_commit_waits_while_a_decision_is_published(caplog: pytest.LogCaptureFixture) -> None:
+    """A large job takes longer than one call. What is not decided is not waited for."""
+    sealed = [SealedAttempt(0, b"a", 1)]
+    slow = SlowIngest(IngestState.DECIDED, IngestState.DECIDED, IngestState.COMMITTED)
+    with caplog.at_level(logging.WARNING, logger="lograft.spark"):
+        assert staging._commit(slow, sealed) == "result"  # type: ignore[arg-type, comparison-overlap]
+    assert slow.committed == [sealed] * 4
+    assert "3 of 4 partitions are done" in caplog.text
+    with pytest.raises(RequestTimeoutError):
+        staging._commit(SlowIngest(IngestState.OPEN), sealed)  # type: ignore[arg-type]
