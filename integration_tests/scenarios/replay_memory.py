@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +65,7 @@ def workers() -> Iterator[psutil.Process]:
 
 
 @contextmanager
-def sampled() -> Iterator[Peak]:
+def sampled() -> Generator[Peak]:
     """Sample the workers while the block runs."""
     peak, done = Peak(), threading.Event()
 

@@ -18,7 +18,7 @@ from lograft.errors import LograftError, OffsetOutOfRangeError, UnknownTopicErro
 from lograft.settings import parse_bootstrap
 from lograft.spark.ranges import Readable
 from lograft.spark.record_sizes import RECORD_BYTES, WINDOW_BYTES, WINDOW_RECORDS, Window
-from lograft.spark.settings import Assign, Connection, Selection, Subscribe
+from lograft.spark.settings import Assign, Connection, Selection, Subscribe, SubscribePattern
 from lograft.spark.values import OptionError
 from lograft.types import OffsetQuery, Position, TopicPartition
 from lograft.wire.codes import ErrorCode
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+MAX_DESCRIBED_TOPICS: Final = 16
+"""Named topics that are asked for one by one. For more of them, one list of all topics is faster."""
 MAX_SAMPLING_CALLS: Final = 16
 """Calls for samples that are under way at the same time."""
 WINDOW_CALLS: Final = 4
@@ -40,7 +42,7 @@ SAMPLE_TIMEOUT_MS: Final = 30_000
 """Milliseconds for one call for samples."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Topic:
     """A topic that exists.
 
@@ -96,19 +98,21 @@ class Lookups:
         Raises:
             UnknownTopicError: a named topic does not exist.
         """
+        if isinstance(selection, SubscribePattern):
+            pattern = re.compile(selection.pattern)
+            return {name: topic for name, topic in self._all(include_internal=False) if pattern.fullmatch(name)}
         if isinstance(selection, Subscribe):
             names: Sequence[str] = selection.topics
-        elif isinstance(selection, Assign):
-            names = sorted({each.topic for each in selection.partitions})
         else:
-            pattern = re.compile(selection.pattern)
-            found = [each for each in self._admin.list_topics() if pattern.fullmatch(each.topic)]
-            return {
-                each.topic: Topic(each.topic_id, each.partition_count)
-                for each in sorted(found, key=lambda each: each.topic)
-            }
+            names = sorted({each.topic for each in selection.partitions})
         topics: dict[str, Topic] = {}
+        if len(names) > MAX_DESCRIBED_TOPICS:
+            there = dict(self._all(include_internal=True))
+            topics = {name: there[name] for name in names if name in there}
+        # What is missing in the list may have been created since.
         for name in names:
+            if name in topics:
+                continue
             try:
                 described = self._admin.describe_topic(name)
             except UnknownTopicError:
@@ -117,6 +121,10 @@ class Lookups:
                 continue
             topics[name] = Topic(described.topic_id, described.partition_count)
         return topics
+
+    def _all(self, *, include_internal: bool) -> list[tuple[str, Topic]]:
+        found = self._admin.list_topics(include_internal=include_internal)
+        return sorted((each.topic, Topic(each.topic_id, each.partition_count)) for each in found)
 
     # -- offsets
 

@@ -117,12 +117,14 @@ def plan_read(options: ReadOptions, pushed: Pushed = NOTHING_PUSHED) -> Plan:
     )
 
 
-def split(lookups: Lookups, options: ReadOptions, ranges: Sequence[OffsetRange]) -> tuple[OffsetRange, ...]:
+def split(
+    lookups: Lookups, options: ReadOptions, ranges: Sequence[OffsetRange], *, most_windows: int = MAX_WINDOWS
+) -> tuple[OffsetRange, ...]:
     """Split ranges into read tasks. It looks at samples of the records if `minPartitions` asks for more tasks than ranges."""
     minimum, maximum = options.min_partitions, options.max_records_per_partition
     profiles: list[Profile] | None = None
     if needs_profiles(ranges, minimum, maximum):
-        window_count = windows_per_range(len(ranges), RANGE_WINDOWS, MAX_WINDOWS)
+        window_count = windows_per_range(len(ranges), RANGE_WINDOWS, most_windows)
         profiles = profiles_of(lookups, options, ranges, window_count)
     return split_ranges(ranges, minimum, maximum, profiles)
 

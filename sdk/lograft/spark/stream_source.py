@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 logger: Final = logging.getLogger(__name__)
 
 MAX_TRIGGER_WINDOWS: Final = 512
-"""Most samples of all partitions for each of the two estimates of one trigger, as long as each partition has one."""
+"""Most samples of all partitions for each estimate of one trigger, as long as each partition has one."""
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -149,7 +149,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         read = self.options.read
         found = planned(from_json(start), from_json(end), self._topics(), fail_on_data_loss=read.fail_on_data_loss)
         _warn(found.losses)
-        return [InputPartition(each) for each in split(self._connected(), read, found.ranges)]
+        ranges = split(self._connected(), read, found.ranges, most_windows=MAX_TRIGGER_WINDOWS)
+        return [InputPartition(each) for each in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[ArrowBatch]:
         """Yield the rows of one range as Arrow batches."""

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from lograft import Admin, Producer, TopicPartition
 from lograft.errors import OffsetOutOfRangeError, UnknownTopicError
-from lograft.spark import stream_source
+from lograft.spark import lookups, stream_source
 from lograft.spark.options import parse_stream_read_options
 from lograft.spark.record_sizes import RECORD_BYTES
 from lograft.spark.stream_offsets import TopicRecreatedError
@@ -211,6 +211,25 @@ def test_new_partitions_and_new_topics_are_read_from_their_beginning(
     assert sorted(found) == sorted([(topic, 1, b"a"), (topic, 1, b"b"), (other, 0, b"c")])
     for name in (topic, other):
         admin.delete_topic(name)
+
+
+def test_many_topics_are_looked_up_by_one_list(
+    make_topic: MakeTopic,
+    new_reader: Callable[..., StreamReader],
+    put: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The answers are the same as topic by topic."""
+    topics = [make_topic(1), make_topic(2)]
+    for topic in topics:
+        put(topic, 0, [b"a"])
+    names = ",".join(topics)
+    one_by_one = new_reader(subscribe=names).initialOffset()
+    monkeypatch.setattr(lookups, "MAX_DESCRIBED_TOPICS", 1)
+    assert new_reader(subscribe=names).initialOffset() == one_by_one
+    assert set(one_by_one["topics"]) == set(topics)
+    with pytest.raises(UnknownTopicError):
+        new_reader(subscribe=f"{names},missing").initialOffset()
 
 
 def test_recreated_topic_stops_the_query(
