@@ -203,6 +203,7 @@ class SparkSide:
         gateway: Any = self.session.sparkContext._gateway
         self._jvm = psutil.Process(gateway.proc.pid)
         self._driver = psutil.Process()
+        self._workers_s = self._lost_s = 0.0
 
     @property
     def java_version(self) -> str:
@@ -250,7 +251,10 @@ class SparkSide:
             except psutil.NoSuchProcess:
                 continue
             workers_s += used.user + used.system + used.children_user + used.children_system
-        return times.user + times.system, workers_s, sum(map(_cpu_s, servers)), _cpu_s(self._driver)
+        # A worker whose daemon has ended is reaped by nobody who counts it. What it had used by then still counts.
+        self._lost_s += max(0.0, self._workers_s - self._lost_s - workers_s)
+        self._workers_s = workers_s + self._lost_s
+        return times.user + times.system, self._workers_s, sum(map(_cpu_s, servers)), _cpu_s(self._driver)
 
 
 def ingest(frame: DataFrame, peer: Peer, topic: str, options: Mapping[str, str], records: int) -> None:

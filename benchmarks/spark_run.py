@@ -21,10 +21,10 @@ import signal
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
@@ -357,7 +357,7 @@ def machine() -> str:
     memory = psutil.virtual_memory().total / 1024**3
     load = os.getloadavg()[0]
     return (
-        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC: {psutil.cpu_count()} cores ({model}), {memory:.0f} GiB, "
+        f"{time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC: {psutil.cpu_count()} cores ({model}), {memory:.0f} GiB, "
         f"{platform.system()} {platform.release()}; load before the run {load:.1f}"
     )
 
