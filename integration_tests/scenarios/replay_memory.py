@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 RECORDS: Final = 10_000_000
 VALUE_BYTES: Final = 100
 PARTITIONS: Final = 4
-TASK_BYTES: Final = 192 * 1024 * 1024
+TASK_BYTES: Final = 128 * 1024 * 1024
 """Bytes that a read task may need in addition to an idle worker, with the default options (docs/spark.md says what they are for)."""
 FLAT_BYTES: Final = 24 * 1024 * 1024
 """Bytes by which the peak of the whole log may exceed that of its tenth."""
