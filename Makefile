@@ -19,8 +19,8 @@ PARTITIONS ?= 10000 100000 1000000
 .DEFAULT_GOAL := help
 .PHONY: help install demo docs test verify pythons format-check lint types imports proto-check unit fix gen baseline clients sim \
         kill-quorum quorum-proofs replication-proofs group-proofs producer-proofs sql-proofs transform-proofs ingest-proofs \
-        stream-proofs replay-proofs jepsen soak kill-broker fuzz hostile forks crash corrupt realdisk bench bench-quorum \
-        bench-replication bench-stalls bench-scale bench-partitions bench-liveness bench-start clean
+        stream-proofs replay-proofs jepsen soak kill-broker fuzz hostile forks replay-memory crash corrupt realdisk bench bench-quorum \
+        bench-replication bench-stalls bench-scale bench-partitions bench-liveness bench-start bench-spark clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -158,6 +158,9 @@ forks: $(INSTALLED) ## Children forked beside clients at work, N=n of each case:
 	$(BIN)/python -m integration_tests.scenarios.forks.run $(if $(filter command line environment,$(origin N)),--children $(N)) \
 		$(if $(ONLY),--only $(ONLY)) $(if $(BUDGET),--budget-s $(BUDGET))
 
+replay-memory: $(INSTALLED) ## Memory of a Spark replay of RECORDS=10000000 records: it does not grow with the log
+	$(BIN)/python -m integration_tests.scenarios.replay_memory $(if $(RECORDS),--records $(RECORDS))
+
 crash: $(INSTALLED) ## Log engine: a crash at every disk call, RUNS=n runs compared with a model, and mutants that must be found
 	$(BIN)/python -m integration_tests.crash.run --runs $(RUNS)
 
@@ -184,6 +187,10 @@ bench-liveness: $(INSTALLED) ## How long clients and brokers take to recover whe
 
 bench-start: $(INSTALLED) ## How long imports of the SDK and commands of the command line take (BESIDE=checkout to compare)
 	$(BIN)/python -m benchmarks.client_start $(if $(BESIDE),--beside '$(BESIDE)')
+
+bench-spark: $(INSTALLED) ## Ingest and replay through Spark, beside its Kafka connector and its own ceilings; needs Maven and Java 17 (SIZES="5000000x100 1000000x1024" ROUNDS=3 REPLICAS=3 POLICIES="fsync")
+	$(BIN)/python -m benchmarks.spark_run --write benchmarks/results $(if $(SIZES),--sizes $(SIZES)) $(if $(REPLICAS),--replicas $(REPLICAS)) \
+		$(if $(filter command line environment,$(origin ROUNDS)),--rounds $(ROUNDS)) $(if $(POLICIES),--policies $(POLICIES)) $(if $(ONLY),--only '$(ONLY)')
 
 bench-scale: $(INSTALLED) ## The quorum with many partitions (PARTITIONS='10000 100000 1000000'): time, memory, failover, a lost broker
 	$(BIN)/python -m benchmarks.scale_run --partitions $(PARTITIONS)

@@ -38,6 +38,11 @@ class ServerProcess:
         """Loopback address of the server."""
         return f"127.0.0.1:{self.port}"
 
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
     def cpu_s(self) -> float:
         """CPU seconds (user and system) that the process has used."""
         times = self._usage.cpu_times()

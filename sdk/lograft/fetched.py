@@ -8,7 +8,7 @@ Arrow.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from lograft.types import ConsumerRecord, Headers
@@ -92,16 +92,17 @@ class FetchedBatch:
             for offset, timestamp_ms, key, value, headers in columns
         ]
 
-    def to_arrow(self, *, include_headers: bool = False) -> Any:
+    def to_arrow(self, *, include_headers: bool = False, columns: Collection[str] | None = None) -> Any:
         """Return the columns as an Arrow record batch, nearly without a copy; see `lograft.wire.batch.RecordBatch.to_arrow`.
 
         Args:
             include_headers: add the column `headers`.
+            columns: names of the columns to build, at least one; None builds all.
 
         Raises:
             ImportError: pyarrow is not installed.
         """
-        rows = self.batch.to_arrow(include_headers=include_headers)
+        rows = self.batch.to_arrow(include_headers=include_headers, columns=columns)
         return rows.slice(self.skip) if self.skip else rows
 
 

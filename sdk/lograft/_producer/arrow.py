@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Encodes Arrow tables into batches for the partitions of a topic.
 
-This module owns the choice of partitions for rows with keys, and the cutting to batch size. It must not wait or send. It
-imports no pyarrow at module level: the caller's objects have already loaded it.
+This module gathers the rows of each partition, and cuts them to batch size. It must not wait or send. It imports no pyarrow at
+module level: the caller's objects have already loaded it.
+
+Rows that were gathered here are a copy for one batch, which keeps views of it until it is sent. Batches of rows as the caller gave
+them are copied: the caller's memory may change after the call.
 """
 
 from __future__ import annotations
@@ -12,9 +15,10 @@ from importlib import import_module
 from typing import Any, Final
 
 from lograft._producer.bulk import EncodedPiece
+from lograft._producer.key_columns import group_rows
 from lograft._producer.partitioner import KeyRule, group_by_partition, partition_by_keys
 from lograft.errors import UsageError
-from lograft.wire.arrow import COLUMN_NAMES, encode_arrow
+from lograft.wire.arrow import COLUMN_NAMES, compose_arrow
 from lograft.wire.batch import Codec, EncodedBatch
 from lograft.wire.errors import BatchError, BatchTooLargeError
 from lograft.wire.limits import MAX_RECORDS_PER_BATCH
@@ -66,8 +70,8 @@ def encode_rows(
     for batch in batches:
         for start in range(0, batch.num_rows, STEP_ROWS):
             rows = _without_extra(batch.slice(start, STEP_ROWS), extra_columns)
-            for number, group in _group(rows, partition, partition_count, rule, topic):
-                yield from _encode(group, number, batch_bytes, codec, wall_ms)
+            for number, indexes in _group(rows, partition, partition_count, rule, topic):
+                yield from _encode(rows, indexes, number, batch_bytes, codec, wall_ms)
 
 
 def _without_extra(rows: Rows, extra_columns: str) -> Rows:
@@ -132,40 +136,57 @@ def _header_values(pa: Any, name: str, column: Any) -> Any:
 
 def _group(
     rows: Rows, partition: int | None, partition_count: int, rule: KeyRule, topic: str
-) -> Iterator[tuple[int | None, Rows]]:
+) -> Iterator[tuple[int | None, Any]]:
+    """Yield each partition with the indexes of its rows, a list or a numpy array; None stands for all rows."""
     names: list[str] = rows.schema.names
     if partition is not None or "key" not in names or rule.ignores_keys:
-        yield partition, rows
+        yield partition, None
         return
-    keys = [key.encode() if isinstance(key, str) else key for key in rows.column("key").to_pylist()]
+    column = rows.column("key")
+    grouping = group_rows(column, partition_count, rule=rule, topic=topic)
+    if grouping is not None:
+        order = grouping.order
+        for number, first, end in grouping.groups:
+            yield number, None if order is None else order[first:end]
+        return
+    keys = [key.encode() if isinstance(key, str) else key for key in column.to_pylist()]
     # Within this function -1 stands for the sticky partition.
     groups = group_by_partition(partition_by_keys(keys, partition_count, keyless=-1, rule=rule, topic=topic))
     for number, indexes in groups.items():
-        group = rows if len(groups) == 1 else rows.take(_index_array(indexes))
-        yield (None if number < 0 else number), group
+        yield (None if number < 0 else number), (None if len(groups) == 1 else indexes)
 
 
-def _index_array(indexes: list[int]) -> Rows:
+def _index_array(indexes: Any) -> Rows:
+    """Return row numbers as an Arrow array: a list of them, or a numpy array of 64-bit integers."""
     # pyarrow has no type stubs, so import it as Any.
     pa: Any = import_module("pyarrow")
-    return pa.array(indexes, pa.int32())
+    if isinstance(indexes, list):
+        return pa.array(indexes, pa.int64())
+    return pa.Array.from_buffers(pa.int64(), len(indexes), [None, pa.py_buffer(indexes)])
 
 
-def _encode(rows: Rows, partition: int | None, batch_bytes: int, codec: Codec, wall_ms: int) -> Iterator[EncodedPiece]:
+def _encode(
+    rows: Rows, indexes: Any, partition: int | None, batch_bytes: int, codec: Codec, wall_ms: int
+) -> Iterator[EncodedPiece]:
+    """Encode the rows with these indexes, or all rows."""
     row_bytes = max(1, rows.nbytes // max(1, rows.num_rows))
     # With compression a batch could hold more rows, but by how much is not known in advance.
     step = min(max(1, batch_bytes * 15 // 16 // row_bytes), MAX_RECORDS_PER_BATCH)
-    for start in range(0, rows.num_rows, step):
-        yield from _encode_slice(rows.slice(start, step), partition, batch_bytes, codec, wall_ms)
+    for start in range(0, rows.num_rows if indexes is None else len(indexes), step):
+        if indexes is None:
+            part = rows.slice(start, step)
+        else:
+            part = rows.take(_index_array(indexes[start : start + step]))
+        yield from _encode_slice(part, partition, batch_bytes, codec, wall_ms, is_own=indexes is not None)
 
 
 def _encode_slice(
-    rows: Rows, partition: int | None, batch_bytes: int, codec: Codec, wall_ms: int
+    rows: Rows, partition: int | None, batch_bytes: int, codec: Codec, wall_ms: int, *, is_own: bool
 ) -> Iterator[EncodedPiece]:
     count: int = rows.num_rows
     has_times = not {"timestamp", "timestamp_ms"}.isdisjoint(rows.schema.names)
     try:
-        body = encode_arrow(rows, timestamp_ms=None if has_times else wall_ms, codec=codec)
+        body = compose_arrow(rows, timestamp_ms=None if has_times else wall_ms, codec=codec)
     except BatchTooLargeError as error:
         if count == 1:
             raise UsageError(f"a row cannot be sent: {error}", code=error.code) from error
@@ -173,8 +194,10 @@ def _encode_slice(
     except BatchError as error:
         raise UsageError(f"the rows cannot be sent: {error}", code=error.code) from error
     if body is not None and (len(body) <= batch_bytes or count == 1):
-        yield EncodedPiece(partition=partition, body=EncodedBatch.wrap(body), record_count=count)
+        own = body if is_own or codec is not Codec.NONE else EncodedBatch.wrap(body.join())
+        yield EncodedPiece(partition=partition, body=own, record_count=count)
         return
     middle = count // 2
-    yield from _encode_slice(rows.slice(0, middle), partition, batch_bytes, codec, wall_ms)
-    yield from _encode_slice(rows.slice(middle), partition, batch_bytes, codec, wall_ms)
+    for half in (rows.slice(0, middle), rows.slice(middle)):
+        # A view of a half would keep the memory of the other one as well.
+        yield from _encode_slice(half, partition, batch_bytes, codec, wall_ms, is_own=False)

@@ -129,7 +129,7 @@ def _positive_murmur2(key: bytes) -> int:
 
 
 @cache
-def _numpy() -> Any:
+def load_numpy() -> Any:
     """Return numpy, or None where it is not installed."""
     try:
         return import_module("numpy")
@@ -143,7 +143,7 @@ def murmur2_many(keys: Sequence[bytes | None]) -> list[int]:
     Raises:
         TypeError: a key is not bytes.
     """
-    numpy = _numpy()
+    numpy = load_numpy()
     if numpy is None:
         return [0 if key is None else _positive_murmur2(key) for key in keys]
     by_length: dict[int, list[int]] = {}

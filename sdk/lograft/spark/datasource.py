@@ -37,15 +37,15 @@ class LograftDataSource(DataSource):
         return "lograft"
 
     def schema(self) -> StructType:
-        """Return the columns of a read. They depend only on `includeHeaders`.
+        """Return the columns of a read. They depend only on `columns` and `includeHeaders`.
 
         Raises:
             OptionError: an option is wrong. This is raised at `load()`, before Spark plans the query.
         """
-        from lograft.spark.options import parse_read_options
+        from lograft.spark.options import parse_columns
         from lograft.spark.schema import row_schema
 
-        return row_schema(parse_read_options(self.options))
+        return row_schema(parse_columns(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader for one query.
@@ -55,11 +55,11 @@ class LograftDataSource(DataSource):
         """
         from lograft.spark.options import parse_read_options
         from lograft.spark.schema import check_row_schema
-        from lograft.spark.source import BatchReader
+        from lograft.spark.source import new_reader
 
         options = parse_read_options(self.options)
-        check_row_schema(schema, options)
-        return BatchReader(options)
+        check_row_schema(schema, options.columns)
+        return new_reader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return a writer for one job. An exactly-once write opens its ingest here.
@@ -78,15 +78,18 @@ class LograftDataSource(DataSource):
         return batch_writer(parse_write_options(self.options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Refuse a streaming read.
+        """Return a reader for one run of a streaming query.
 
         Raises:
-            OptionError: always; Lograft supports only batch queries for now.
+            OptionError: an option is wrong, or the caller gave a schema that differs from the source's own.
         """
-        from lograft.spark.values import OptionError
+        from lograft.spark.options import parse_stream_read_options
+        from lograft.spark.schema import check_row_schema
+        from lograft.spark.stream_source import StreamReader
 
-        del schema
-        raise OptionError("format", BATCH_ONLY.format(instead='spark.read.format("lograft")'))
+        options = parse_stream_read_options(self.options)
+        check_row_schema(schema, options.read.columns)
+        return StreamReader(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """Return a writer: one for the tasks of each micro-batch, and one for its commit.

@@ -23,6 +23,7 @@ from typing import Final, TypeVar
 from lograft.errors import InvalidSettingError
 from lograft.settings import MAX_BATCH_BYTES, MAX_IN_FLIGHT_BATCHES, MAX_RACK_CHARACTERS, parse_bootstrap
 from lograft.spark.settings import (
+    COLUMNS,
     DEFAULT_BATCH_BYTES,
     DEFAULT_BUFFER_BYTES,
     DEFAULT_CHUNK_BYTES,
@@ -33,6 +34,8 @@ from lograft.spark.settings import (
     DEFAULT_MAX_IN_FLIGHT,
     DEFAULT_POLL_TIMEOUT_MS,
     DEFAULT_STREAM_INGEST_TTL_MS,
+    DEFAULT_TRIGGER_DELAY_MS,
+    HEADERS_COLUMN,
     MAX_CHUNK_BYTES,
     MAX_CREDIT_BYTES,
     MAX_INGEST_ID_BYTES,
@@ -53,6 +56,7 @@ from lograft.spark.settings import (
     Guarantee,
     ReadOptions,
     Selection,
+    StreamReadOptions,
     Subscribe,
     SubscribePattern,
     WriteOptions,
@@ -63,7 +67,9 @@ from lograft.spark.values import (
     parse_assignment,
     parse_boolean,
     parse_choice,
+    parse_duration_ms,
     parse_integer,
+    parse_names,
     parse_offsets,
     parse_pattern,
     parse_timestamps,
@@ -92,11 +98,20 @@ _SOURCE: Final = (
     "minPartitions",
     "maxRecordsPerPartition",
     "includeHeaders",
+    "columns",
+    "pushdown",
     "kafkaConsumer.pollTimeoutMs",
     "kafka.fetch.max.bytes",
     "kafka.max.partition.fetch.bytes",
     "kafka.check.crcs",
     "kafka.client.rack",
+)
+# Only a streaming read uses them.
+_TRIGGER: Final = (
+    "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
 )
 _SINK: Final = (
     "topic",
@@ -113,14 +128,11 @@ _SINK: Final = (
     "kafka.compression.type",
     "kafka.max.in.flight.requests.per.connection",
 )
-# These options control Kafka's client or streaming queries. No record of a batch job depends on them.
+# These options control Kafka's client. No record of a job depends on them.
 _WITHOUT_EFFECT: Final = (
     "fetchOffset.numRetries",
     "fetchOffset.retryIntervalMs",
     "groupIdPrefix",
-    "maxOffsetsPerTrigger",
-    "maxTriggerDelay",
-    "minOffsetsPerTrigger",
     "kafka.client.dns.lookup",
     "kafka.client.id",
     "kafka.connections.max.idle.ms",
@@ -144,12 +156,14 @@ _WITHOUT_EFFECT: Final = (
 )
 # Spark itself uses these options of a streaming query, and hands them on to the sink.
 _OF_SPARK: Final = ("checkpointLocation", "queryName")
+_ENDS: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _SECURITY: Final = "kafka.security.protocol"
-_KNOWN: Final = (*_CONNECTION, *_SOURCE, *_SINK, *_WITHOUT_EFFECT, *_OF_SPARK, _SECURITY)
+_KNOWN: Final = (*_CONNECTION, *_SOURCE, *_TRIGGER, *_SINK, *_WITHOUT_EFFECT, *_OF_SPARK, _SECURITY)
+_ALIASES: Final = {"maxRecordsPerTrigger": "maxOffsetsPerTrigger", "minRecordsPerTrigger": "minOffsetsPerTrigger"}
 
 
 def _spellings() -> dict[str, str]:
-    canonical: dict[str, str] = {}
+    canonical: dict[str, str] = {alias.lower(): name for alias, name in _ALIASES.items()}
     for name in _KNOWN:
         canonical[name.lower()] = name
         canonical[name.removeprefix("kafka.").lower()] = name
@@ -203,8 +217,8 @@ class _Given:
         cluster_id = self.read("kafka.cluster.id", lambda _, text: text.strip())
         return Connection(bootstrap=bootstrap, cluster_id=cluster_id or None)
 
-    def ignored(self) -> tuple[str, ...]:
-        return tuple(sorted(self.named(_WITHOUT_EFFECT)))
+    def ignored(self, *others: str) -> tuple[str, ...]:
+        return tuple(sorted(self.named((*_WITHOUT_EFFECT, *others))))
 
 
 def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
@@ -214,12 +228,61 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
         OptionError: an option is unknown, malformed or missing, or contradicts another.
     """
     given = _Given(options)
-    connection = given.connection()
-    start, end = _start(given), _end(given)
+    start, end = _start(given, forbidden=Position.LATEST, default=Position.EARLIEST), _end(given)
     _check_order(start, end)
+    return _read_options(given, start, end, ignored=given.ignored(*_TRIGGER))
+
+
+def parse_stream_read_options(options: Mapping[str, str]) -> StreamReadOptions:
+    """Parse the options of `spark.readStream.format("lograft")`.
+
+    Raises:
+        OptionError: an option is unknown, malformed or missing, contradicts another, or belongs to a batch read only.
+    """
+    given = _Given(options)
+    for option in given.named(_ENDS):
+        raise OptionError(option, "a streaming query has no end; leave it out, or use spark.read")
+    if given.boolean("pushdown", False):
+        raise OptionError("pushdown", "Spark pushes filters down in batch queries only; leave it out")
+    start = _start(given, forbidden=None, default=Position.LATEST)
+    end = AtPosition(option="endingOffsets", position=Position.LATEST)
+    max_records = given.read("maxOffsetsPerTrigger", _parse_records)
+    min_records = given.read("minOffsetsPerTrigger", _parse_records)
+    if max_records is not None and min_records is not None and min_records > max_records:
+        raise OptionError("minOffsetsPerTrigger", f"{min_records} is more than maxOffsetsPerTrigger {max_records}")
+    delay_ms = given.read("maxTriggerDelay", parse_duration_ms)
+    if delay_ms is not None and min_records is None:
+        raise OptionError("maxTriggerDelay", "needs minOffsetsPerTrigger: it says how long a trigger waits for so many")
+    return StreamReadOptions(
+        read=_read_options(given, start, end, ignored=given.ignored()),
+        max_records=max_records,
+        max_bytes=given.read("maxBytesPerTrigger", _parse_records),
+        min_records=min_records,
+        max_delay_ms=DEFAULT_TRIGGER_DELAY_MS if delay_ms is None else delay_ms,
+    )
+
+
+def parse_columns(options: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the columns of a read, of which it is not known yet whether it is a batch or a streaming read.
+
+    Raises:
+        OptionError: the options fit neither.
+    """
+    try:
+        return parse_read_options(options).columns
+    except OptionError as batch_error:
+        try:
+            return parse_stream_read_options(options).read.columns
+        except OptionError as stream_error:
+            # Options that only a batch read takes say which of the two it is.
+            is_batch = stream_error.option in (*_ENDS, "pushdown")
+            raise (batch_error if is_batch else stream_error) from None
+
+
+def _read_options(given: _Given, start: Bound, end: Bound, *, ignored: tuple[str, ...]) -> ReadOptions:
     strategy = given.choice("startingOffsetsByTimestampStrategy", "error", "error", "latest")
     return ReadOptions(
-        connection=connection,
+        connection=given.connection(),
         selection=_selection(given),
         start=start,
         end=end,
@@ -227,7 +290,8 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
         fail_on_data_loss=given.boolean("failOnDataLoss", True),
         min_partitions=given.read("minPartitions", _parse_count),
         max_records_per_partition=given.read("maxRecordsPerPartition", _parse_records),
-        include_headers=given.boolean("includeHeaders", False),
+        columns=_columns(given),
+        pushdown=given.read("pushdown", parse_boolean),
         poll_timeout_ms=given.integer(
             "kafkaConsumer.pollTimeoutMs", DEFAULT_POLL_TIMEOUT_MS, minimum=1, maximum=MAX_TIMEOUT_MS
         ),
@@ -239,7 +303,7 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
         ),
         check_crcs=given.boolean("kafka.check.crcs", True),
         client_rack=given.read("kafka.client.rack", _parse_rack),
-        ignored=given.ignored(),
+        ignored=ignored,
     )
 
 
@@ -346,12 +410,22 @@ def _selection(given: _Given) -> Selection:
     return Assign(partitions=given.read("assign", parse_assignment) or ())
 
 
-def _start(given: _Given) -> Bound:
+def _columns(given: _Given) -> tuple[str, ...]:
+    headers = given.read("includeHeaders", parse_boolean)
+    columns = given.read("columns", lambda option, text: parse_names(option, text, (*COLUMNS, HEADERS_COLUMN)))
+    if columns is None:
+        return (*COLUMNS, HEADERS_COLUMN) if headers else COLUMNS
+    if headers is not None and headers != (HEADERS_COLUMN in columns):
+        raise OptionError("includeHeaders", f"contradicts columns={','.join(columns)}; leave includeHeaders out")
+    return columns
+
+
+def _start(given: _Given, *, forbidden: Position | None, default: Position) -> Bound:
     # All three are parsed, even if another one takes precedence: a malformed option is always an error.
-    offsets = given.read("startingOffsets", lambda o, text: _parse_bound(o, text, forbidden=Position.LATEST))
+    offsets = given.read("startingOffsets", lambda o, text: _parse_bound(o, text, forbidden=forbidden))
     by_partition = given.read("startingOffsetsByTimestamp", parse_timestamps)
     timestamp_ms = given.read("startingTimestamp", _parse_timestamp)
-    return _bound("starting", timestamp_ms, by_partition, offsets, default=Position.EARLIEST)
+    return _bound("starting", timestamp_ms, by_partition, offsets, default=default)
 
 
 def _end(given: _Given) -> Bound:
@@ -377,9 +451,9 @@ def _bound(
     return AtPosition(option=f"{side}Offsets", position=default) if offsets is None else offsets
 
 
-def _parse_bound(option: str, text: str, *, forbidden: Position) -> Bound:
+def _parse_bound(option: str, text: str, *, forbidden: Position | None) -> Bound:
     word = text.strip().lower()
-    if word == forbidden.value:
+    if forbidden is not None and word == forbidden.value:
         raise OptionError(option, f"{word} is not allowed here in a batch query")
     if word in {position.value for position in Position}:
         return AtPosition(option=option, position=Position(word))

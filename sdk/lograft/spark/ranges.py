@@ -8,18 +8,23 @@ Laws: the ranges of one partition are disjoint and ascending, start inclusive, e
 readable part of the requested range. Empty ranges are left out. Which task reads a record depends only on offsets, never on a
 number of records.
 
+`minPartitions` splits by bytes (`record_sizes`).
+
 Source: `KafkaOffsetRangeCalculator` of Spark's Kafka connector for the meaning of minPartitions (a minimum, reached by
-splitting the larger ranges) and maxRecordsPerPartition.
+splitting the larger ranges, there by offsets) and maxRecordsPerPartition.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from typing import Final
 
 from lograft.errors import OffsetOutOfRangeError
+from lograft.spark.conditions import ALL_OFFSETS, Offsets
+from lograft.spark.record_sizes import Profile
 from lograft.spark.settings import MAX_READ_TASKS, AtOffsets, AtPosition, AtTimestamp, AtTimestamps, Bound, ReadOptions
 from lograft.spark.values import OptionError
 from lograft.types import Position, TopicPartition
@@ -37,11 +42,15 @@ class Readable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetRange:
-    """The offsets that one task reads: `start_offset` inclusive, `end_offset` exclusive."""
+    """The offsets that one task reads: `start_offset` inclusive, `end_offset` exclusive.
+
+    `topic_id` is the id that the topic must have, 16 bytes; None: any.
+    """
 
     partition: TopicPartition
     start_offset: int
     end_offset: int
+    topic_id: bytes | None = None
 
     @property
     def size(self) -> int:
@@ -91,15 +100,17 @@ def plan(
     readable: Mapping[TopicPartition, Readable],
     start_found: Mapping[TopicPartition, int | None],
     end_found: Mapping[TopicPartition, int | None],
+    offsets: Offsets = ALL_OFFSETS,
 ) -> Plan:
-    """Resolve both bounds, cut the ranges to the readable offsets, and split them.
+    """Resolve both bounds, and cut the ranges to the readable offsets: one range for each partition that has any.
 
     Args:
-        options: the settings. Their bounds name exactly the partitions of `readable` (`check_named_partitions`).
-        readable: every selected partition with its readable offsets.
+        options: the settings. Their bounds name the partitions of `readable` (`check_named_partitions`).
+        readable: the partitions with their readable offsets.
         start_found: answers to `wanted_timestamps(options.start)`: the first offset with the timestamp or a later one, or
             None if no such record exists.
         end_found: the same for `options.end`.
+        offsets: offsets that the query wants; the ranges are cut to them.
 
     Raises:
         OptionError: no record is at or after the starting timestamp, or a start is after its end.
@@ -109,7 +120,7 @@ def plan(
     losses: list[str] = []
     for partition in sorted(readable):
         limits = readable[partition]
-        start = _start_offset(options, partition, limits, start_found)
+        start = start_offset(options, partition, limits, start_found)
         end = _end_offset(options.end, partition, limits, end_found)
         _check_order(options, partition, start, end)
         for loss in _losses(options, partition, limits, start, end):
@@ -120,56 +131,104 @@ def plan(
                     high_watermark=limits.high_watermark,
                 )
             losses.append(loss)
-        start, end = max(start, limits.log_start_offset), min(end, limits.high_watermark)
+        start, end = offsets.cut(max(start, limits.log_start_offset), min(end, limits.high_watermark))
         if start < end:
             whole.append(OffsetRange(partition=partition, start_offset=start, end_offset=end))
-    return Plan(
-        ranges=split_ranges(whole, options.min_partitions, options.max_records_per_partition), losses=tuple(losses)
+    return Plan(ranges=tuple(whole), losses=tuple(losses))
+
+
+def from_first_match(
+    ranges: Sequence[OffsetRange], first_found: Mapping[TopicPartition, int | None]
+) -> tuple[OffsetRange, ...]:
+    """Leave out what lies before the first record with a time, which was found by partition; None: there is no such record."""
+    cut: list[OffsetRange] = []
+    for each in ranges:
+        first = first_found[each.partition]
+        if first is not None and first < each.end_offset:
+            cut.append(replace(each, start_offset=max(each.start_offset, first)))
+    return tuple(cut)
+
+
+def needs_profiles(ranges: Sequence[OffsetRange], min_partitions: int | None, max_records: int | None) -> bool:
+    """Return whether `split_ranges` splits by bytes, so that it wants to know where they are."""
+    return (
+        bool(ranges)
+        and min_partitions is not None
+        and sum(_parts_by_records(each, max_records) for each in ranges) < min_partitions
     )
 
 
 def split_ranges(
-    ranges: Sequence[OffsetRange], min_partitions: int | None, max_records: int | None
+    ranges: Sequence[OffsetRange],
+    min_partitions: int | None,
+    max_records: int | None,
+    profiles: Sequence[Profile] | None = None,
 ) -> tuple[OffsetRange, ...]:
     """Split ranges into parts of at most `max_records` offsets, at least `min_partitions` parts if so many offsets exist.
 
-    The parts of one range differ in size by at most one offset. Larger ranges get more parts.
+    To reach `min_partitions` it makes parts of about equal bytes. Where only `max_records` splits, the parts of a range differ
+    by at most one offset.
+
+    Args:
+        ranges: the ranges, not empty.
+        min_partitions: the least number of parts; None: any.
+        max_records: the most offsets of a part; None: any.
+        profiles: the bytes of each range; None: all offsets weigh the same.
 
     Raises:
         OptionError: the split would make more than `MAX_READ_TASKS` parts.
     """
-    parts = [1 if max_records is None else -(-each.size // max_records) for each in ranges]
-    if min_partitions is not None and sum(parts) < min_partitions:
-        parts = _parts_by_size([each.size for each in ranges], parts, min_partitions)
-    if sum(parts) > max(MAX_READ_TASKS, len(ranges)):
+    pieces: list[OffsetRange] = list(ranges)
+    if min_partitions is not None and needs_profiles(ranges, min_partitions, max_records):
+        known = profiles or [Profile(each.start_offset, each.end_offset, ()) for each in ranges]
+        counts = _parts_by_weight([each.total_bytes for each in known], [each.size for each in ranges], min_partitions)
+        pieces = [
+            replace(each, start_offset=start, end_offset=end)
+            for each, profile, count in zip(ranges, known, counts, strict=True)
+            for start, end in pairwise(profile.parts(count))
+        ]
+    total = sum(_parts_by_records(each, max_records) for each in pieces)
+    if total > max(MAX_READ_TASKS, len(pieces)):
         raise OptionError(
             "maxRecordsPerPartition",
-            f"gives {sum(parts)} read tasks, more than the {MAX_READ_TASKS} that are made; take a larger one",
+            f"gives {total} read tasks, more than the {MAX_READ_TASKS} that are made; take a larger one",
         )
-    return tuple(piece for each, count in zip(ranges, parts, strict=True) for piece in _split(each, count))
+    return tuple(part for each in pieces for part in _split(each, _parts_by_records(each, max_records)))
 
 
-def _parts_by_size(sizes: Sequence[int], floor: Sequence[int], wanted: int) -> list[int]:
-    total = sum(sizes)
-    parts = [min(size, max(least, size * wanted // total)) for size, least in zip(sizes, floor, strict=True)]
-    # Rounding down loses less than one part for each range. The ranges with the largest parts get one more each.
-    missing = max(0, min(wanted, total) - sum(parts))
-    splittable = [index for index, size in enumerate(sizes) if parts[index] < size]
-    splittable.sort(key=lambda index: (-sizes[index] / parts[index], index))
-    for index in splittable[:missing]:
+def _parts_by_records(each: OffsetRange, max_records: int | None) -> int:
+    return 1 if max_records is None else -(-each.size // max_records)
+
+
+def _parts_by_weight(weights: Sequence[int], most: Sequence[int], wanted: int) -> list[int]:
+    """Return a number of parts for each range, from 1 to `most`, `wanted` in all if there can be so many; more for heavier ones."""
+    total = max(1, sum(weights))
+    parts = [min(limit, max(1, weight * wanted // total)) for weight, limit in zip(weights, most, strict=True)]
+    # Rounding down leaves some out. They go to the ranges whose parts are the heaviest by then.
+    heaviest = [(-weight / parts[index], index) for index, weight in enumerate(weights) if parts[index] < most[index]]
+    heapify(heaviest)
+    for _ in range(min(wanted, sum(most)) - sum(parts)):
+        _, index = heappop(heaviest)
         parts[index] += 1
+        if parts[index] < most[index]:
+            heappush(heaviest, (-weights[index] / parts[index], index))
     return parts
 
 
 def _split(whole: OffsetRange, count: int) -> Iterable[OffsetRange]:
     edges = [whole.start_offset + whole.size * part // count for part in range(count + 1)]
     for start, end in pairwise(edges):
-        yield OffsetRange(partition=whole.partition, start_offset=start, end_offset=end)
+        yield replace(whole, start_offset=start, end_offset=end)
 
 
-def _start_offset(
+def start_offset(
     options: ReadOptions, partition: TopicPartition, limits: Readable, found: Mapping[TopicPartition, int | None]
 ) -> int:
+    """Return where a partition starts, perhaps outside its readable offsets.
+
+    Raises:
+        OptionError: no record is at or after the starting timestamp.
+    """
     bound = options.start
     if isinstance(bound, AtPosition | AtOffsets):
         return _fixed_offset(bound, partition, limits)

@@ -29,7 +29,7 @@ Source: Spark, "Structured Streaming + Kafka Integration Guide", schema of sourc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -45,36 +45,41 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from lograft.spark.settings import Guarantee, ReadOptions, WriteOptions
+from lograft.spark.settings import Guarantee, WriteOptions
 from lograft.spark.values import OptionError
 
 HEADERS: Final[ArrayType] = ArrayType(
     StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 )
-_COLUMNS: Final = (
-    StructField("key", BinaryType()),
-    StructField("value", BinaryType()),
-    StructField("topic", StringType()),
-    StructField("partition", IntegerType()),
-    StructField("offset", LongType()),
-    StructField("timestamp", TimestampType()),
-    StructField("timestampType", IntegerType()),
-)
+_TYPES: Final[dict[str, DataType]] = {
+    "key": BinaryType(),
+    "value": BinaryType(),
+    "topic": StringType(),
+    "partition": IntegerType(),
+    "offset": LongType(),
+    "timestamp": TimestampType(),
+    "timestampType": IntegerType(),
+    "headers": HEADERS,
+}
 
 
-def row_schema(options: ReadOptions) -> StructType:
-    """Return the columns of a read."""
-    return StructType([*_COLUMNS, *([StructField("headers", HEADERS)] if options.include_headers else [])])
+def row_schema(columns: Sequence[str]) -> StructType:
+    """Return the columns of a read with their types."""
+    return StructType([StructField(name, _TYPES[name]) for name in columns])
 
 
-def check_row_schema(schema: StructType, options: ReadOptions) -> None:
+def check_row_schema(schema: StructType, columns: Sequence[str]) -> None:
     """Refuse a schema of the user that differs from the source's own.
 
     Raises:
         OptionError: the schemas differ.
     """
-    if schema != row_schema(options):
-        raise OptionError("schema", f"the columns are fixed: {row_schema(options).simpleString()}; leave schema() out")
+    own = row_schema(columns)
+    if schema != own:
+        raise OptionError(
+            "schema",
+            f"the columns are fixed: {own.simpleString()}; leave schema() out, the option columns chooses some",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,11 @@ MAX_INGEST_ID_BYTES: Final = 255
 """UTF-8 bytes of an ingest id."""
 MAX_INGEST_TOPICS: Final = 100
 """Topics of one ingest."""
+DEFAULT_TRIGGER_DELAY_MS: Final = 15 * 60 * 1000
+"""Milliseconds after which a trigger runs although `minOffsetsPerTrigger` is not reached; `maxTriggerDelay` of the Kafka connector."""
+COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
+"""Columns of a read that asks for none by name, in order."""
+HEADERS_COLUMN: Final = "headers"
 MAX_READ_TASKS: Final = 100_000
 """Most read tasks that splitting may make."""
 MAX_TIMEOUT_MS: Final = 24 * 60 * 60 * 1000
@@ -128,7 +133,8 @@ class ReadOptions:
         fail_on_data_loss: True: missing records of the range are an error. False: the task reads the others and logs the loss.
         min_partitions: split the ranges into at least this many read tasks; None makes one task for each partition.
         max_records_per_partition: split ranges so that no read task has more offsets; None sets no limit.
-        include_headers: the schema has the column `headers`.
+        columns: the columns of the rows, in order.
+        pushdown: True: filters are pushed down, and it is an error if Spark does not. False: never. None: if Spark pushes them.
         poll_timeout_ms: milliseconds that a read task waits without progress before it fails.
         credit_bytes: bytes that a read task may have under way and not yet read.
         chunk_bytes: most bytes in one chunk. The broker still sends a single larger batch.
@@ -145,13 +151,39 @@ class ReadOptions:
     fail_on_data_loss: bool = True
     min_partitions: int | None = None
     max_records_per_partition: int | None = None
-    include_headers: bool = False
+    columns: tuple[str, ...] = COLUMNS
+    pushdown: bool | None = None
     poll_timeout_ms: int = DEFAULT_POLL_TIMEOUT_MS
     credit_bytes: int = DEFAULT_CREDIT_BYTES
     chunk_bytes: int = DEFAULT_CHUNK_BYTES
     check_crcs: bool = True
     client_rack: str | None = None
     ignored: tuple[str, ...] = ()
+
+    @property
+    def include_headers(self) -> bool:
+        """True if the rows have the column `headers`."""
+        return HEADERS_COLUMN in self.columns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamReadOptions:
+    """Settings of a streaming read.
+
+    Attributes:
+        read: the settings that it shares with a batch read. `start` counts only for a query without a checkpoint; `end` is not
+            used.
+        max_records: offsets of one micro-batch, over all partitions; None sets no limit.
+        max_bytes: bytes of one micro-batch, over all partitions, as estimated from samples; None sets no limit.
+        min_records: offsets that must be there before a micro-batch runs; None: one.
+        max_delay_ms: milliseconds after the last micro-batch from which on `min_records` does not count.
+    """
+
+    read: ReadOptions
+    max_records: int | None = None
+    max_bytes: int | None = None
+    min_records: int | None = None
+    max_delay_ms: int = DEFAULT_TRIGGER_DELAY_MS
 
 
 class Guarantee(Enum):

@@ -12,29 +12,45 @@ offsets have no record. Clients are made inside the call that uses them, never a
 from __future__ import annotations
 
 import logging
-import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Final, cast
 
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from lograft.admin import Admin
 from lograft.consumer import Consumer
 from lograft.errors import OffsetOutOfRangeError, RequestTimeoutError, UnknownTopicError
 from lograft.settings import UNREACHABLE_RANGE_MS
-from lograft.spark.ranges import OffsetRange, Plan, Readable, check_named_partitions, plan, wanted_timestamps
-from lograft.spark.settings import Assign, Bound, Connection, ReadOptions, Selection, Subscribe
-from lograft.spark.values import OptionError
-from lograft.types import TopicPartition
+from lograft.spark.conditions import ALL_ROWS, RowConditions
+from lograft.spark.lookups import Lookups, selected_partitions
+from lograft.spark.pushdown import NOTHING_PUSHED, Pushed, is_pushing_filters, push
+from lograft.spark.ranges import (
+    OffsetRange,
+    Plan,
+    check_named_partitions,
+    from_first_match,
+    needs_profiles,
+    plan,
+    split_ranges,
+    wanted_timestamps,
+)
+from lograft.spark.record_sizes import RANGE_WINDOWS, Profile, window_offsets, windows_per_range
+from lograft.spark.settings import ReadOptions
 
 if TYPE_CHECKING:
+    from lograft.fetched import FetchedBatch
     from lograft.spark.arrow_rows import ArrowBatch
 
 logger: Final = logging.getLogger(__name__)
 
 POLL_MS: Final = 500
 """Milliseconds of one poll. The position may also reach the end of the range without a batch."""
+MAX_WINDOWS: Final = 4_096
+"""Most samples of all ranges of one query, as long as each range has one."""
+PREFETCH_RECORD_BYTES: Final = 2_048
+"""Bytes that a task may have ahead for each offset of its range, if that is less than `kafka.fetch.max.bytes`."""
 
 
 class BatchReader(DataSourceReader):
@@ -42,6 +58,7 @@ class BatchReader(DataSourceReader):
 
     def __init__(self, options: ReadOptions) -> None:
         self.options = options
+        self.pushed = NOTHING_PUSHED
 
     def partitions(self) -> Sequence[InputPartition]:
         """Resolve the offsets, and return one input partition for each range.
@@ -51,8 +68,8 @@ class BatchReader(DataSourceReader):
             UnknownTopicError: a topic or a partition does not exist.
             OffsetOutOfRangeError: requested records are gone, and failOnDataLoss is true.
         """
-        _log_ignored(self.options.ignored)
-        found = plan_read(self.options)
+        log_ignored(self.options.ignored)
+        found = plan_read(self.options, self.pushed)
         for loss in found.losses:
             logger.warning("failOnDataLoss=false: %s", loss)
         # Spark turns an empty list into one partition without a value. `read` then returns no rows.
@@ -60,60 +77,96 @@ class BatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[ArrowBatch]:
         """Yield the rows of one range as Arrow batches."""
-        chosen = cast("OffsetRange | None", partition.value)
-        if chosen is None:
-            return iter(())
-        from lograft.spark.arrow_rows import joined
-
-        return joined(read_range(self.options, chosen))
+        return read_partition(self.options, partition, self.pushed.rows)
 
 
-def plan_read(options: ReadOptions) -> Plan:
-    """Ask the brokers for offsets, and turn the options into ranges."""
-    connection = options.connection
-    partitions = selected_partitions(options.selection, connection)
-    for bound in (options.start, options.end):
-        check_named_partitions(bound, partitions)
-    if not partitions:
-        return Plan(ranges=(), losses=())
-    with Consumer(connection.bootstrap, cluster_id=connection.cluster_id) as consumer:
-        # Look up the end first. Records that arrive between the two lookups are beyond it and are not read.
-        ends = consumer.end_offsets(partitions)
-        starts = consumer.beginning_offsets(partitions)
-        readable = {each: Readable(log_start_offset=starts[each], high_watermark=ends[each]) for each in partitions}
-        start_found = _found(consumer, options.start, partitions)
-        end_found = _found(consumer, options.end, partitions)
-    return plan(options, readable, start_found, end_found)
+class FilteringReader(BatchReader):
+    """A reader that takes filters over from Spark. Spark refuses such a reader unless it pushes filters down."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Take over what the read can apply, and return the filters that Spark must still apply."""
+        self.pushed, left = push(filters)
+        return left
 
 
-def selected_partitions(selection: Selection, connection: Connection) -> tuple[TopicPartition, ...]:
-    """Return the selected partitions, ascending.
-
-    Raises:
-        UnknownTopicError: a named topic, or a partition of it, does not exist.
-    """
-    with Admin(connection.bootstrap, cluster_id=connection.cluster_id) as admin:
-        if isinstance(selection, Subscribe):
-            topics: Sequence[str] = selection.topics
-        elif isinstance(selection, Assign):
-            topics = sorted({each.topic for each in selection.partitions})
-        else:
-            pattern = re.compile(selection.pattern)
-            topics = sorted(each.topic for each in admin.list_topics() if pattern.fullmatch(each.topic))
-        there = {
-            TopicPartition(topic, each.partition) for topic in topics for each in admin.describe_topic(topic).partitions
-        }
-    if not isinstance(selection, Assign):
-        return tuple(sorted(there))
-    for each in selection.partitions:
-        if each not in there:
-            count = sum(1 for other in there if other.topic == each.topic)
-            raise OptionError("assign", f"topic {each.topic} has no partition {each.partition}, only 0 to {count - 1}")
-    return selection.partitions
+def new_reader(options: ReadOptions) -> BatchReader:
+    """Return the reader of one query. It takes filters over if Spark pushes them down, or if the option `pushdown` asks for it."""
+    wants_filters = is_pushing_filters() if options.pushdown is None else options.pushdown
+    return FilteringReader(options) if wants_filters else BatchReader(options)
 
 
-def read_range(options: ReadOptions, chosen: OffsetRange) -> Iterator[ArrowBatch]:
-    """Read one range. The batches are as fetched, cut at the end of the range.
+def plan_read(options: ReadOptions, pushed: Pushed = NOTHING_PUSHED) -> Plan:
+    """Ask the brokers for offsets, and turn options and filters into ranges."""
+    with Lookups(options.connection) as lookups:
+        topics = lookups.topics(options.selection)
+        selected = selected_partitions(options.selection, topics)
+        for bound in (options.start, options.end):
+            check_named_partitions(bound, selected)
+        partitions = [each for each in selected if pushed.has(each)]
+        readable = lookups.readable(partitions)
+        start_found = lookups.first_at(wanted_timestamps(options.start, partitions))
+        end_found = lookups.first_at(wanted_timestamps(options.end, partitions))
+        found = plan(options, readable, start_found, end_found, pushed.offsets)
+        ranges = found.ranges
+        if pushed.rows.first_ms is not None and pushed.rows.first_ms > 0:
+            times_ms = {each.partition: pushed.rows.first_ms for each in ranges}
+            ranges = from_first_match(ranges, lookups.first_at(times_ms))
+        ranges = split(lookups, options, ranges)
+    return replace(
+        found, ranges=tuple(replace(each, topic_id=topics[each.partition.topic].topic_id) for each in ranges)
+    )
+
+
+def split(
+    lookups: Lookups, options: ReadOptions, ranges: Sequence[OffsetRange], *, most_windows: int = MAX_WINDOWS
+) -> tuple[OffsetRange, ...]:
+    """Split ranges into read tasks. It looks at samples of the records if `minPartitions` asks for more tasks than ranges."""
+    minimum, maximum = options.min_partitions, options.max_records_per_partition
+    profiles: list[Profile] | None = None
+    if needs_profiles(ranges, minimum, maximum):
+        window_count = windows_per_range(len(ranges), RANGE_WINDOWS, most_windows)
+        profiles = profiles_of(lookups, options, ranges, window_count)
+    return split_ranges(ranges, minimum, maximum, profiles)
+
+
+def profiles_of(
+    lookups: Lookups, options: ReadOptions, ranges: Sequence[OffsetRange], window_count: int
+) -> list[Profile]:
+    """Estimate where the bytes of ranges are, from so many samples of each."""
+    offsets = [window_offsets(each.start_offset, each.end_offset, window_count) for each in ranges]
+    places = [(each.partition, offset) for each, own in zip(ranges, offsets, strict=True) for offset in own]
+    windows = iter(lookups.windows(places, include_headers=options.include_headers))
+    return [
+        Profile(each.start_offset, each.end_offset, list(islice(windows, len(own))))
+        for each, own in zip(ranges, offsets, strict=True)
+    ]
+
+
+def read_partition(
+    options: ReadOptions, partition: InputPartition, conditions: RowConditions = ALL_ROWS
+) -> Iterator[ArrowBatch]:
+    """Yield the rows of an input partition as Arrow batches of a good size for Spark."""
+    chosen = cast("OffsetRange | None", partition.value)
+    if chosen is None:
+        return iter(())
+    return read_range(options, chosen, conditions)
+
+
+def read_range(options: ReadOptions, chosen: OffsetRange, conditions: RowConditions = ALL_ROWS) -> Iterator[ArrowBatch]:
+    """Read the rows of one range, without the records that the query does not want. Raises as `fetch_range`."""
+    from lograft.spark.arrow_rows import rows_of_range
+
+    return rows_of_range(
+        fetch_range(options, chosen),
+        chosen.partition,
+        end_offset=chosen.end_offset,
+        columns=options.columns,
+        conditions=conditions,
+    )
+
+
+def fetch_range(options: ReadOptions, chosen: OffsetRange) -> Iterator[FetchedBatch]:
+    """Fetch the batches of one range. The first and the last may have records outside of it.
 
     Raises:
         OffsetOutOfRangeError: records of the range are gone, and failOnDataLoss is true.
@@ -121,20 +174,19 @@ def read_range(options: ReadOptions, chosen: OffsetRange) -> Iterator[ArrowBatch
         RequestTimeoutError: nothing came for `kafkaConsumer.pollTimeoutMs`.
         UnreachableError: nothing came for that time, and the partition could not be fetched.
     """
-    from lograft.spark.arrow_rows import rows_of
-
     with Consumer(
         options.connection.bootstrap,
         cluster_id=options.connection.cluster_id,
-        prefetch_bytes=options.credit_bytes,
+        prefetch_bytes=_prefetch_bytes(options, chosen),
         max_chunk_bytes=options.chunk_bytes,
         check_crcs=options.check_crcs,
         client_rack=options.client_rack,
         unreachable_timeout_ms=min(max(UNREACHABLE_RANGE_MS[0], options.poll_timeout_ms), UNREACHABLE_RANGE_MS[1]),
     ) as consumer:
         partition, position = chosen.partition, chosen.start_offset
+        topic_ids = None if chosen.topic_id is None else {partition.topic: chosen.topic_id}
         try:
-            consumer.assign([partition], offsets={partition: position})
+            consumer.assign([partition], offsets={partition: position}, topic_ids=topic_ids)
         except UnknownTopicError as error:
             _after_loss(consumer, options, chosen, position, error)
             return
@@ -150,11 +202,7 @@ def read_range(options: ReadOptions, chosen: OffsetRange) -> Iterator[ArrowBatch
                 position = next_offset
                 continue
             if fetched is not None:
-                rows = rows_of(
-                    fetched, partition, end_offset=chosen.end_offset, include_headers=options.include_headers
-                )
-                if rows is not None:
-                    yield rows
+                yield fetched
             moved_to = consumer.position(partition)
             if moved_to > position:
                 position, progress_s = moved_to, time.monotonic()
@@ -163,9 +211,9 @@ def read_range(options: ReadOptions, chosen: OffsetRange) -> Iterator[ArrowBatch
                 return
 
 
-def _found(consumer: Consumer, bound: Bound, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int | None]:
-    wanted = wanted_timestamps(bound, partitions)
-    return dict(consumer.offsets_for_times(wanted)) if wanted else {}
+def _prefetch_bytes(options: ReadOptions, chosen: OffsetRange) -> int:
+    """Return the bytes that a task may have ahead. A fetch stream has no end, so a short range must not fetch far beyond its own."""
+    return min(options.credit_bytes, max(options.chunk_bytes, chosen.size * PREFETCH_RECORD_BYTES))
 
 
 def _after_loss(
@@ -199,6 +247,7 @@ def _check_still_readable(consumer: Consumer, options: ReadOptions, chosen: Offs
     logger.warning("failOnDataLoss=false: %s", problem)
 
 
-def _log_ignored(ignored: Sequence[str]) -> None:
+def log_ignored(ignored: Sequence[str]) -> None:
+    """Warn about options that change no record of this query."""
     if ignored:
-        logger.warning("options without effect in a batch query of Lograft: %s", ", ".join(ignored))
+        logger.warning("options without effect in this query of Lograft: %s", ", ".join(ignored))

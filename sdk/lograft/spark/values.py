@@ -26,6 +26,7 @@ LATEST_IN_JSON: Final = -1
 
 _TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _SHOWN_CHARACTERS: Final = 80
+_UNIT_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 class OptionError(InvalidSettingError):
@@ -71,6 +72,28 @@ def parse_choice(option: str, text: str, choices: Sequence[str]) -> str:
     if choice not in choices:
         raise OptionError(option, f"takes {' or '.join(choices)}, not {shown(text)}")
     return choice
+
+
+def parse_names(option: str, text: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of a comma-separated list, in its order and in the spelling of `names`. The text may be in any case."""
+    by_lower = {name.lower(): name for name in names}
+    chosen: list[str] = []
+    for part in text.split(","):
+        name = by_lower.get(part.strip().lower())
+        if name is None:
+            raise OptionError(option, f"{shown(part.strip())} is none of {', '.join(names)}")
+        if name in chosen:
+            raise OptionError(option, f"names {name} twice")
+        chosen.append(name)
+    return tuple(chosen)
+
+
+def parse_duration_ms(option: str, text: str) -> int:
+    """Return the milliseconds of a duration as Spark writes it: `500ms`, `30s`, `15m`, `2h`, `1d`; a bare number is milliseconds."""
+    found = re.fullmatch(r"([0-9]{1,15})\s*(ms|s|m|min|h|d)?", text.strip().lower())
+    if found is None:
+        raise OptionError(option, f"takes a duration such as 500ms, 30s, 15m, 2h or 1d, not {shown(text)}")
+    return int(found[1]) * _UNIT_MS[found[2] or "ms"]
 
 
 def parse_topic(option: str, text: str) -> str:
@@ -131,21 +154,21 @@ def parse_assignment(option: str, text: str) -> tuple[TopicPartition, ...]:
     return tuple(sorted(chosen))
 
 
-def parse_offsets(option: str, text: str, *, forbidden: Position) -> dict[TopicPartition, int | Position]:
+def parse_offsets(option: str, text: str, *, forbidden: Position | None) -> dict[TopicPartition, int | Position]:
     """Return the offsets of `{"topic": {"0": 23, "1": -2}}`. -2 stands for earliest, -1 for latest.
 
     Args:
         option: name of the option.
         text: the JSON.
-        forbidden: the position that this option does not accept (latest for a start, earliest for an end).
+        forbidden: the position that this option does not accept (latest for a start, earliest for an end); None: it takes both.
     """
     offsets: dict[TopicPartition, int | Position] = {}
     for partition, number in _json_partitions(option, text, '{"topic": {"0": 23, "1": -2}}').items():
         if number < EARLIEST_IN_JSON:
             raise OptionError(option, f"{partition}: {number} is no offset (from 0; -2 is earliest, -1 is latest)")
         position = {EARLIEST_IN_JSON: Position.EARLIEST, LATEST_IN_JSON: Position.LATEST}.get(number)
-        if position is forbidden:
-            raise OptionError(option, f"{partition}: {number} ({forbidden.value}) is not allowed here in a batch query")
+        if position is not None and position is forbidden:
+            raise OptionError(option, f"{partition}: {number} ({position.value}) is not allowed here in a batch query")
         offsets[partition] = number if position is None else position
     return offsets
 

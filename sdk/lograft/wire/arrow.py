@@ -19,12 +19,15 @@ from __future__ import annotations
 import importlib
 import struct
 from array import array
+from collections.abc import Collection, Sequence
+from functools import cache
 from typing import Any, Final, TypeAlias
 
 from lograft.wire.checker import check_timestamps
 from lograft.wire.checksum import BytesLike
 from lograft.wire.columns import BytesColumn, HeaderColumns, Payload
 from lograft.wire.compression import Codec
+from lograft.wire.encoded import EncodedBatch
 from lograft.wire.encoder import (
     KEY_FIELDS,
     VALUE_FIELDS,
@@ -39,7 +42,7 @@ from lograft.wire.encoder import (
 )
 from lograft.wire.errors import BatchTooLargeError, InvalidBatchError
 from lograft.wire.header import BatchHeader
-from lograft.wire.limits import MAX_INFLATED_BYTES
+from lograft.wire.limits import MAX_INFLATED_BYTES, MAX_RECORDS_PER_BATCH
 
 # pyarrow has no type stubs, so this is the only module of the package that uses Any.
 ArrowRecordBatch: TypeAlias = Any
@@ -55,14 +58,25 @@ _TIMESTAMP: Final = "timestamp"
 _HEADERS: Final = "headers"
 COLUMN_NAMES: Final = (_KEY, _VALUE, _OFFSET, _TIMESTAMP_MS, _TIMESTAMP, _HEADERS)
 """The columns that `encode_arrow` takes."""
+LOOP_RECORDS: Final = 64
+"""Records of a batch below which a loop adds numbers faster than Arrow."""
 
 
-def arrow_schema(*, include_headers: bool = False) -> ArrowSchema:
+def arrow_schema(*, include_headers: bool = False, columns: Collection[str] | None = None) -> ArrowSchema:
     """Return the schema of `RecordBatch.to_arrow`.
+
+    Args:
+        include_headers: the column `headers` is there.
+        columns: names of the columns that are there; None stands for all.
 
     Raises:
         ImportError: pyarrow is not installed.
     """
+    return _schema(include_headers, None if columns is None else frozenset(columns))
+
+
+@cache
+def _schema(include_headers: bool, columns: frozenset[str] | None) -> ArrowSchema:
     pa = _import_arrow("pyarrow")
     fields = [
         pa.field(_KEY, pa.binary()),
@@ -72,16 +86,19 @@ def arrow_schema(*, include_headers: bool = False) -> ArrowSchema:
     ]
     if include_headers:
         fields.append(pa.field(_HEADERS, _headers_type(pa), nullable=False))
-    return pa.schema(fields)
+    return pa.schema([field for field in fields if columns is None or field.name in columns])
 
 
-def columns_to_arrow(header: BatchHeader, payload: Payload, *, include_headers: bool) -> ArrowRecordBatch:
+def columns_to_arrow(
+    header: BatchHeader, payload: Payload, *, include_headers: bool, columns: Collection[str] | None = None
+) -> ArrowRecordBatch:
     """Return the columns of a batch as a `pyarrow.RecordBatch`, nearly without a copy. `RecordBatch.to_arrow` calls this.
 
     Args:
         header: header of the batch.
         payload: columns of the batch. Their buffer stays alive as long as the result.
         include_headers: add the column `headers`, so that the schema does not depend on the batch.
+        columns: names of the columns to build, at least one; None builds all. Their order is always that of the schema.
 
     Raises:
         ImportError: pyarrow is not installed.
@@ -89,26 +106,122 @@ def columns_to_arrow(header: BatchHeader, payload: Payload, *, include_headers: 
     """
     pa = _import_arrow("pyarrow")
     pc = _import_arrow("pyarrow.compute")
+    schema = arrow_schema(include_headers=include_headers, columns=columns)
+    return pa.RecordBatch.from_arrays([_column(pa, pc, name, header, payload) for name in schema.names], schema=schema)
+
+
+def _column(pa: _ArrowModule, pc: _ArrowModule, name: str, header: BatchHeader, payload: Payload) -> _ArrowArray:
     count = payload.record_count
+    if name == _KEY:
+        return pa.nulls(count, pa.binary()) if payload.keys is None else _binary_array(pa, pc, payload.keys)
+    if name == _VALUE:
+        return _binary_array(pa, pc, payload.values)
+    if name == _OFFSET:
+        if payload.offset_deltas:
+            deltas = _int64_array(pa, array("q", payload.offset_deltas))
+        elif count <= MAX_RECORDS_PER_BATCH:
+            deltas = _counting(pa).slice(0, count)
+        else:
+            deltas = _int64_array(pa, array("q", range(count)))
+        return pc.add(deltas, _constant_int64(pa, header.base_offset, count))
+    if name == _TIMESTAMP_MS:
+        deltas_ms = payload.timestamp_deltas_ms
+        check_timestamps(header, deltas_ms)
+        base_ms = _constant_int64(pa, header.base_timestamp_ms, count)
+        return pc.add(_int64_array(pa, array("q", deltas_ms)), base_ms) if deltas_ms else base_ms
+    return _headers_array(pa, pc, payload.headers, count)
+
+
+def joined_to_arrow(
+    batches: Sequence[tuple[BatchHeader, Payload]], *, columns: Collection[str] | None = None
+) -> ArrowRecordBatch:
+    """Return the columns of several batches, without record headers, as one `pyarrow.RecordBatch`.
+
+    It takes about as many calls of Arrow as one batch does, however small the batches are, and copies each blob once.
+
+    Args:
+        batches: header and columns of each batch, in order; at least one. None of them is a filler.
+        columns: names of the columns to build, at least one; None builds all but `headers`.
+
+    Raises:
+        ImportError: pyarrow is not installed.
+        BatchError: a batch is damaged.
+    """
+    pa = _import_arrow("pyarrow")
+    pc = _import_arrow("pyarrow.compute")
+    schema = arrow_schema(columns=columns)
+    count = sum(payload.record_count for _, payload in batches)
+    arrays: list[_ArrowArray] = []
+    for name in schema.names:
+        if name == _KEY:
+            if any(payload.keys is not None for _, payload in batches):
+                keys = [payload.keys or _absent_column(payload.record_count) for _, payload in batches]
+                arrays.append(_binary_array(pa, pc, _joined_column(keys)))
+            else:
+                arrays.append(pa.nulls(count, pa.binary()))
+        elif name == _VALUE:
+            arrays.append(_binary_array(pa, pc, _joined_column([payload.values for _, payload in batches])))
+        elif name == _OFFSET:
+            arrays.append(_joined_int64(pa, count, [_packed_offsets(pa, pc, *each) for each in batches]))
+        else:
+            arrays.append(_joined_int64(pa, count, [_packed_times(pa, pc, *each) for each in batches]))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _joined_column(columns: Sequence[BytesColumn]) -> BytesColumn:
+    nulls: list[int] = []
+    count = 0
+    for column in columns:
+        nulls += [count + index for index in column.nulls]
+        count += column.record_count
+    lengths = {column.uniform_length for column in columns}
+    packed: memoryview | None = None
+    if len(lengths) > 1 or None in lengths:
+        packed = memoryview(
+            b"".join(
+                (column.uniform_length or 0).to_bytes(4, "little") * column.record_count
+                if column.lengths is None
+                else column.lengths
+                for column in columns
+            )
+        ).cast("I")
+    return BytesColumn(
+        blob=memoryview(b"".join([column.blob for column in columns])),
+        record_count=count,
+        lengths=packed,
+        uniform_length=columns[0].uniform_length if packed is None else None,
+        nulls=nulls,
+    )
+
+
+def _absent_column(count: int) -> BytesColumn:
+    return BytesColumn(
+        blob=memoryview(b""), record_count=count, lengths=None, uniform_length=0, nulls=list(range(count))
+    )
+
+
+def _joined_int64(pa: _ArrowModule, count: int, packed: Sequence[BytesLike]) -> _ArrowArray:
+    return pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(b"".join(packed))])
+
+
+def _packed_offsets(pa: _ArrowModule, pc: _ArrowModule, header: BatchHeader, payload: Payload) -> BytesLike:
+    if payload.record_count < LOOP_RECORDS:
+        deltas = payload.offset_deltas or range(payload.record_count)
+        return array("q", map(header.base_offset.__add__, deltas)).tobytes()
+    return _packed(_column(pa, pc, _OFFSET, header, payload))
+
+
+def _packed_times(pa: _ArrowModule, pc: _ArrowModule, header: BatchHeader, payload: Payload) -> BytesLike:
     deltas_ms = payload.timestamp_deltas_ms
-    check_timestamps(header, deltas_ms)
-    if payload.offset_deltas:
-        offsets = pc.add(_int64_array(pa, array("q", payload.offset_deltas)), header.base_offset)
-    else:
-        offsets = pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), count), start=header.base_offset - 1)
-    if deltas_ms:
-        timestamps = pc.add(_int64_array(pa, array("q", deltas_ms)), header.base_timestamp_ms)
-    else:
-        timestamps = pa.repeat(pa.scalar(header.base_timestamp_ms, pa.int64()), count)
-    columns = [
-        pa.nulls(count, pa.binary()) if payload.keys is None else _binary_array(pa, pc, payload.keys),
-        _binary_array(pa, pc, payload.values),
-        offsets,
-        timestamps,
-    ]
-    if include_headers:
-        columns.append(_headers_array(pa, pc, payload.headers, count))
-    return pa.RecordBatch.from_arrays(columns, schema=arrow_schema(include_headers=include_headers))
+    if payload.record_count < LOOP_RECORDS and deltas_ms:
+        check_timestamps(header, deltas_ms)
+        return array("q", map(header.base_timestamp_ms.__add__, deltas_ms)).tobytes()
+    return _packed(_column(pa, pc, _TIMESTAMP_MS, header, payload))
+
+
+def _packed(column: _ArrowArray) -> BytesLike:
+    """Return the bytes of a column of numbers that begins where its memory begins."""
+    return memoryview(column.buffers()[1])[: 8 * len(column)]
 
 
 def encode_arrow(
@@ -122,7 +235,36 @@ def encode_arrow(
     base_offset: int = 0,
     leader_epoch: int = 0,
 ) -> bytearray:
-    """Encode a `pyarrow.RecordBatch` into one batch.
+    """Encode a `pyarrow.RecordBatch` into one batch. Arguments and errors are those of `compose_arrow`.
+
+    Returns:
+        Header and payload.
+    """
+    composed = compose_arrow(
+        batch,
+        timestamp_ms=timestamp_ms,
+        codec=codec,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        base_offset=base_offset,
+        leader_epoch=leader_epoch,
+    )
+    return composed.join()
+
+
+def compose_arrow(
+    batch: ArrowRecordBatch,
+    *,
+    timestamp_ms: int | None = None,
+    codec: Codec = Codec.NONE,
+    producer_id: int = -1,
+    producer_epoch: int = -1,
+    base_sequence: int = -1,
+    base_offset: int = 0,
+    leader_epoch: int = 0,
+) -> EncodedBatch:
+    """Encode a `pyarrow.RecordBatch` into one batch that is still in pieces. They are views of the columns' memory.
 
     Args:
         batch: the rows, possibly a slice. Columns: `value` and optionally `key`, binary or string of any kind; `timestamp_ms`
@@ -168,7 +310,7 @@ def encode_arrow(
             base_offset=base_offset,
             leader_epoch=leader_epoch,
         ),
-    ).join()
+    )
 
 
 def _import_arrow(name: str) -> _ArrowModule:
@@ -184,6 +326,19 @@ def _headers_type(pa: _ArrowModule) -> Any:
 
 def _int64_array(pa: _ArrowModule, numbers: array[int]) -> _ArrowArray:
     return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
+
+
+def _constant_int64(pa: _ArrowModule, number: int, count: int) -> _ArrowArray:
+    """Return one number many times. `pa.scalar` would load pandas, half a second, and `pa.repeat` takes longer."""
+    return pa.Array.from_buffers(
+        pa.int64(), count, [None, pa.py_buffer(number.to_bytes(8, "little", signed=True) * count)]
+    )
+
+
+@cache
+def _counting(pa: _ArrowModule) -> _ArrowArray:
+    """Return 0, 1, 2, ... for the largest batch: 800 KB, once in a process."""
+    return _int64_array(pa, array("q", range(MAX_RECORDS_PER_BATCH)))
 
 
 def _running_sum(pa: _ArrowModule, pc: _ArrowModule, packed_lengths: BytesLike) -> Any:

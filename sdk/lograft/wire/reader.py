@@ -8,7 +8,7 @@ accessor returns `record_count` entries or raises a `BatchError`. Source: docs/s
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import accumulate, islice, repeat
 from operator import add
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
@@ -175,15 +175,19 @@ class RecordBatch:
         )
         return list(map(_new_tuple, repeat(BatchRecord), columns))
 
-    def to_arrow(self, *, include_headers: bool = False) -> ArrowRecordBatch:
+    def to_arrow(self, *, include_headers: bool = False, columns: Collection[str] | None = None) -> ArrowRecordBatch:
         """Return the columns as a `pyarrow.RecordBatch`, nearly without a copy. `arrow.py` has the schema.
+
+        Args:
+            include_headers: add the column `headers`.
+            columns: names of the columns to build, at least one; None builds all.
 
         Raises:
             ImportError: pyarrow is not installed.
         """
         from lograft.wire.arrow import columns_to_arrow
 
-        return columns_to_arrow(self.header, self.payload, include_headers=include_headers)
+        return columns_to_arrow(self.header, self.payload, include_headers=include_headers, columns=columns)
 
 
 def read_batches(region: BytesLike, *, verify_crc: bool = True) -> Iterator[RecordBatch]:

@@ -48,7 +48,7 @@ def without_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing() -> None:
         return None
 
-    monkeypatch.setattr(partitioner, "_numpy", nothing)
+    monkeypatch.setattr(partitioner, "load_numpy", nothing)
 
 
 def _mixed_keys() -> list[bytes | None]:

@@ -4,11 +4,19 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import pytest
 from lograft.spark import options as options_module
-from lograft.spark.options import parse_read_options, parse_stream_write_options, parse_write_options
+from lograft.spark.options import (
+    parse_columns,
+    parse_read_options,
+    parse_stream_read_options,
+    parse_stream_write_options,
+    parse_write_options,
+)
 from lograft.spark.settings import (
+    COLUMNS,
     Assign,
     AtOffsets,
     AtPosition,
@@ -16,10 +24,11 @@ from lograft.spark.settings import (
     AtTimestamps,
     Connection,
     Guarantee,
+    StreamReadOptions,
     Subscribe,
     SubscribePattern,
 )
-from lograft.spark.values import OptionError, shown
+from lograft.spark.values import OptionError, parse_duration_ms, shown
 from lograft.types import Position, TopicPartition
 
 HERE = {"kafka.bootstrap.servers": "127.0.0.1:9640"}
@@ -122,6 +131,102 @@ def test_every_write_option_reaches_its_setting() -> None:
     assert (by_column.topic, by_column.ingest_topics) == (None, ("a", "b"))
     appended = parse_write_options({**HERE, **APPEND, "kafka.enable.idempotence": "false"})
     assert (appended.guarantee, appended.idempotent) == (Guarantee.AT_LEAST_ONCE, False)
+
+
+def test_columns_are_those_asked_for_in_their_order() -> None:
+    """Names are case-insensitive; headers need no second option."""
+    assert parse_read_options(READ).columns == COLUMNS
+    assert parse_read_options({**READ, "includeHeaders": "true"}).columns == (*COLUMNS, "headers")
+    options = parse_read_options({**READ, "columns": "OFFSET, key,timestamptype,headers"})
+    assert options.columns == ("offset", "key", "timestampType", "headers")
+    assert options.include_headers
+
+
+def test_every_trigger_option_reaches_its_setting() -> None:
+    """A streaming read begins at the latest offset, and has limits for its micro-batches."""
+    assert parse_stream_read_options(READ) == StreamReadOptions(
+        read=replace(parse_read_options(READ), start=AtPosition(option="startingOffsets", position=Position.LATEST))
+    )
+    options = parse_stream_read_options(
+        {
+            **READ,
+            "startingOffsets": '{"orders": {"0": -1, "1": -2}}',
+            "maxRecordsPerTrigger": "100",
+            "maxBytesPerTrigger": "5000",
+            "minOffsetsPerTrigger": "10",
+            "maxTriggerDelay": "2m",
+            "columns": "key",
+        }
+    )
+    assert (options.max_records, options.max_bytes, options.min_records, options.max_delay_ms) == (
+        100,
+        5_000,
+        10,
+        120_000,
+    )
+    assert options.read.columns == ("key",)
+    assert options.read.ignored == ()
+    assert isinstance(options.read.start, AtOffsets)
+
+
+def test_trigger_options_change_nothing_in_a_batch_read() -> None:
+    """As with the Kafka connector; the reader warns."""
+    options = parse_read_options({**READ, "maxOffsetsPerTrigger": "5", "maxTriggerDelay": "1s"})
+    assert options.ignored == ("maxOffsetsPerTrigger", "maxTriggerDelay")
+
+
+@pytest.mark.parametrize(
+    ("text", "duration_ms"),
+    [
+        ("500", 500),
+        ("500ms", 500),
+        ("30s", 30_000),
+        ("15m", 900_000),
+        ("15 min", 900_000),
+        ("2H", 7_200_000),
+        ("1d", 86_400_000),
+    ],
+)
+def test_durations_are_those_of_spark(text: str, duration_ms: int) -> None:
+    """A bare number is milliseconds."""
+    assert parse_duration_ms("o", text) == duration_ms
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"endingOffsets": "latest"}, "endingOffsets: a streaming query has no end"),
+        ({"endingTimestamp": "5"}, "endingTimestamp: a streaming query has no end"),
+        ({"pushdown": "true"}, "pushdown: Spark pushes filters down in batch queries only"),
+        ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "9 is more than maxOffsetsPerTrigger 8"),
+        ({"maxTriggerDelay": "5s"}, "maxTriggerDelay: needs minOffsetsPerTrigger"),
+        ({"minOffsetsPerTrigger": "9", "maxTriggerDelay": "5 years"}, "maxTriggerDelay: takes a duration such as"),
+        ({"maxRecordsPerTrigger": "0"}, "maxOffsetsPerTrigger: takes an integer from 1"),
+        ({"maxRecordsPerTrigger": "7", "maxOffsetsPerTrigger": "8"}, "maxOffsetsPerTrigger: is given twice"),
+        ({"maxBytesPerTrigger": "5m"}, "maxBytesPerTrigger: takes an integer from 1"),
+        ({"columns": "key,size"}, "columns: 'size' is none of key, value, topic"),
+        ({"columns": "key,KEY"}, "columns: names key twice"),
+        ({"columns": ""}, "columns: '' is none of"),
+        ({"columns": "key,headers", "includeHeaders": "false"}, "includeHeaders: contradicts columns=key,headers"),
+        ({"columns": "key", "includeHeaders": "true"}, "includeHeaders: contradicts columns=key"),
+    ],
+)
+def test_wrong_options_of_a_streaming_read_are_refused(options: dict[str, str], problem: str) -> None:
+    """Each error names the option and says what is wrong."""
+    with pytest.raises(OptionError, match=problem):
+        parse_stream_read_options({**READ, **options})
+
+
+def test_columns_of_load_fit_a_batch_or_a_streaming_read() -> None:
+    """Spark asks for the schema before it says which of the two it is. An error is that of the one that was meant."""
+    assert parse_columns({**READ, "startingOffsets": "latest", "columns": "key"}) == ("key",)
+    assert parse_columns({**READ, "endingOffsets": "latest", "columns": "value"}) == ("value",)
+    with pytest.raises(OptionError, match="columns: 'x' is none of"):
+        parse_columns({**READ, "startingOffsets": "latest", "columns": "x"})
+    with pytest.raises(OptionError, match="columns: 'x' is none of"):
+        parse_columns({**READ, "endingOffsets": "latest", "columns": "x"})
+    with pytest.raises(OptionError, match="startingOffsets: latest is not allowed here in a batch query"):
+        parse_columns({**READ, "startingOffsets": "latest", "endingOffsets": "latest"})
 
 
 def test_options_of_the_other_direction_are_let_pass() -> None:

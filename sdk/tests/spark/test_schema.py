@@ -62,7 +62,7 @@ def test_all_columns_are_found_without_regard_to_case() -> None:
 def test_rows_of_a_read_can_be_written() -> None:
     """Copying a topic needs no select()."""
     options = parse_read_options({**HERE, "subscribe": "t", "includeHeaders": "true"})
-    assert check_sink_columns(row_schema(options), TO_TOPIC).unused == ("offset", "timestamptype")
+    assert check_sink_columns(row_schema(options.columns), TO_TOPIC).unused == ("offset", "timestamptype")
 
 
 @pytest.mark.parametrize(
@@ -107,6 +107,6 @@ def test_exactly_once_by_a_column_needs_the_topics() -> None:
 
 def test_schema_of_a_read_is_fixed() -> None:
     """A schema of the user must equal the source's own."""
-    check_row_schema(row_schema(READ), READ)
+    check_row_schema(row_schema(READ.columns), READ.columns)
     with pytest.raises(OptionError, match="the columns are fixed"):
-        check_row_schema(schema(value=StringType()), READ)
+        check_row_schema(schema(value=StringType()), READ.columns)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -266,14 +265,6 @@ def test_given_schema_is_refused(spark: SparkSession, bootstrap: str) -> None:
     reader = spark.read.format("lograft").schema("value string").option("kafka.bootstrap.servers", bootstrap)
     with pytest.raises(PySparkException, match="the columns are fixed"):
         reader.option("subscribe", "t").load().count()
-
-
-def test_streaming_read_says_that_it_is_batch_only(spark: SparkSession, bootstrap: str, tmp_path: Path) -> None:
-    """The error is one sentence with an alternative. It was once about a missing method of the data source."""
-    stream = spark.readStream.format("lograft").option("kafka.bootstrap.servers", bootstrap).option("subscribe", "t")
-    sink = {"checkpointLocation": str(tmp_path / "read")}
-    with pytest.raises(PySparkException, match=r"batch only for now, without Structured Streaming: use spark\.read"):
-        stream.load().writeStream.format("noop").options(**sink).start().awaitTermination(60)
 
 
 def test_record_over_the_limit_fails_the_job(

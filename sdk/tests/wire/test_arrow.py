@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lograft.wire.arrow import arrow_schema, encode_arrow
+from lograft.wire import arrow as arrow_module
+from lograft.wire.arrow import arrow_schema, encode_arrow, joined_to_arrow
 from lograft.wire.batch import Codec, RecordBatch, check_batch, encode_batch
 from lograft.wire.errors import BatchTooLargeError, InvalidBatchError
 from lograft.wire.limits import MAX_BATCH_BYTES, MAX_TIMESTAMP_MS
@@ -46,6 +47,34 @@ def test_arrow_and_lists_encode_to_the_same_bytes(given_rows: Rows, before: int,
     assert encode_arrow(rest.slice(start, table.num_rows), codec=given_rows.codec) == batch
 
 
+@examples(150)
+@given(
+    st.lists(rows(), min_size=1, max_size=4),
+    st.lists(st.integers(0, 3), min_size=4, max_size=4),
+    st.sampled_from((1, arrow_module.LOOP_RECORDS)),
+    st.sets(st.sampled_from(("key", "value", "offset", "timestamp_ms")), min_size=1),
+)
+def test_joined_batches_are_those_of_each_one_after_the_other(
+    batches: list[Rows], gaps: list[int], loop_records: int, columns: set[str]
+) -> None:
+    """Batches of any layout, compacted ones too, give the rows that they give alone, in order. The loop and Arrow agree."""
+    decoded: list[RecordBatch] = []
+    offset = 5
+    for given_rows, gap in zip(batches, gaps, strict=False):
+        count = len(given_rows.values)
+        deltas = None if gap == 0 else [index * gap for index in range(count)]
+        arguments = {**given_rows.arguments(), "headers": None, "base_offset": offset, "offset_deltas": deltas}
+        decoded.append(RecordBatch(encode_batch(given_rows.values, **arguments)))
+        offset += count * max(1, gap) + gap
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arrow_module, "LOOP_RECORDS", loop_records)
+        joined = joined_to_arrow([(batch.header, batch.payload) for batch in decoded], columns=columns)
+    joined.validate(full=True)
+    each = pa.Table.from_batches([batch.to_arrow(columns=columns) for batch in decoded])
+    assert joined.schema == each.schema
+    assert joined.to_pylist() == each.to_pylist()
+
+
 def test_to_arrow_without_headers_has_one_schema() -> None:
     """Columns and types are the same for batches with keys, with headers or with neither."""
     with_all = RecordBatch(encode_batch([b"a"], keys=[b"k"], headers=[[("h", b"v")]], timestamps_ms=3)).to_arrow()
@@ -53,6 +82,14 @@ def test_to_arrow_without_headers_has_one_schema() -> None:
     assert with_all.schema == with_none.schema == arrow_schema()
     assert with_none.to_pylist() == [{"key": None, "value": None, "offset": 7, "timestamp_ms": 0}]
     assert pa.Table.from_batches([with_all, with_none]).num_rows == 2
+
+
+def test_to_arrow_of_some_columns_builds_those_in_the_order_of_the_schema() -> None:
+    """A reader that wants keys and offsets gets a batch without values."""
+    batch = RecordBatch(encode_batch([b"a", b"b"], keys=[b"k", None], timestamps_ms=[1, 2], base_offset=7))
+    rows = batch.to_arrow(columns=["offset", "key"])
+    assert rows.to_pydict() == {"key": [b"k", None], "offset": [7, 8]}
+    assert rows.schema == arrow_schema(columns=["key", "offset"])
 
 
 def test_to_arrow_wraps_the_value_blob() -> None:
