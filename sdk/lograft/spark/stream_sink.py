@@ -6,7 +6,7 @@ that it repeats after a restart the same batch id. So a micro-batch that was com
 twice. **A fresh checkpoint is a new query**: it has another query id, and publishes what it reads again.
 
 Life of a micro-batch: Spark makes a `StreamWriter` on the driver and pickles it to the tasks. Nothing runs before the tasks, so each of
-them opens the ingest itself. They share the owner that the writer has made, and so join one another. A restarted driver has another one:
+them opens the ingest itself. They share the owner that the writer has made, and so join one another. A restarted driver has its own:
 its first task fences what is left of the older driver, and the older one's tasks do not take the ingest back. `commit` and `abort` run
 in a fresh writer, which knows only what the messages of the tasks say.
 
