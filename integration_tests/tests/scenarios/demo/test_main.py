@@ -23,12 +23,14 @@ from lograft import Producer
 
 ingest = run.ingest
 
-def tampered_ingest(spark, staged, *, bootstrap, topic, has_keyless):
+def tampered_ingest(spark, staged, *, bootstrap, topic, ingest_id, has_keyless, gate):
+    if staged.with_name("changed.parquet").exists():
+        return
     # As many records as before, one of them another one.
     rows = spark.read.parquet(str(staged))
     changed = staged.with_name("changed.parquet")
     rows.where("key != encode('17', 'utf-8')").write.parquet(str(changed))
-    ingest(spark, changed, bootstrap=bootstrap, topic=topic, has_keyless=has_keyless)
+    ingest(spark, changed, bootstrap=bootstrap, topic=topic, ingest_id=ingest_id, has_keyless=has_keyless)
     with Producer(bootstrap) as producer:
         producer.send(topic, b"forged", key=b"17")
 
