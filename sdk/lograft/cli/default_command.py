@@ -26,7 +26,8 @@ class _PathOfGroup(_Context):
     @property
     def command_path(self) -> str:
         """The words of the group."""
-        return str(cast("Any", super()).command_path).rstrip()
+        above: Any = super()
+        return str(above.command_path).rstrip()
 
 
 class DefaultCommand(TyperCommand):

@@ -132,7 +132,7 @@ def ingest(
     option: Annotated[
         list[str] | None,
         typer.Option(
-            "--option", "-o", metavar="NAME=VALUE", help="Option of Spark's reader, such as sep=;. Repeatable."
+            "--option", "-o", metavar="NAME=VALUE", help="Option of Spark's reader, such as sep=;; may be repeated."
         ),
     ] = None,
     dry_run: DryRun = False,
