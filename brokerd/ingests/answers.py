@@ -67,9 +67,15 @@ class Opened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptOpened:
-    """The attempt is open. With the producer id that it had before, it goes on at its sequences; with another one, it begins at 0."""
+    """The attempt is open. With the producer id that it had before, it goes on at its sequences; with another one, it begins at 0.
+
+    Attributes:
+        producer_id: producer id of its batches.
+        ttl_ms: time to live of the ingest.
+    """
 
     producer_id: int
+    ttl_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,11 +65,11 @@ def open_attempt(state: IngestsState, command: OpenAttempt) -> IngestDecision:
     key = AttemptKey(command.task, command.attempt_id)
     attempt = ingest.attempts.get(key)
     if attempt is not None and ingest.is_current(attempt):
-        return decided(AttemptOpened(producer_id=attempt.producer_id), touched(state, ingest))
+        return decided(AttemptOpened(producer_id=attempt.producer_id, ttl_ms=value.ttl_ms), touched(state, ingest))
     if attempt is not None and ingest.is_reusable(attempt):
         again = replace(attempt, round=value.round, is_sealed=False, parts=(), freed=_freed(attempt))
         records = [*touched(state, ingest), AttemptRecord(ingest.ingest_id, key, again)]
-        return decided(AttemptOpened(producer_id=again.producer_id), records)
+        return decided(AttemptOpened(producer_id=again.producer_id, ttl_ms=value.ttl_ms), records)
     if attempt is None:
         if len(ingest.attempts) >= ATTEMPTS_MAX:
             return _too_many(f"the ingest has {ATTEMPTS_MAX} attempts; use fewer tasks")
@@ -89,7 +89,7 @@ def open_attempt(state: IngestsState, command: OpenAttempt) -> IngestDecision:
         AttemptRecord(ingest.ingest_id, key, fresh),
         CounterRecord(number + 1),
     ]
-    return decided(AttemptOpened(producer_id=fresh.producer_id), records)
+    return decided(AttemptOpened(producer_id=fresh.producer_id, ttl_ms=value.ttl_ms), records)
 
 
 def seal(state: IngestsState, command: SealAttempt) -> IngestDecision:

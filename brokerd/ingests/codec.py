@@ -231,6 +231,8 @@ def _encode_ingest(value: IngestValue) -> bytes:
         topics=[pb.IngestTopicRecord(topic_id=each.topic_id, topic=each.name) for each in value.topics],
         ttl_ms=value.ttl_ms,
         touched_ms=value.touched_ms,
+        owner=value.owner,
+        fenced_owners=value.fenced_owners,
     )
     decision, group = value.decision, value.group
     if decision is not None:
@@ -273,6 +275,8 @@ def _decode_ingest(data: bytes) -> IngestValue:
         touched_ms=_natural(message.touched_ms),
         decision=decision,
         group=_decode_group(message.group) if message.HasField("group") else None,
+        owner=message.owner,
+        fenced_owners=tuple(message.fenced_owners),
     )
 
 

@@ -20,12 +20,15 @@ class OpenIngest:
         kind: how often it is committed.
         topics: topics that it publishes to.
         ttl_ms: milliseconds without a call after which it is aborted; 0: the default.
+        owner: who opens it. An open by the owner of the present epoch joins that epoch; one by the owner of an earlier epoch is
+            refused. Empty: nobody in particular, who takes the ingest over.
     """
 
     ingest_id: str
     kind: IngestKind
     topics: tuple[IngestTopic, ...]
     ttl_ms: int = 0
+    owner: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,12 @@ INGEST_ID_BYTES_MAX: Final = 255
 ATTEMPT_ID_BYTES_MAX: Final = 64
 """Bytes of an attempt id."""
 
+OWNER_BYTES_MAX: Final = 64
+"""Bytes of the owner of an open."""
+
+FENCED_OWNERS_MAX: Final = 16
+"""Owners of earlier opens of one ingest that are remembered, the last ones, so that they do not take it back."""
+
 TOPIC_NAME_BYTES_MAX: Final = 249
 """UTF-8 bytes of a topic name."""
 

@@ -22,9 +22,11 @@ from brokerd.ingests.commands import AbortIngest, DecideOutcome, OpenIngest, Tou
 from brokerd.ingests.effects import Effect, ResolveOffsets
 from brokerd.ingests.ingest import Ingest, result_of
 from brokerd.ingests.limits import (
+    FENCED_OWNERS_MAX,
     INGEST_ID_BYTES_MAX,
     KNOWN_INGESTS_MAX,
     OPEN_INGESTS_MAX,
+    OWNER_BYTES_MAX,
     PUBLISH_RETRY_MS,
     TOPIC_NAME_BYTES_MAX,
     TOPICS_MAX,
@@ -38,7 +40,11 @@ from brokerd.ingests.state import IngestsState, OutcomeIdentity
 
 
 def open_ingest(state: IngestsState, command: OpenIngest) -> IngestDecision:
-    """Open an ingest, or take it over: its epoch rises, and attempts of lower epochs count no more."""
+    """Open an ingest, or take it over: its epoch rises, and attempts of lower epochs count no more.
+
+    The owner of the present epoch joins it instead. An owner whose epoch was taken over does not take it back: its clients are as
+    fenced by the later open as those that have an epoch.
+    """
     problem = _problem(command)
     if problem is not None:
         return problem
@@ -49,7 +55,13 @@ def open_ingest(state: IngestsState, command: OpenIngest) -> IngestDecision:
         )
     if known is not None and known[1].state in (IngestState.DECIDED, IngestState.COMMITTED):
         return _open_decided(known[1])
+    if known is not None and command.owner and command.owner in known[1].fenced_owners:
+        return refused(
+            Refusal.INGEST_FENCED, f"a later open has fenced this owner; the ingest is at epoch {known[1].ingest_epoch}"
+        )
     is_active = known is not None and known[1].state is IngestState.OPEN
+    if known is not None and is_active and command.owner and command.owner == known[1].owner:
+        return _join(state, known[0], known[1], command)
     if not is_active and state.active_count >= OPEN_INGESTS_MAX:
         return refused(
             Refusal.LIMIT_EXCEEDED,
@@ -70,6 +82,7 @@ def open_ingest(state: IngestsState, command: OpenIngest) -> IngestDecision:
             topics=command.topics,
             ttl_ms=command.ttl_ms or TTL_MS_DEFAULT,
             touched_ms=state.unix_ms,
+            owner=command.owner,
         )
         return decided(_opened(value), [IngestRecord(command.ingest_id, value)])
     ingest, former = known
@@ -82,8 +95,26 @@ def open_ingest(state: IngestsState, command: OpenIngest) -> IngestDecision:
         ttl_ms=command.ttl_ms or TTL_MS_DEFAULT,
         touched_ms=state.unix_ms,
         group=group,
+        owner=command.owner,
+        fenced_owners=_fenced_owners(former, command.owner),
     )
     return decided(_opened(value), [IngestRecord(command.ingest_id, value)], effects)
+
+
+def _join(state: IngestsState, ingest: Ingest, value: IngestValue, command: OpenIngest) -> IngestDecision:
+    """Let another process of the owner in. The ingest stays as the first one has opened it."""
+    if {each.topic_id for each in command.topics} != {each.topic_id for each in value.topics}:
+        return refused(
+            Refusal.INGEST_CONFLICT,
+            "its owner has opened the ingest with other topics; name the same ones, or open it as another owner",
+        )
+    return decided(_opened(value), touched(state, ingest))
+
+
+def _fenced_owners(former: IngestValue, owner: bytes) -> tuple[bytes, ...]:
+    if not former.owner or former.owner == owner:
+        return former.fenced_owners
+    return (*former.fenced_owners, former.owner)[-FENCED_OWNERS_MAX:]
 
 
 def _problem(command: OpenIngest) -> IngestDecision | None:
@@ -98,6 +129,8 @@ def _problem(command: OpenIngest) -> IngestDecision | None:
     for topic in command.topics:
         if not 1 <= len(topic.name.encode()) <= TOPIC_NAME_BYTES_MAX:
             return refused(Refusal.INVALID_REQUEST, f"a topic name has 1 to {TOPIC_NAME_BYTES_MAX} bytes")
+    if len(command.owner) > OWNER_BYTES_MAX:
+        return refused(Refusal.INVALID_REQUEST, f"an owner has at most {OWNER_BYTES_MAX} bytes")
     if command.ttl_ms and not TTL_MS_MIN <= command.ttl_ms <= TTL_MS_MAX:
         return refused(Refusal.INVALID_REQUEST, f"the time to live must be {TTL_MS_MIN} to {TTL_MS_MAX} ms")
     return None

@@ -132,6 +132,8 @@ class IngestValue:
         touched_ms: date of the last touch or change of state, in milliseconds since 1970.
         decision: the last decision; None: there was none.
         group: the group that has not confirmed the outcome; None: none.
+        owner: owner of the last open; empty: nobody in particular.
+        fenced_owners: owners of earlier opens, the last one at the end.
     """
 
     kind: IngestKind
@@ -143,6 +145,8 @@ class IngestValue:
     touched_ms: int
     decision: DecisionValue | None = None
     group: UnresolvedGroup | None = None
+    owner: bytes = b""
+    fenced_owners: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,6 +313,7 @@ def record_bytes(record: IngestLogRecord) -> int:
     match record:
         case IngestRecord(value=IngestValue() as value):
             size += 64 + sum(32 + len(topic.name.encode()) for topic in value.topics)
+            size += sum(4 + len(owner) for owner in (value.owner, *value.fenced_owners))
             if value.decision is not None:
                 size += 96 + _PART_BYTES * len(value.decision.parts) + len(value.decision.group_id.encode())
             if value.group is not None:

@@ -85,9 +85,16 @@ class IngestSteps:
         self._observer = observer
 
     async def open(
-        self, ingest_id: str, kind: IngestKind, topics: Sequence[str], *, ttl_ms: int, timeout_ms: int
+        self,
+        ingest_id: str,
+        kind: IngestKind,
+        topics: Sequence[str],
+        *,
+        ttl_ms: int,
+        owner: bytes = b"",
+        timeout_ms: int,
     ) -> Outcome:
-        """Open an ingest. One that is decided is waited for.
+        """Open an ingest, or join it as its owner. One that is decided is waited for.
 
         Returns:
             `Opened`, OPEN or COMMITTED; or `Refused`.
@@ -105,7 +112,7 @@ class IngestSteps:
             images = await self._staging.find(topics, timeout_ms=deadline.left_ms)
             found = tuple(IngestTopic(each.topic_id, each.topic) for each in images)
             await self._staging.ensure(images, timeout_ms=deadline.left_ms)
-        command = OpenIngest(ingest_id=ingest_id, kind=kind, topics=found, ttl_ms=ttl_ms)
+        command = OpenIngest(ingest_id=ingest_id, kind=kind, topics=found, ttl_ms=ttl_ms, owner=owner)
         while True:
             with self._coordinators.completion(ingest_id) as completed:
                 outcome = await self._submit(ingest_id, command, deadline)

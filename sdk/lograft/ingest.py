@@ -19,7 +19,7 @@ from lograft._client.forks import on_fork
 from lograft._client.immortal import keep_for_ever
 from lograft._client.runtime import STOP_TIMEOUT_S, acquire_runtime, on_exit, release_runtime
 from lograft._client.usable import unusable_error
-from lograft._ingests.arguments import check_attached_topics, check_ingest_topics
+from lograft._ingests.arguments import check_attached_topics, check_ingest_topics, check_owner
 from lograft._producer.partitioner import PartitionFunction
 from lograft._producer.serializers import Serializer
 from lograft._producer.staging import Staging
@@ -187,13 +187,20 @@ class Attempt:
             taken = self._staging.take()
             self.sealed = self._ingest.run(lambda session: session.seal(self.task, self.attempt_id, taken))
         finally:
-            self._producer.discard()
+            self._end()
         return self.sealed
 
     def abandon(self) -> None:
         """End the attempt. Nothing of it is ever published. Further calls do nothing."""
         self._is_over = True
+        self._end()
+
+    def _end(self) -> None:
         self._producer.discard()
+        if self.sealed is None:
+            # A closed ingest is not kept alive any more.
+            with suppress(LograftError):
+                self._ingest.attempt_ended(self.task, self.attempt_id)
 
     def __enter__(self) -> Attempt:
         return self
@@ -247,6 +254,7 @@ class Ingest:
         *,
         topics: Iterable[str],
         ttl_ms: int = 0,
+        owner: bytes = b"",
         cluster_id: str | None = None,
         request_timeout_ms: int = REQUEST_TIMEOUT_MS,
         connection_liveness_ms: int = CONNECTION_LIVENESS_MS,
@@ -261,6 +269,9 @@ class Ingest:
             ingest_id: id of the ingest, 1 to 255 bytes in UTF-8. A job names what it publishes, so that a rerun has the same.
             topics: names of the topics that it publishes to, 1 to 100.
             ttl_ms: milliseconds without a call after which an open ingest is aborted, 10,000 to 604,800,000; 0: one hour.
+            owner: 0 to 64 bytes that processes share which open the same ingest without a word between them, such as the tasks of a
+                job. An open by the owner of the present epoch joins it and fences nobody; one by the owner of an earlier epoch
+                fails. Empty: this open takes the ingest over.
             cluster_id: the id that the cluster must have; None accepts any cluster.
             request_timeout_ms: milliseconds that a call may take, all attempts together, 1 to 3,600,000. `commit` has its own.
             connection_liveness_ms: milliseconds without a byte from the broker after which a connection has failed, 4,000 to
@@ -272,7 +283,8 @@ class Ingest:
 
         Raises:
             UnknownTopicError: a topic does not exist.
-            IngestConflictError: the id belongs to transactions.
+            IngestConflictError: the id belongs to transactions; or the owner has opened it with other topics.
+            IngestFencedError: another owner has opened it since this one.
             UsageError: the id, the topics or a setting are not valid.
             LograftError: no coordinator answered in time, or it refused.
         """
@@ -283,8 +295,8 @@ class Ingest:
             request_timeout_ms=request_timeout_ms,
             client_id=client_id,
         )
-        names = check_ingest_topics(topics)
-        return cls._start(client, ingest_id, ttl_ms, lambda session: session.open(names), is_opener=True)
+        names, who = check_ingest_topics(topics), check_owner(owner)
+        return cls._start(client, ingest_id, ttl_ms, lambda session: session.open(names, who), is_opener=True)
 
     @classmethod
     def attach(
@@ -299,7 +311,7 @@ class Ingest:
         connection_liveness_ms: int = CONNECTION_LIVENESS_MS,
         client_id: str | None = None,
     ) -> Ingest:
-        """Use an ingest that another process has opened, to open attempts. It is not kept alive from here.
+        """Use an ingest that another process has opened, to open attempts. It is kept alive from here while one is open.
 
         Args:
             bootstrap: brokers to ask first.
@@ -489,6 +501,18 @@ class Ingest:
             if self._is_closed or self._is_forked:
                 raise unusable_error("ingest", is_forked=self._is_forked)
         return self._runtime.run(call(self._session))
+
+    def attempt_ended(self, task: int, attempt_id: bytes) -> None:
+        """Note that an attempt stages nothing more. Attempts use it.
+
+        Raises:
+            ClientClosedError: the ingest is closed.
+        """
+
+        async def note(session: IngestSession) -> None:
+            session.attempt_ended(task, attempt_id)
+
+        self.run(note)
 
     def _leave(self, started_s: float) -> None:
         """Close the connections at the end of the process."""

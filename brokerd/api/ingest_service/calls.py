@@ -131,6 +131,7 @@ class IngestServiceCalls:
             kind,
             list(request.topics),
             ttl_ms=request.ttl_ms,
+            owner=request.owner,
             timeout_ms=left_ms(context, at_most_ms=COMMIT_CALL_MS),
         )
         opened, metadata_offset = messages.expect(outcome, Opened), self._parts.observer.metadata_offset
@@ -140,7 +141,7 @@ class IngestServiceCalls:
         """Serve OpenAttempt."""
         command = messages.attempt_command(request)
         outcome = await self._submit(request.ingest_id, command, request.ByteSize(), context)
-        return pb.OpenAttemptResponse(producer_id=messages.expect(outcome, AttemptOpened).producer_id)
+        return messages.attempt_opened_message(messages.expect(outcome, AttemptOpened))
 
     async def seal_attempt(self, request: pb.SealAttemptRequest, context: ServicerContext) -> pb.SealAttemptResponse:
         """Serve SealAttempt."""

@@ -22,7 +22,7 @@ from brokerd.api.ingest_service.limits import (
 from brokerd.api.status import partition_error
 from brokerd.failure import Failure, LeaderPlace, RefusedError, refused
 from brokerd.ingests import answers
-from brokerd.ingests.answers import IngestListing, Opened, Outcome, Refused
+from brokerd.ingests.answers import AttemptOpened, IngestListing, Opened, Outcome, Refused
 from brokerd.ingests.commands import (
     AbortIngest,
     GroupOffset,
@@ -42,6 +42,7 @@ from brokerd.ingests.limits import (
     LISTED_MAX,
     MANIFEST_ATTEMPTS_MAX,
     OFFSETS_MAX,
+    OWNER_BYTES_MAX,
     PARTITIONS_MAX,
     TOPICS_MAX,
     TTL_MS_MAX,
@@ -134,6 +135,8 @@ def open_kind(request: pb.OpenIngestRequest) -> IngestKind:
         raise _invalid("a topic is named twice")
     if request.ttl_ms and not TTL_MS_MIN <= request.ttl_ms <= TTL_MS_MAX:
         raise _invalid(f"ttl_ms is {TTL_MS_MIN} to {TTL_MS_MAX}, or 0, not {request.ttl_ms}")
+    if len(request.owner) > OWNER_BYTES_MAX:
+        raise _invalid(f"owner has at most {OWNER_BYTES_MAX} bytes, not {len(request.owner)}")
     return kind
 
 
@@ -326,6 +329,11 @@ def opened_message(opened: Opened, names: TopicNames, *, metadata_offset: int) -
     if opened.result is not None:
         message.result.CopyFrom(result_message(opened.result, opened.topics, names))
     return message
+
+
+def attempt_opened_message(opened: AttemptOpened) -> pb.OpenAttemptResponse:
+    """Return the answer to an open attempt."""
+    return pb.OpenAttemptResponse(producer_id=opened.producer_id, touch_interval_ms=opened.ttl_ms // TOUCHES_WITHIN_TTL)
 
 
 def result_message(result: IngestResult, topics: Sequence[IngestTopic], names: TopicNames) -> pb.IngestResult:

@@ -81,6 +81,7 @@ BAD: list[tuple[str, Any, ErrorCode]] = [
     ("OpenIngest", pb.OpenIngestRequest(**OPEN, ttl_ms=1), ErrorCode.INVALID_REQUEST),
     ("OpenIngest", pb.OpenIngestRequest(**OPEN, ttl_ms=-1), ErrorCode.INVALID_REQUEST),
     ("OpenIngest", pb.OpenIngestRequest(**OPEN, ttl_ms=604_800_001), ErrorCode.INVALID_REQUEST),
+    ("OpenIngest", pb.OpenIngestRequest(**OPEN, owner=b"o" * 65), ErrorCode.INVALID_REQUEST),
     ("OpenIngest", pb.OpenIngestRequest(**OPEN, cluster_id="?"), ErrorCode.WRONG_CLUSTER),
     ("OpenAttempt", pb.OpenAttemptRequest(**{**ATTEMPT, "ingest_epoch": 0}), ErrorCode.INVALID_REQUEST),
     ("OpenAttempt", pb.OpenAttemptRequest(**{**ATTEMPT, "task": -1}), ErrorCode.INVALID_REQUEST),

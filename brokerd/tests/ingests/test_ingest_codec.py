@@ -76,6 +76,8 @@ values = st.builds(
     decision=decisions,
     group=st.none()
     | st.builds(UnresolvedGroup, group_id=ids, ingest_epoch=int32, round=int32, is_committed=st.booleans()),
+    owner=st.binary(max_size=64),
+    fenced_owners=st.lists(st.binary(min_size=1, max_size=64), max_size=16).map(tuple),
 )
 staged = parts(StagedPart, first_sequence=int32, records=int64, first_offset=int64, end_offset=int64)
 attempts = st.builds(

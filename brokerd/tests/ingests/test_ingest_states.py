@@ -8,8 +8,16 @@ import pytest
 from brokerd.ingests.answers import Aborted, Committed, Decided, Opened, Outcome, Planned, Refusal, Sealed, Touched
 from brokerd.ingests.commands import ManifestEntry, OpenAttempt, OpenIngest, SealAttempt, TouchIngest
 from brokerd.ingests.effects import IngestCompleted, IngestExpired
-from brokerd.ingests.limits import ABORTED_KEEP_MS, COMMITTED_KEEP_MS, LOADED_GRACE_MS, REPEATED_KEEP_MS, TTL_MS_DEFAULT
-from brokerd.ingests.records import IngestKind, IngestState
+from brokerd.ingests.limits import (
+    ABORTED_KEEP_MS,
+    COMMITTED_KEEP_MS,
+    FENCED_OWNERS_MAX,
+    LOADED_GRACE_MS,
+    OWNER_BYTES_MAX,
+    REPEATED_KEEP_MS,
+    TTL_MS_DEFAULT,
+)
+from brokerd.ingests.records import IngestKind, IngestState, IngestTopic
 from brokerd.tests.ingests.ingest_host import ATTEMPT, OFFSETS, P0, P1, TOPICS, IngestHost, code, part
 
 SINGLE, REPEATED = IngestKind.SINGLE, IngestKind.REPEATED
@@ -298,3 +306,69 @@ def test_seal_again() -> None:
     again = SealAttempt(ingest_id="x", ingest_epoch=1, task=0, attempt_id=ATTEMPT, parts=(part(P1), part(P0)))
     assert host.do(again) == Sealed()
     assert host.refusal(SEAL) is Refusal.INGEST_CONFLICT
+
+
+def opened_as(host: IngestHost, owner: bytes, topics: tuple[IngestTopic, ...] = TOPICS) -> int | Refusal:
+    """Open as an owner. Return the epoch, or why that is refused."""
+    outcome = host.do(OpenIngest(ingest_id="x", kind=SINGLE, topics=topics, owner=owner))
+    return outcome.ingest_epoch if isinstance(outcome, Opened) else code(outcome)
+
+
+def test_owner_of_the_present_epoch_joins_it() -> None:
+    """Processes of one owner open the same ingest, in any order and again, and none of them fences another; also after a failover."""
+    host = IngestHost()
+    assert opened_as(host, b"a") == 1
+    entry = host.sealed(part())
+    assert opened_as(host, b"a") == 1
+    host.fail_over()
+    assert opened_as(host, b"a") == 1
+    # The first one has said what it publishes to.
+    assert opened_as(host, b"a", TOPICS[:1]) is Refusal.INGEST_CONFLICT
+    assert host.value().topics == TOPICS
+    assert isinstance(host.decide(entry), Decided)
+    host.publish_all()
+    assert opened_as(host, b"a") == 1
+    assert host.value().state is IngestState.COMMITTED
+
+
+def test_owner_that_was_fenced_does_not_take_the_ingest_back() -> None:
+    """Tasks of an earlier start of a job open the ingest late, after the later start has opened it."""
+    host = IngestHost()
+    assert opened_as(host, b"a") == 1
+    assert opened_as(host, b"b") == 2
+    assert opened_as(host, b"a") is Refusal.INGEST_FENCED
+    host.fail_over()
+    assert opened_as(host, b"a") is Refusal.INGEST_FENCED
+    assert opened_as(host, b"b") == 2
+    host.abort(epoch=2)
+    assert opened_as(host, b"a") is Refusal.INGEST_FENCED
+    # Nobody in particular takes it over, and an owner may come back to what it has aborted itself.
+    assert opened_as(host, b"b") == 3
+    assert host.open().ingest_epoch == 4
+    assert opened_as(host, b"b") is Refusal.INGEST_FENCED
+    assert host.open().ingest_epoch == 5
+    assert opened_as(host, b"c") == 6
+
+
+def test_owners_are_bounded() -> None:
+    """The last ones are remembered."""
+    host = IngestHost()
+    assert opened_as(host, b"o" * (OWNER_BYTES_MAX + 1)) is Refusal.INVALID_REQUEST
+    for number in range(FENCED_OWNERS_MAX + 2):
+        assert opened_as(host, b"%d" % number) == number + 1
+    assert host.value().fenced_owners == tuple(b"%d" % number for number in range(1, FENCED_OWNERS_MAX + 1))
+    assert opened_as(host, b"1") is Refusal.INGEST_FENCED
+    assert opened_as(host, b"0") == FENCED_OWNERS_MAX + 3
+
+
+def test_join_is_a_touch() -> None:
+    """Whoever joins keeps the ingest alive."""
+    host = IngestHost()
+    command = OpenIngest(ingest_id="x", kind=SINGLE, topics=TOPICS, ttl_ms=10_000, owner=b"a")
+    host.do(command)
+    for _ in range(3):
+        host.run(9_999)
+        assert isinstance(host.do(command), Opened)
+    assert host.value().ingest_epoch == 1
+    host.run(10_001)
+    assert host.value().state is IngestState.ABORTED

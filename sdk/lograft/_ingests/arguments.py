@@ -12,6 +12,9 @@ from lograft.settings import check_range
 MAX_INGEST_ID_BYTES: Final = 255
 """UTF-8 bytes of an ingest id."""
 
+MAX_OWNER_BYTES: Final = 64
+"""Bytes of the owner of an open."""
+
 MAX_TOPICS: Final = 100
 """Topics of an ingest."""
 
@@ -28,6 +31,17 @@ def check_ingest_id(ingest_id: object) -> str:
     if not isinstance(ingest_id, str) or not 1 <= len(ingest_id.encode(errors="replace")) <= MAX_INGEST_ID_BYTES:
         raise UsageError(f"an ingest id is a text of 1 to {MAX_INGEST_ID_BYTES} bytes, not {ingest_id!r:.100}")
     return ingest_id
+
+
+def check_owner(owner: object) -> bytes:
+    """Return the owner of an open that can be sent.
+
+    Raises:
+        UsageError: it is not 0 to 64 bytes.
+    """
+    if not isinstance(owner, bytes) or len(owner) > MAX_OWNER_BYTES:
+        raise UsageError(f"an owner has 0 to {MAX_OWNER_BYTES} bytes, not {owner!r:.100}")
+    return owner
 
 
 def check_ingest_topics(topics: object) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 """One ingest as its client has it: the epoch, the calls to its coordinator, and the touches that keep it alive.
 
 Every call may be repeated with the same arguments after any failure, so it is, within its time. A session that has opened the ingest
-touches it every third of its time to live until it is closed; one that was attached leaves that to the opener.
+touches it every third of its time to live until it is closed; one that was attached does so while it has an open attempt.
 Source: docs/ingest.md.
 """
 
@@ -99,12 +99,19 @@ class IngestSession:
         self._cluster = Cluster(client)
         self._coordinators = IngestCoordinators(self._cluster)
         self._touches: asyncio.Task[None] | None = None
+        self._is_opener = False
+        self._open_attempts: set[tuple[int, bytes]] = set()
 
-    async def open(self, topics: Sequence[str]) -> None:
+    async def open(self, topics: Sequence[str], owner: bytes = b"") -> None:
         """Open the ingest, or take it over: other clients are fenced by that. Keep it alive from now on.
+
+        Args:
+            topics: names of its topics.
+            owner: owner; the one of the present epoch joins it, and fences nobody.
 
         Raises:
             UnknownTopicError: a topic does not exist.
+            IngestFencedError: another owner has opened it since this one.
             IngestConflictError: the ingest is of another kind.
             LograftError: the coordinator refused, or did not answer within `request_timeout_ms`.
         """
@@ -114,6 +121,7 @@ class IngestSession:
             kind=KIND_NUMBERS[self.kind],
             topics=topics,
             ttl_ms=self._ttl_ms,
+            owner=owner,
         )
         opened = await self._call(lambda stub: stub.OpenIngest, request, attempt_timeout_ms=OPEN_ATTEMPT_MS)
         self.epoch = opened.ingest_epoch
@@ -121,10 +129,10 @@ class IngestSession:
         self.state = STATES.get(opened.state, IngestState.UNKNOWN)
         self.topic_ids = {each.topic: each.topic_id for each in opened.topics}
         self.result = decode_result(opened.result, was_committed=True) if opened.HasField("result") else None
+        self._is_opener = True
         self._stop_touching()
         if self.state is IngestState.OPEN:
-            interval_ms = max(TOUCH_RETRY_MS, opened.touch_interval_ms)
-            self._touches = asyncio.get_running_loop().create_task(self._touch(interval_ms))
+            self._start_touching(opened.touch_interval_ms)
 
     async def attach(self, epoch: int, topics: Sequence[str] | dict[str, bytes]) -> None:
         """Use an ingest that another process has opened; with names alone, its coordinator is asked for the ids.
@@ -159,7 +167,7 @@ class IngestSession:
         return found
 
     async def open_attempt(self, task: int, attempt_id: bytes) -> Staging:
-        """Open an attempt at a task, and return where it stages.
+        """Open an attempt at a task, and return where it stages. Until it is sealed or `attempt_ended`, the ingest is kept alive.
 
         Raises:
             IngestFencedError: the ingest has been opened again.
@@ -171,6 +179,10 @@ class IngestSession:
             ingest_id=self.ingest_id, ingest_epoch=self.epoch, task=task, attempt_id=attempt_id
         )
         opened = await self._call(lambda stub: stub.OpenAttempt, request)
+        if not self._is_opener:
+            self._open_attempts.add((task, attempt_id))
+            if self._touches is None:
+                self._start_touching(opened.touch_interval_ms)
         return Staging(opened.producer_id, self.topic_ids)
 
     async def seal(self, task: int, attempt_id: bytes, ranges: Mapping[tuple[str, int], StagedRange]) -> SealedAttempt:
@@ -185,7 +197,14 @@ class IngestSession:
             round=self.round if is_repeated else 0,
         )
         await self._call(lambda stub: stub.SealAttempt, request)
+        self.attempt_ended(task, attempt_id)
         return SealedAttempt(task, attempt_id, sum(each.records for each in ranges.values()))
+
+    def attempt_ended(self, task: int, attempt_id: bytes) -> None:
+        """Note that an attempt stages nothing more."""
+        self._open_attempts.discard((task, attempt_id))
+        if not self._open_attempts and not self._is_opener:
+            self._stop_touching()
 
     async def commit(
         self, sealed: Iterable[SealedAttempt], *, timeout_ms: int, offsets: OffsetsForDecision | None = None
@@ -265,6 +284,9 @@ class IngestSession:
         except IngestCommittedError:
             self.state = IngestState.COMMITTED
             raise
+
+    def _start_touching(self, interval_ms: int) -> None:
+        self._touches = asyncio.get_running_loop().create_task(self._touch(max(TOUCH_RETRY_MS, interval_ms)))
 
     def _stop_touching(self) -> None:
         touches, self._touches = self._touches, None

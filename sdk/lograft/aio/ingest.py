@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 from lograft._client.forks import loading, on_fork
 from lograft._client.immortal import keep_for_ever
 from lograft._client.usable import unusable_error
-from lograft._ingests.arguments import check_attached_topics, check_ingest_id, check_ingest_topics, check_ttl
+from lograft._ingests.arguments import (
+    check_attached_topics,
+    check_ingest_id,
+    check_ingest_topics,
+    check_owner,
+    check_ttl,
+)
 from lograft._producer.partitioner import PartitionFunction
 from lograft._producer.serializers import Serializer
 from lograft._producer.staging import Staging
@@ -141,12 +147,16 @@ class Attempt:
             await self._producer.flush()
             self.sealed = await self._session.seal(self.task, self.attempt_id, self._staging.take())
         finally:
-            await self._producer.discard()
+            await self._end()
         return self.sealed
 
     async def abandon(self) -> None:
         """End the attempt. Nothing of it is ever published. Further calls do nothing."""
         self._is_over = True
+        await self._end()
+
+    async def _end(self) -> None:
+        self._session.attempt_ended(self.task, self.attempt_id)
         await self._producer.discard()
 
     async def __aenter__(self) -> Attempt:
@@ -184,6 +194,7 @@ class Ingest:
         *,
         topics: Iterable[str],
         ttl_ms: int = 0,
+        owner: bytes = b"",
         cluster_id: str | None = None,
         request_timeout_ms: int = REQUEST_TIMEOUT_MS,
         connection_liveness_ms: int = CONNECTION_LIVENESS_MS,
@@ -197,10 +208,10 @@ class Ingest:
             request_timeout_ms=request_timeout_ms,
             client_id=client_id,
         )
-        names = check_ingest_topics(topics)
+        names, who = check_ingest_topics(topics), check_owner(owner)
         session = make_session(client, ingest_id, ttl_ms)
         try:
-            await session.open(names)
+            await session.open(names, who)
         except BaseException:
             await session.close()
             raise

@@ -10,12 +10,18 @@ Laws: each row is in exactly one piece. Rows of the same topic and partition kee
 from __future__ import annotations
 
 import importlib
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from lograft.spark.schema import SinkColumns
+from lograft.spark.settings import WriteOptions
 from lograft.spark.values import OptionError
+
+if TYPE_CHECKING:
+    from lograft.ingest import Attempt
+    from lograft.producer import Producer
 
 pa: Any = importlib.import_module("pyarrow")
 pc: Any = importlib.import_module("pyarrow.compute")
@@ -40,6 +46,34 @@ class Piece:
     topic: str
     partition: int | None
     rows: ArrowBatch
+
+
+def send_rows(
+    target: Producer | Attempt, batches: Iterable[ArrowBatch], options: WriteOptions, columns: SinkColumns
+) -> int:
+    """Send all rows of a task, in their order, and return how many there were.
+
+    Args:
+        target: takes the rows.
+        batches: rows from Spark.
+        options: settings of the write.
+        columns: the optional columns that the rows have.
+
+    Raises:
+        OptionError: a row has no topic, or one that `ingest.topics` does not name, or its partition is negative.
+        LograftError: the target refuses a row.
+    """
+    row_count = 0
+    for batch in gathered(batches):
+        row_count += batch.num_rows
+        now_ms = time.time_ns() // 1_000_000
+        for piece in pieces_of(batch, columns, topic=options.topic, now_ms=now_ms):
+            if options.ingest_topics and piece.topic not in options.ingest_topics:
+                raise OptionError(
+                    "ingest.topics", f"does not name {piece.topic}, which the column topic has; name it too"
+                )
+            target.send_arrow(piece.topic, piece.rows, partition=piece.partition)
+    return row_count
 
 
 def gathered(batches: Iterable[ArrowBatch]) -> Iterator[ArrowBatch]:

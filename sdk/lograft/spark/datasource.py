@@ -62,21 +62,20 @@ class LograftDataSource(DataSource):
         return BatchReader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return a writer for one job.
+        """Return a writer for one job. An exactly-once write opens its ingest here.
 
         Raises:
             OptionError: an option or a column is wrong, or the mode is overwrite.
-            UnknownTopicError: the topic of the option `topic` does not exist.
+            UnknownTopicError: a topic that an option names does not exist.
+            LograftError: the cluster could not be reached, or it refused the ingest.
         """
         from lograft.spark.options import parse_write_options
-        from lograft.spark.sink import BatchWriter, check_topic_exists
+        from lograft.spark.sink import batch_writer
         from lograft.spark.values import OptionError
 
         if overwrite:
             raise OptionError("mode", 'a log is only appended to; use mode("append")')
-        writer = BatchWriter(parse_write_options(self.options), schema)
-        check_topic_exists(writer.options)
-        return writer
+        return batch_writer(parse_write_options(self.options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Refuse a streaming read.
@@ -90,12 +89,22 @@ class LograftDataSource(DataSource):
         raise OptionError("format", BATCH_ONLY.format(instead='spark.read.format("lograft")'))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """Refuse a streaming write.
+        """Return a writer: one for the tasks of each micro-batch, and one for its commit.
 
         Raises:
-            OptionError: always; Lograft supports only batch queries for now.
+            OptionError: an option or a column is wrong, the output mode is complete, or Spark is older than 4.1.
         """
+        from pyspark.sql import datasource
+
+        from lograft.spark.options import parse_stream_write_options
+        from lograft.spark.schema import check_sink_columns
         from lograft.spark.values import OptionError
 
-        del schema, overwrite
-        raise OptionError("format", BATCH_ONLY.format(instead='df.write.format("lograft"), also inside foreachBatch'))
+        if overwrite:
+            raise OptionError("outputMode", "a log is only appended to; use append or update")
+        if not hasattr(datasource, "DataSourceStreamArrowWriter"):
+            raise OptionError("format", "a streaming write needs Spark 4.1; use df.write inside foreachBatch")
+        from lograft.spark.stream_sink import StreamWriter
+
+        options = parse_stream_write_options(self.options)
+        return StreamWriter(options, check_sink_columns(schema, options))

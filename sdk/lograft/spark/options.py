@@ -28,15 +28,21 @@ from lograft.spark.settings import (
     DEFAULT_CHUNK_BYTES,
     DEFAULT_CREDIT_BYTES,
     DEFAULT_DELIVERY_TIMEOUT_MS,
+    DEFAULT_INGEST_TTL_MS,
     DEFAULT_LINGER_MS,
     DEFAULT_MAX_IN_FLIGHT,
     DEFAULT_POLL_TIMEOUT_MS,
+    DEFAULT_STREAM_INGEST_TTL_MS,
     MAX_CHUNK_BYTES,
     MAX_CREDIT_BYTES,
+    MAX_INGEST_ID_BYTES,
+    MAX_INGEST_TOPICS,
+    MAX_INGEST_TTL_MS,
     MAX_READ_TASKS,
     MAX_TIMEOUT_MS,
     MIN_BATCH_BYTES,
     MIN_FETCH_BYTES,
+    MIN_INGEST_TTL_MS,
     Assign,
     AtOffsets,
     AtPosition,
@@ -44,6 +50,7 @@ from lograft.spark.settings import (
     AtTimestamps,
     Bound,
     Connection,
+    Guarantee,
     ReadOptions,
     Selection,
     Subscribe,
@@ -93,6 +100,10 @@ _SOURCE: Final = (
 )
 _SINK: Final = (
     "topic",
+    "delivery.guarantee",
+    "ingest.id",
+    "ingest.topics",
+    "ingest.ttl.ms",
     "kafka.acks",
     "kafka.enable.idempotence",
     "kafka.batch.size",
@@ -131,8 +142,10 @@ _WITHOUT_EFFECT: Final = (
     "kafka.send.buffer.bytes",
     "kafka.session.timeout.ms",
 )
+# Spark itself uses these options of a streaming query, and hands them on to the sink.
+_OF_SPARK: Final = ("checkpointLocation", "queryName")
 _SECURITY: Final = "kafka.security.protocol"
-_KNOWN: Final = (*_CONNECTION, *_SOURCE, *_SINK, *_WITHOUT_EFFECT, _SECURITY)
+_KNOWN: Final = (*_CONNECTION, *_SOURCE, *_SINK, *_WITHOUT_EFFECT, *_OF_SPARK, _SECURITY)
 
 
 def _spellings() -> dict[str, str]:
@@ -237,12 +250,65 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
         OptionError: an option is unknown, malformed or missing, or contradicts another.
     """
     given = _Given(options)
+    guarantee = _guarantee(given)
+    if guarantee is Guarantee.AT_LEAST_ONCE:
+        for name in given.named(("ingest.id", "ingest.topics", "ingest.ttl.ms")):
+            raise OptionError(
+                name, "has no meaning with delivery.guarantee=at-least-once: no ingest is opened; remove one"
+            )
+    ignored = tuple(sorted((*given.ignored(), *given.named(_OF_SPARK))))
+    return _write_options(given, guarantee, default_ttl_ms=DEFAULT_INGEST_TTL_MS, ignored=ignored)
+
+
+def parse_stream_write_options(options: Mapping[str, str]) -> WriteOptions:
+    """Parse the options of `df.writeStream.format("lograft")`. A streaming query writes exactly once.
+
+    Raises:
+        OptionError: an option is unknown, malformed or missing, or contradicts another.
+    """
+    given = _Given(options)
+    if _guarantee(given) is Guarantee.AT_LEAST_ONCE:
+        raise OptionError(
+            "delivery.guarantee",
+            "a streaming query writes exactly once; df.write inside foreachBatch takes at-least-once",
+        )
+    if given.named(("ingest.id",)):
+        raise OptionError(
+            "ingest.id", "is for batch writes: in a streaming query, query id and batch id name the ingest"
+        )
+    return _write_options(
+        given, Guarantee.EXACTLY_ONCE, default_ttl_ms=DEFAULT_STREAM_INGEST_TTL_MS, ignored=given.ignored()
+    )
+
+
+def _guarantee(given: _Given) -> Guarantee:
+    return Guarantee(given.choice("delivery.guarantee", "exactly-once", *(each.value for each in Guarantee)))
+
+
+def _write_options(
+    given: _Given, guarantee: Guarantee, *, default_ttl_ms: int, ignored: tuple[str, ...]
+) -> WriteOptions:
     given.read("kafka.acks", _require_acks_all)
+    topic, ingest_topics = given.read("topic", parse_topic), given.read("ingest.topics", _parse_ingest_topics) or ()
+    if topic is not None and ingest_topics:
+        raise OptionError("ingest.topics", "is for a column topic, and the option topic overrides that; remove one")
+    idempotent = given.boolean("kafka.enable.idempotence", True)
+    if guarantee is Guarantee.EXACTLY_ONCE and not idempotent:
+        raise OptionError(
+            "kafka.enable.idempotence",
+            "false contradicts delivery.guarantee=exactly-once; remove it, or choose at-least-once",
+        )
     linger_ms = given.integer("kafka.linger.ms", DEFAULT_LINGER_MS, minimum=0, maximum=60_000)
     return WriteOptions(
         connection=given.connection(),
-        topic=given.read("topic", parse_topic),
-        idempotent=given.boolean("kafka.enable.idempotence", True),
+        topic=topic,
+        guarantee=guarantee,
+        ingest_id=given.read("ingest.id", _parse_ingest_id),
+        ingest_topics=ingest_topics,
+        ingest_ttl_ms=given.integer(
+            "ingest.ttl.ms", default_ttl_ms, minimum=MIN_INGEST_TTL_MS, maximum=MAX_INGEST_TTL_MS
+        ),
+        idempotent=idempotent,
         batch_bytes=given.integer(
             "kafka.batch.size", DEFAULT_BATCH_BYTES, minimum=MIN_BATCH_BYTES, maximum=MAX_BATCH_BYTES
         ),
@@ -260,7 +326,7 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
             minimum=1,
             maximum=MAX_IN_FLIGHT_BATCHES,
         ),
-        ignored=given.ignored(),
+        ignored=ignored,
     )
 
 
@@ -354,9 +420,25 @@ def _parse_records(option: str, text: str) -> int:
     return parse_integer(option, text, minimum=1, maximum=MAX_OFFSET)
 
 
+def _parse_ingest_id(option: str, text: str) -> str:
+    size_bytes = len(text.encode())
+    if not text.strip() or size_bytes > MAX_INGEST_ID_BYTES:
+        raise OptionError(
+            option, f"takes 1 to {MAX_INGEST_ID_BYTES} bytes that name what the job publishes, not {shown(text)}"
+        )
+    return text
+
+
+def _parse_ingest_topics(option: str, text: str) -> tuple[str, ...]:
+    topics = parse_topics(option, text)
+    if len(topics) > MAX_INGEST_TOPICS:
+        raise OptionError(option, f"names {len(topics)} topics; one job writes to at most {MAX_INGEST_TOPICS}")
+    return topics
+
+
 def _require_acks_all(option: str, text: str) -> None:
     if text.strip().lower() not in {"all", "-1"}:
-        raise OptionError(option, f"{shown(text)} is not offered: a Spark write is at-least-once, which needs acks=all")
+        raise OptionError(option, f"{shown(text)} is not offered: exactly-once and at-least-once both need acks=all")
 
 
 def _why_unknown(spelling: str) -> str:

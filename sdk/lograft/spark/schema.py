@@ -45,7 +45,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from lograft.spark.settings import ReadOptions, WriteOptions
+from lograft.spark.settings import Guarantee, ReadOptions, WriteOptions
 from lograft.spark.values import OptionError
 
 HEADERS: Final[ArrayType] = ArrayType(
@@ -108,6 +108,11 @@ def check_sink_columns(schema: StructType, options: WriteOptions) -> SinkColumns
         raise OptionError("columns", f"there is no column value; there are {', '.join(given) or 'none'}")
     if "topic" not in given and options.topic is None:
         raise OptionError("topic", "is required when there is no column topic")
+    if options.topic is None and options.guarantee is Guarantee.EXACTLY_ONCE and not options.ingest_topics:
+        raise OptionError(
+            "ingest.topics",
+            "is required when a column names the topics of an exactly-once write: the topics that it may name, separated by commas",
+        )
     return SinkColumns(
         has_key="key" in given,
         has_topic="topic" in given,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings of a batch read and a batch write of `format("lograft")`, after parsing.
+"""The settings of a read and a write of `format("lograft")`, after parsing.
 
 This module owns the settings with their defaults and limits. They are frozen, pure and picklable, because Spark carries them
 from the driver to the tasks. Only `lograft.spark.options` makes them from options.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
 from lograft.types import Position, TopicPartition
@@ -26,6 +27,16 @@ DEFAULT_BUFFER_BYTES: Final = 64 * 1024 * 1024
 DEFAULT_DELIVERY_TIMEOUT_MS: Final = 120_000
 DEFAULT_LINGER_MS: Final = 5
 DEFAULT_MAX_IN_FLIGHT: Final = 8
+DEFAULT_INGEST_TTL_MS: Final = 86_400_000
+"""Milliseconds that an ingest of a batch write lives without a task that writes: the stages before the write take their time."""
+DEFAULT_STREAM_INGEST_TTL_MS: Final = 3_600_000
+"""Milliseconds that the ingest of a micro-batch lives without a task that writes. Its tasks open it, so no stage lies before."""
+MIN_INGEST_TTL_MS: Final = 10_000
+MAX_INGEST_TTL_MS: Final = 604_800_000
+MAX_INGEST_ID_BYTES: Final = 255
+"""UTF-8 bytes of an ingest id."""
+MAX_INGEST_TOPICS: Final = 100
+"""Topics of one ingest."""
 MAX_READ_TASKS: Final = 100_000
 """Most read tasks that splitting may make."""
 MAX_TIMEOUT_MS: Final = 24 * 60 * 60 * 1000
@@ -143,13 +154,26 @@ class ReadOptions:
     ignored: tuple[str, ...] = ()
 
 
+class Guarantee(Enum):
+    """How often a row is in the log after a job that succeeded. The values are those of the option `delivery.guarantee`."""
+
+    EXACTLY_ONCE = "exactly-once"
+    """Once, whatever Spark repeats: rows are staged, and the commit of the job publishes them."""
+    AT_LEAST_ONCE = "at-least-once"
+    """Once or more: rows are appended at once, also by tasks that fail later."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """Settings of a batch write. All in-sync replicas always acknowledge, because at-least-once needs it.
+    """Settings of a write. All in-sync replicas always acknowledge, because every guarantee needs it.
 
     Attributes:
         connection: the cluster.
         topic: topic of every record, which overrides the column `topic`; None uses the column.
+        guarantee: exactly once or at least once.
+        ingest_id: id of the ingest; None: a random one, or, in a streaming query, one for each micro-batch.
+        ingest_topics: topics that the column `topic` may name; empty unless rows are written exactly once by that column.
+        ingest_ttl_ms: milliseconds without a task that writes, after which the ingest is aborted.
         idempotent: the broker drops batches that the client resends after a lost answer.
         batch_bytes: size at which a record batch is sealed.
         buffer_bytes: bytes that one task may have unacknowledged before it waits.
@@ -162,6 +186,10 @@ class WriteOptions:
 
     connection: Connection
     topic: str | None = None
+    guarantee: Guarantee = Guarantee.EXACTLY_ONCE
+    ingest_id: str | None = None
+    ingest_topics: tuple[str, ...] = ()
+    ingest_ttl_ms: int = DEFAULT_INGEST_TTL_MS
     idempotent: bool = True
     batch_bytes: int = DEFAULT_BATCH_BYTES
     buffer_bytes: int = DEFAULT_BUFFER_BYTES

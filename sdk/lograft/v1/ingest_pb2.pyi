@@ -179,6 +179,7 @@ class OpenIngestRequest(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     TOPICS_FIELD_NUMBER: _builtins.int
     TTL_MS_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     """Cluster id that the client expects; empty: any."""
     ingest_id: _builtins.str
@@ -187,6 +188,11 @@ class OpenIngestRequest(_message.Message):
     """How often it is committed. An ingest keeps its kind."""
     ttl_ms: _builtins.int
     """Milliseconds without a call after which it is aborted; 0: one hour."""
+    owner: _builtins.bytes
+    """Who opens it, 0 to 64 bytes, for several processes that open the same ingest without a word between them. An open by the owner of the
+    present epoch joins that epoch and fences nobody; it must name the same topics. An open by the owner of an earlier epoch fails with
+    INGEST_FENCED. Empty: nobody in particular, who takes the ingest over.
+    """
     @_builtins.property
     def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of the topics that it publishes to, 1 to 100."""
@@ -199,10 +205,11 @@ class OpenIngestRequest(_message.Message):
         kind: Global___IngestKind.ValueType = ...,
         topics: _abc.Iterable[_builtins.str] | None = ...,
         ttl_ms: _builtins.int = ...,
+        owner: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "ingest_id", b"ingest_id", "kind", b"kind", "topics", b"topics", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "ingest_id", b"ingest_id", "kind", b"kind", "owner", b"owner", "topics", b"topics", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -331,16 +338,20 @@ class OpenAttemptResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PRODUCER_ID_FIELD_NUMBER: _builtins.int
+    TOUCH_INTERVAL_MS_FIELD_NUMBER: _builtins.int
     producer_id: _builtins.int
     """Producer id of its batches."""
+    touch_interval_ms: _builtins.int
+    """Milliseconds between two calls that keep the ingest alive. Whoever has an open attempt makes them."""
     def __init__(
         self,
         *,
         producer_id: _builtins.int = ...,
+        touch_interval_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["producer_id", b"producer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["producer_id", b"producer_id", "touch_interval_ms", b"touch_interval_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -269,6 +269,69 @@ def test_it_is_kept_alive(bootstrap: str, make_topic: MakeTopic, ingest_id: str)
         assert ingest.state is IngestState.OPEN
 
 
+def test_an_open_attempt_keeps_an_attached_ingest_alive(bootstrap: str, make_topic: MakeTopic, ingest_id: str) -> None:
+    """The opener is gone. The process of an open attempt touches the ingest every third of its time to live, and not after that."""
+    topic = make_topic(1)
+    with Ingest.open(bootstrap, ingest_id, topics=[topic], ttl_ms=10_000) as opener:
+        epoch, topics = opener.epoch, opener.topics
+    with Ingest.attach(bootstrap, ingest_id, epoch=epoch, topics=topics) as ingest:
+        first, second = ingest.attempt(0), ingest.attempt(1)
+        first.seal()
+        began = ingest.describe()
+        deadline_s = time.monotonic() + 30
+        while ingest.describe().touched_ms == began.touched_ms:
+            assert time.monotonic() < deadline_s, "nobody touched it"
+            threading.Event().wait(0.1)
+        session = ingest._session
+        assert session._touches is not None
+        second.abandon()
+        second.abandon()
+        assert session._touches is None
+        ingest.attempt(2).seal()
+        assert session._touches is None
+        failing = ingest.attempt(3)
+        failing.send(topic, b"x" * 3_000_000)
+        with pytest.raises(DeliveryError):
+            failing.seal()
+        assert session._touches is None
+
+
+def test_processes_of_one_owner_join(bootstrap: str, make_topic: MakeTopic, read: Read, ingest_id: str) -> None:
+    """Each opens the ingest, none fences another, and any of them commits. Another owner takes it over for good."""
+    topic = make_topic(1)
+    sealed: list[SealedAttempt] = []
+    for task in range(3):
+        with Ingest.open(bootstrap, ingest_id, topics=[topic], owner=b"one") as ingest:
+            assert ingest.epoch == 1
+            with ingest.attempt(task) as attempt:
+                attempt.send(topic, b"%d" % task)
+            assert attempt.sealed is not None
+            sealed.append(attempt.sealed)
+    with pytest.raises(IngestConflictError, match="other topics"):
+        Ingest.open(bootstrap, ingest_id, topics=[make_topic(1)], owner=b"one")
+    with Ingest.open(bootstrap, ingest_id, topics=[topic], owner=b"two") as ingest:
+        assert ingest.epoch == 2
+        with pytest.raises(IngestFencedError):
+            Ingest.open(bootstrap, ingest_id, topics=[topic], owner=b"one")
+        with pytest.raises(IngestIncompleteError):
+            ingest.commit(sealed)
+
+    async def through() -> None:
+        for expected in (IngestState.OPEN, IngestState.COMMITTED):
+            async with await aio.Ingest.open(bootstrap, ingest_id, topics=[topic], owner=b"two") as joined:
+                assert (joined.epoch, joined.state) == (2, expected)
+                if expected is IngestState.OPEN:
+                    async with await joined.attempt(0) as attempt:
+                        await attempt.send(topic, b"new")
+                    assert attempt.sealed is not None
+                    await joined.commit([attempt.sealed])
+
+    asyncio.run(through())
+    assert [each.value for each in read(topic)] == [b"new"]
+    # What is committed is known to everybody.
+    assert Ingest.open(bootstrap, ingest_id, topics=[topic], owner=b"one").state is IngestState.COMMITTED
+
+
 def test_bad_arguments(bootstrap: str, make_topic: MakeTopic) -> None:
     """They are found before anything is asked, or named by the coordinator."""
     topic = make_topic(1)

@@ -13,20 +13,43 @@ from lograft.spark import local_session
 
 if TYPE_CHECKING:
     from lograft import Admin
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    # Small Arrow batches, so that a few thousand rows make many batches.
+    # Small Arrow batches, so that a few thousand rows make many batches. Tasks that fail are repeated.
     session = local_session(
         "lograft tests",
+        task_attempts=4,
         directory=tmp_path_factory.mktemp("spark"),
         log_level="off",
         settings={"spark.sql.execution.arrow.maxRecordsPerBatch": "500"},
     )
     yield session
     session.stop()
+
+
+@pytest.fixture
+def load(spark: SparkSession, bootstrap: str) -> Callable[..., DataFrame]:
+    """Read with options: `load(subscribe=topic, minPartitions=4)`."""
+
+    def load(**options: object) -> DataFrame:
+        reader = spark.read.format("lograft").option("kafka.bootstrap.servers", bootstrap)
+        return reader.options(**{name: str(value) for name, value in options.items()}).load()
+
+    return load
+
+
+@pytest.fixture
+def save(bootstrap: str) -> Callable[..., None]:
+    """Write a DataFrame: `save(rows, topic=topic)`. A name with an underscore has a dot there: `ingest_id`."""
+
+    def save(rows: DataFrame, **options: object) -> None:
+        writer = rows.write.format("lograft").mode("append").option("kafka.bootstrap.servers", bootstrap)
+        writer.options(**{name.replace("_", "."): str(value) for name, value in options.items()}).save()
+
+    return save
 
 
 @pytest.fixture(scope="session")

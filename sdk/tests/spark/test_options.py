@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 from lograft.spark import options as options_module
-from lograft.spark.options import parse_read_options, parse_write_options
+from lograft.spark.options import parse_read_options, parse_stream_write_options, parse_write_options
 from lograft.spark.settings import (
     Assign,
     AtOffsets,
@@ -15,6 +15,7 @@ from lograft.spark.settings import (
     AtTimestamp,
     AtTimestamps,
     Connection,
+    Guarantee,
     Subscribe,
     SubscribePattern,
 )
@@ -23,6 +24,7 @@ from lograft.types import Position, TopicPartition
 
 HERE = {"kafka.bootstrap.servers": "127.0.0.1:9640"}
 READ = {**HERE, "subscribe": "orders"}
+APPEND = {"delivery.guarantee": "at-least-once"}
 
 
 def test_read_defaults_are_those_of_the_kafka_connector() -> None:
@@ -41,9 +43,11 @@ def test_read_defaults_are_those_of_the_kafka_connector() -> None:
 
 
 def test_write_defaults_need_only_an_address() -> None:
-    """A write is idempotent, uncompressed and takes the topic from the column."""
+    """A write is exactly once, uncompressed and takes the topic from the column."""
     options = parse_write_options(HERE)
     assert options.topic is None
+    assert (options.guarantee, options.ingest_id, options.ingest_topics) == (Guarantee.EXACTLY_ONCE, None, ())
+    assert (options.ingest_ttl_ms, parse_stream_write_options(HERE).ingest_ttl_ms) == (86_400_000, 3_600_000)
     assert options.idempotent
     assert options.codec == "none"
     assert options.batch_bytes == 256 * 1024
@@ -94,7 +98,10 @@ def test_every_write_option_reaches_its_setting() -> None:
             **HERE,
             "topic": "orders",
             "kafka.acks": "-1",
-            "kafka.enable.idempotence": "false",
+            "delivery.guarantee": "EXACTLY-ONCE",
+            "ingest.id": "orders/2026-11-27",
+            "ingest.ttl.ms": "20000",
+            "kafka.enable.idempotence": "true",
             "kafka.batch.size": "1048576",
             "kafka.buffer.memory": "33554432",
             "kafka.linger.ms": "0",
@@ -105,11 +112,16 @@ def test_every_write_option_reaches_its_setting() -> None:
         }
     )
     assert options.topic == "orders"
-    assert not options.idempotent
+    assert (options.guarantee, options.idempotent) == (Guarantee.EXACTLY_ONCE, True)
+    assert (options.ingest_id, options.ingest_ttl_ms) == ("orders/2026-11-27", 20_000)
     assert (options.batch_bytes, options.buffer_bytes) == (1024 * 1024, 32 * 1024 * 1024)
     assert (options.linger_ms, options.delivery_timeout_ms, options.max_in_flight) == (0, 30_000, 5)
     assert options.codec == "zstd"
     assert options.ignored == ("kafka.client.id",)
+    by_column = parse_write_options({**HERE, "ingest.topics": "b, a"})
+    assert (by_column.topic, by_column.ingest_topics) == (None, ("a", "b"))
+    appended = parse_write_options({**HERE, **APPEND, "kafka.enable.idempotence": "false"})
+    assert (appended.guarantee, appended.idempotent) == (Guarantee.AT_LEAST_ONCE, False)
 
 
 def test_options_of_the_other_direction_are_let_pass() -> None:
@@ -248,6 +260,18 @@ def test_bad_read_option_is_named(option: str, given: dict[str, str], problem: s
 BAD_WRITES: list[tuple[str, dict[str, str], str]] = [
     ("topic", {**HERE, "topic": ""}, "is not a topic name"),
     ("kafka.acks", {**HERE, "kafka.acks": "1"}, "at-least-once"),
+    ("delivery.guarantee", {**HERE, "delivery.guarantee": "at-most-once"}, "exactly-once or at-least-once"),
+    ("ingest.id", {**HERE, "ingest.id": " "}, "1 to 255 bytes"),
+    ("ingest.id", {**HERE, "ingest.id": "\N{EURO SIGN}" * 86}, "1 to 255 bytes"),
+    ("ingest.id", {**HERE, **APPEND, "ingest.id": "a"}, "no ingest is opened"),
+    ("ingest.ttl.ms", {**HERE, **APPEND, "ingest.ttl.ms": "10000"}, "no ingest is opened"),
+    ("ingest.topics", {**HERE, **APPEND, "ingest.topics": "t"}, "no ingest is opened"),
+    ("ingest.topics", {**HERE, "topic": "t", "ingest.topics": "t"}, "option topic overrides that"),
+    ("ingest.topics", {**HERE, "ingest.topics": ","}, "names no topic"),
+    ("ingest.topics", {**HERE, "ingest.topics": ",".join(map(str, range(101)))}, "at most 100"),
+    ("ingest.ttl.ms", {**HERE, "ingest.ttl.ms": "9999"}, "from 10000 to 604800000"),
+    ("ingest.ttl.ms", {**HERE, "ingest.ttl.ms": "604800001"}, "from 10000 to 604800000"),
+    ("kafka.enable.idempotence", {**HERE, "enable.idempotence": "false"}, "contradicts"),
     ("kafka.compression.type", {**HERE, "kafka.compression.type": "gzip"}, "none or zstd"),
     ("kafka.batch.size", {**HERE, "kafka.batch.size": "1"}, "from 1024"),
     ("kafka.delivery.timeout.ms", {**HERE, "linger.ms": "50", "kafka.delivery.timeout.ms": "49"}, "from 50"),
@@ -262,6 +286,29 @@ def test_bad_write_option_is_named(option: str, given: dict[str, str], problem: 
         parse_write_options(given)
     assert caught.value.option == option
     assert problem in str(caught.value)
+
+
+BAD_STREAM_WRITES: list[tuple[str, dict[str, str], str]] = [
+    ("delivery.guarantee", {**HERE, **APPEND}, "a streaming query writes exactly once"),
+    ("ingest.id", {**HERE, "ingest.id": "a"}, "query id and batch id name the ingest"),
+    ("kafka.enable.idempotence", {**HERE, "enable.idempotence": "false"}, "contradicts"),
+]
+
+
+@pytest.mark.parametrize(("option", "given", "problem"), BAD_STREAM_WRITES)
+def test_bad_option_of_a_streaming_write_is_named(option: str, given: dict[str, str], problem: str) -> None:
+    """A streaming query has one guarantee, and ids of its own."""
+    with pytest.raises(OptionError) as caught:
+        parse_stream_write_options(given)
+    assert caught.value.option == option
+    assert problem in str(caught.value)
+
+
+def test_options_of_spark_are_known() -> None:
+    """Spark hands on its own options of a streaming query. In a batch write they mean nothing, and that is said."""
+    given = {**HERE, "topic": "t", "checkpointLocation": "/c", "queryName": "q"}
+    assert parse_stream_write_options(given).ignored == ()
+    assert parse_write_options(given).ignored == ("checkpointLocation", "queryName")
 
 
 def test_same_option_twice_with_one_value_is_taken() -> None:

@@ -23,7 +23,7 @@ from pyspark.sql.types import (
 HERE = {"kafka.bootstrap.servers": "127.0.0.1:9640"}
 READ = parse_read_options({**HERE, "subscribe": "t"})
 TO_TOPIC = parse_write_options({**HERE, "topic": "t"})
-BY_COLUMN = parse_write_options(HERE)
+BY_COLUMN = parse_write_options({**HERE, "ingest.topics": "t, u"})
 
 
 def schema(**columns: DataType) -> StructType:
@@ -94,6 +94,15 @@ def test_topic_is_needed_somewhere() -> None:
     """Without the option and the column, an error is raised before any task runs."""
     with pytest.raises(OptionError, match="option topic: is required when there is no column topic"):
         check_sink_columns(schema(value=StringType()), BY_COLUMN)
+
+
+def test_exactly_once_by_a_column_needs_the_topics() -> None:
+    """The driver opens the ingest before any row is seen. An append needs no list."""
+    by_column = schema(value=StringType(), topic=StringType())
+    with pytest.raises(OptionError, match=r"option ingest\.topics: is required when a column names the topics"):
+        check_sink_columns(by_column, parse_write_options(HERE))
+    assert check_sink_columns(by_column, parse_write_options({**HERE, "delivery.guarantee": "at-least-once"})).has_topic
+    assert check_sink_columns(by_column, TO_TOPIC).has_topic
 
 
 def test_schema_of_a_read_is_fixed() -> None:

@@ -23,32 +23,11 @@ pytestmark = pytest.mark.spark
 MakeTopic = Callable[..., str]
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 ROWS = 3_000
+APPEND = {"delivery.guarantee": "at-least-once"}
 
 
 def moment(timestamp_ms: int) -> datetime:
     return EPOCH + timedelta(milliseconds=timestamp_ms)
-
-
-@pytest.fixture
-def load(spark: SparkSession, bootstrap: str) -> Callable[..., DataFrame]:
-    """Read with options: `load(subscribe=topic, minPartitions=4)`."""
-
-    def load(**options: object) -> DataFrame:
-        reader = spark.read.format("lograft").option("kafka.bootstrap.servers", bootstrap)
-        return reader.options(**{name: str(value) for name, value in options.items()}).load()
-
-    return load
-
-
-@pytest.fixture
-def save(bootstrap: str) -> Callable[..., None]:
-    """Write a DataFrame: `save(rows, topic=topic)`."""
-
-    def save(rows: DataFrame, **options: object) -> None:
-        writer = rows.write.format("lograft").mode("append").option("kafka.bootstrap.servers", bootstrap)
-        writer.options(**{name: str(value) for name, value in options.items()}).save()
-
-    return save
 
 
 def table(rows: DataFrame, *columns: str) -> list[tuple[Any, ...]]:
@@ -148,7 +127,7 @@ def test_topic_and_partition_columns_choose_the_place(
         f"IF(id % 2 = 0, '{one}', '{two}') AS topic",
         "CAST(id % 3 AS INT) AS partition",
     )
-    save(source)
+    save(source, ingest_topics=f"{one},{two}")
     found = table(load(subscribePattern="pattern-[0-9a-f]{32}"), "topic", "partition", "value")
     assert sorted(int(row[2]) for row in found) == list(range(600))
     assert all(row[0] == (one, two)[int(row[2]) % 2] and row[1] == int(row[2]) % 3 for row in found)
@@ -258,8 +237,10 @@ def test_bad_read_is_a_clear_error(load: Callable[..., DataFrame], options: dict
     ("columns", "options", "problem"),
     [
         ("'a' AS value", {"topic": "no-such-topic"}, "no-such-topic"),
-        ("'a' AS value, 'no-such-topic' AS topic", {}, "no-such-topic"),
-        ("'a' AS value, CAST(NULL AS STRING) AS topic", {}, "rows have no topic"),
+        ("'a' AS value, 'no-such-topic' AS topic", {"ingest.topics": "no-such-topic"}, "no-such-topic"),
+        ("'a' AS value, 'no-such-topic' AS topic", APPEND, "no-such-topic"),
+        ("'a' AS value, 't' AS topic", {}, r"option ingest\.topics: is required"),
+        ("'a' AS value, CAST(NULL AS STRING) AS topic", APPEND, "rows have no topic"),
         ("'a' AS value", {}, "option topic: is required when there is no column topic"),
         ("1 AS value", {"topic": "t"}, "column value must be string or binary, not int"),
         ("'a' AS value", {"topic": "t", "kafka.acks": "0"}, "at-least-once"),
@@ -287,16 +268,12 @@ def test_given_schema_is_refused(spark: SparkSession, bootstrap: str) -> None:
         reader.option("subscribe", "t").load().count()
 
 
-def test_streaming_says_that_lograft_is_batch_only(spark: SparkSession, bootstrap: str, tmp_path: Path) -> None:
+def test_streaming_read_says_that_it_is_batch_only(spark: SparkSession, bootstrap: str, tmp_path: Path) -> None:
     """The error is one sentence with an alternative. It was once about a missing method of the data source."""
     stream = spark.readStream.format("lograft").option("kafka.bootstrap.servers", bootstrap).option("subscribe", "t")
     sink = {"checkpointLocation": str(tmp_path / "read")}
     with pytest.raises(PySparkException, match=r"batch only for now, without Structured Streaming: use spark\.read"):
         stream.load().writeStream.format("noop").options(**sink).start().awaitTermination(60)
-    rate = spark.readStream.format("rate").load().selectExpr("CAST(value AS STRING) AS value")
-    writer = rate.writeStream.format("lograft").option("kafka.bootstrap.servers", bootstrap).option("topic", "t")
-    with pytest.raises(PySparkException, match=r"batch only for now, without Structured Streaming: use df\.write"):
-        writer.option("checkpointLocation", str(tmp_path / "write")).start().awaitTermination(60)
 
 
 def test_record_over_the_limit_fails_the_job(
@@ -314,8 +291,8 @@ def test_failed_job_leaves_whole_tasks_and_a_rerun_repeats_them(
     topic = make_topic(1)
     source = spark.range(2_000, numPartitions=2).selectExpr("CAST(id AS STRING) AS value")
     with pytest.raises(PySparkException, match="broken on purpose"):
-        save(source.mapInArrow(break_second_half, "value string"), topic=topic)
-    save(source, topic=topic)
+        save(source.mapInArrow(break_second_half, "value string"), topic=topic, **APPEND)
+    save(source, topic=topic, **APPEND)
     found = sorted(int(row[0]) for row in table(load(subscribe=topic), "value"))
     assert set(found) == set(range(2_000))
     assert all(found.count(number) == 1 for number in range(1_500, 2_000))

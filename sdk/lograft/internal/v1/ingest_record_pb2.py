@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'lograft/internal/v1/ingest_record.proto\x12\x13lograft.internal.v1\"4\n\x11IngestTopicRecord\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\r\n\x05topic\x18\x02 \x01(\t\"u\n\x13PublishedPartRecord\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x0f\n\x07records\x18\x03 \x01(\x03\x12\x14\n\x0c\x66irst_offset\x18\x04 \x01(\x12\x12\x12\n\nend_offset\x18\x05 \x01(\x12\"\xc1\x01\n\x14IngestDecisionRecord\x12\r\n\x05round\x18\x01 \x01(\x05\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x0f\n\x07records\x18\x03 \x01(\x03\x12\x18\n\x10\x64ropped_attempts\x18\x04 \x01(\x03\x12\x37\n\x05parts\x18\x05 \x03(\x0b\x32(.lograft.internal.v1.PublishedPartRecord\x12\x14\n\x0cingest_epoch\x18\x06 \x01(\x05\x12\x10\n\x08group_id\x18\x07 \x01(\t\"`\n\x11IngestGroupRecord\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x05\x12\x14\n\x0cis_committed\x18\x03 \x01(\x08\x12\x14\n\x0cingest_epoch\x18\x04 \x01(\x05\"\xf4\x02\n\x11IngestStateRecord\x12\x33\n\x04kind\x18\x01 \x01(\x0e\x32%.lograft.internal.v1.IngestRecordKind\x12\x35\n\x05state\x18\x02 \x01(\x0e\x32&.lograft.internal.v1.IngestRecordState\x12\x14\n\x0cingest_epoch\x18\x03 \x01(\x05\x12\r\n\x05round\x18\x04 \x01(\x05\x12\x36\n\x06topics\x18\x05 \x03(\x0b\x32&.lograft.internal.v1.IngestTopicRecord\x12\x0e\n\x06ttl_ms\x18\x06 \x01(\x03\x12\x12\n\ntouched_ms\x18\x07 \x01(\x03\x12;\n\x08\x64\x65\x63ision\x18\x08 \x01(\x0b\x32).lograft.internal.v1.IngestDecisionRecord\x12\x35\n\x05group\x18\t \x01(\x0b\x32&.lograft.internal.v1.IngestGroupRecord\"\x8a\x01\n\x10StagedPartRecord\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x16\n\x0e\x66irst_sequence\x18\x03 \x01(\x05\x12\x0f\n\x07records\x18\x04 \x01(\x03\x12\x14\n\x0c\x66irst_offset\x18\x05 \x01(\x03\x12\x12\n\nend_offset\x18\x06 \x01(\x03\"L\n\x0f\x46reedPartRecord\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x14\n\x0c\x65nd_sequence\x18\x03 \x01(\x05\"\xcd\x01\n\x13IngestAttemptRecord\x12\x13\n\x0bproducer_id\x18\x01 \x01(\x03\x12\x14\n\x0cingest_epoch\x18\x02 \x01(\x05\x12\r\n\x05round\x18\x03 \x01(\x05\x12\x11\n\tis_sealed\x18\x04 \x01(\x08\x12\x34\n\x05parts\x18\x05 \x03(\x0b\x32%.lograft.internal.v1.StagedPartRecord\x12\x33\n\x05\x66reed\x18\x06 \x03(\x0b\x32$.lograft.internal.v1.FreedPartRecord\"z\n\x10IngestPlanRecord\x12\x15\n\rbase_sequence\x18\x01 \x01(\x05\x12\x0f\n\x07records\x18\x02 \x01(\x03\x12\x14\n\x0cis_published\x18\x03 \x01(\x08\x12\x14\n\x0c\x66irst_offset\x18\x04 \x01(\x12\x12\x12\n\nend_offset\x18\x05 \x01(\x12\"/\n\x15IngestSequencesRecord\x12\x16\n\x0enext_sequences\x18\x01 \x03(\x05\"$\n\x13IngestCounterRecord\x12\r\n\x05given\x18\x01 \x01(\x03\"\'\n\x12IngestEpochsRecord\x12\x11\n\tforgotten\x18\x01 \x01(\x05\":\n\x14IngestManifestRecord\x12\r\n\x05tasks\x18\x01 \x03(\x03\x12\x13\n\x0b\x61ttempt_ids\x18\x02 \x03(\x0c*v\n\x10IngestRecordKind\x12\"\n\x1eINGEST_RECORD_KIND_UNSPECIFIED\x10\x00\x12\x1d\n\x19INGEST_RECORD_KIND_SINGLE\x10\x01\x12\x1f\n\x1bINGEST_RECORD_KIND_REPEATED\x10\x02*\xbb\x01\n\x11IngestRecordState\x12#\n\x1fINGEST_RECORD_STATE_UNSPECIFIED\x10\x00\x12\x1c\n\x18INGEST_RECORD_STATE_OPEN\x10\x01\x12\x1f\n\x1bINGEST_RECORD_STATE_DECIDED\x10\x02\x12!\n\x1dINGEST_RECORD_STATE_COMMITTED\x10\x03\x12\x1f\n\x1bINGEST_RECORD_STATE_ABORTED\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'lograft/internal/v1/ingest_record.proto\x12\x13lograft.internal.v1\"4\n\x11IngestTopicRecord\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\r\n\x05topic\x18\x02 \x01(\t\"u\n\x13PublishedPartRecord\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x0f\n\x07records\x18\x03 \x01(\x03\x12\x14\n\x0c\x66irst_offset\x18\x04 \x01(\x12\x12\x12\n\nend_offset\x18\x05 \x01(\x12\"\xc1\x01\n\x14IngestDecisionRecord\x12\r\n\x05round\x18\x01 \x01(\x05\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x0f\n\x07records\x18\x03 \x01(\x03\x12\x18\n\x10\x64ropped_attempts\x18\x04 \x01(\x03\x12\x37\n\x05parts\x18\x05 \x03(\x0b\x32(.lograft.internal.v1.PublishedPartRecord\x12\x14\n\x0cingest_epoch\x18\x06 \x01(\x05\x12\x10\n\x08group_id\x18\x07 \x01(\t\"`\n\x11IngestGroupRecord\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x05\x12\x14\n\x0cis_committed\x18\x03 \x01(\x08\x12\x14\n\x0cingest_epoch\x18\x04 \x01(\x05\"\x9a\x03\n\x11IngestStateRecord\x12\x33\n\x04kind\x18\x01 \x01(\x0e\x32%.lograft.internal.v1.IngestRecordKind\x12\x35\n\x05state\x18\x02 \x01(\x0e\x32&.lograft.internal.v1.IngestRecordState\x12\x14\n\x0cingest_epoch\x18\x03 \x01(\x05\x12\r\n\x05round\x18\x04 \x01(\x05\x12\x36\n\x06topics\x18\x05 \x03(\x0b\x32&.lograft.internal.v1.IngestTopicRecord\x12\x0e\n\x06ttl_ms\x18\x06 \x01(\x03\x12\x12\n\ntouched_ms\x18\x07 \x01(\x03\x12;\n\x08\x64\x65\x63ision\x18\x08 \x01(\x0b\x32).lograft.internal.v1.IngestDecisionRecord\x12\x35\n\x05group\x18\t \x01(\x0b\x32&.lograft.internal.v1.IngestGroupRecord\x12\r\n\x05owner\x18\n \x01(\x0c\x12\x15\n\rfenced_owners\x18\x0b \x03(\x0c\"\x8a\x01\n\x10StagedPartRecord\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x16\n\x0e\x66irst_sequence\x18\x03 \x01(\x05\x12\x0f\n\x07records\x18\x04 \x01(\x03\x12\x14\n\x0c\x66irst_offset\x18\x05 \x01(\x03\x12\x12\n\nend_offset\x18\x06 \x01(\x03\"L\n\x0f\x46reedPartRecord\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x14\n\x0c\x65nd_sequence\x18\x03 \x01(\x05\"\xcd\x01\n\x13IngestAttemptRecord\x12\x13\n\x0bproducer_id\x18\x01 \x01(\x03\x12\x14\n\x0cingest_epoch\x18\x02 \x01(\x05\x12\r\n\x05round\x18\x03 \x01(\x05\x12\x11\n\tis_sealed\x18\x04 \x01(\x08\x12\x34\n\x05parts\x18\x05 \x03(\x0b\x32%.lograft.internal.v1.StagedPartRecord\x12\x33\n\x05\x66reed\x18\x06 \x03(\x0b\x32$.lograft.internal.v1.FreedPartRecord\"z\n\x10IngestPlanRecord\x12\x15\n\rbase_sequence\x18\x01 \x01(\x05\x12\x0f\n\x07records\x18\x02 \x01(\x03\x12\x14\n\x0cis_published\x18\x03 \x01(\x08\x12\x14\n\x0c\x66irst_offset\x18\x04 \x01(\x12\x12\x12\n\nend_offset\x18\x05 \x01(\x12\"/\n\x15IngestSequencesRecord\x12\x16\n\x0enext_sequences\x18\x01 \x03(\x05\"$\n\x13IngestCounterRecord\x12\r\n\x05given\x18\x01 \x01(\x03\"\'\n\x12IngestEpochsRecord\x12\x11\n\tforgotten\x18\x01 \x01(\x05\":\n\x14IngestManifestRecord\x12\r\n\x05tasks\x18\x01 \x03(\x03\x12\x13\n\x0b\x61ttempt_ids\x18\x02 \x03(\x0c*v\n\x10IngestRecordKind\x12\"\n\x1eINGEST_RECORD_KIND_UNSPECIFIED\x10\x00\x12\x1d\n\x19INGEST_RECORD_KIND_SINGLE\x10\x01\x12\x1f\n\x1bINGEST_RECORD_KIND_REPEATED\x10\x02*\xbb\x01\n\x11IngestRecordState\x12#\n\x1fINGEST_RECORD_STATE_UNSPECIFIED\x10\x00\x12\x1c\n\x18INGEST_RECORD_STATE_OPEN\x10\x01\x12\x1f\n\x1bINGEST_RECORD_STATE_DECIDED\x10\x02\x12!\n\x1dINGEST_RECORD_STATE_COMMITTED\x10\x03\x12\x1f\n\x1bINGEST_RECORD_STATE_ABORTED\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'lograft.internal.v1.ingest_record_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_INGESTRECORDKIND']._serialized_start=1645
-  _globals['_INGESTRECORDKIND']._serialized_end=1763
-  _globals['_INGESTRECORDSTATE']._serialized_start=1766
-  _globals['_INGESTRECORDSTATE']._serialized_end=1953
+  _globals['_INGESTRECORDKIND']._serialized_start=1683
+  _globals['_INGESTRECORDKIND']._serialized_end=1801
+  _globals['_INGESTRECORDSTATE']._serialized_start=1804
+  _globals['_INGESTRECORDSTATE']._serialized_end=1991
   _globals['_INGESTTOPICRECORD']._serialized_start=64
   _globals['_INGESTTOPICRECORD']._serialized_end=116
   _globals['_PUBLISHEDPARTRECORD']._serialized_start=118
@@ -44,21 +44,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_INGESTGROUPRECORD']._serialized_start=433
   _globals['_INGESTGROUPRECORD']._serialized_end=529
   _globals['_INGESTSTATERECORD']._serialized_start=532
-  _globals['_INGESTSTATERECORD']._serialized_end=904
-  _globals['_STAGEDPARTRECORD']._serialized_start=907
-  _globals['_STAGEDPARTRECORD']._serialized_end=1045
-  _globals['_FREEDPARTRECORD']._serialized_start=1047
-  _globals['_FREEDPARTRECORD']._serialized_end=1123
-  _globals['_INGESTATTEMPTRECORD']._serialized_start=1126
-  _globals['_INGESTATTEMPTRECORD']._serialized_end=1331
-  _globals['_INGESTPLANRECORD']._serialized_start=1333
-  _globals['_INGESTPLANRECORD']._serialized_end=1455
-  _globals['_INGESTSEQUENCESRECORD']._serialized_start=1457
-  _globals['_INGESTSEQUENCESRECORD']._serialized_end=1504
-  _globals['_INGESTCOUNTERRECORD']._serialized_start=1506
-  _globals['_INGESTCOUNTERRECORD']._serialized_end=1542
-  _globals['_INGESTEPOCHSRECORD']._serialized_start=1544
-  _globals['_INGESTEPOCHSRECORD']._serialized_end=1583
-  _globals['_INGESTMANIFESTRECORD']._serialized_start=1585
-  _globals['_INGESTMANIFESTRECORD']._serialized_end=1643
+  _globals['_INGESTSTATERECORD']._serialized_end=942
+  _globals['_STAGEDPARTRECORD']._serialized_start=945
+  _globals['_STAGEDPARTRECORD']._serialized_end=1083
+  _globals['_FREEDPARTRECORD']._serialized_start=1085
+  _globals['_FREEDPARTRECORD']._serialized_end=1161
+  _globals['_INGESTATTEMPTRECORD']._serialized_start=1164
+  _globals['_INGESTATTEMPTRECORD']._serialized_end=1369
+  _globals['_INGESTPLANRECORD']._serialized_start=1371
+  _globals['_INGESTPLANRECORD']._serialized_end=1493
+  _globals['_INGESTSEQUENCESRECORD']._serialized_start=1495
+  _globals['_INGESTSEQUENCESRECORD']._serialized_end=1542
+  _globals['_INGESTCOUNTERRECORD']._serialized_start=1544
+  _globals['_INGESTCOUNTERRECORD']._serialized_end=1580
+  _globals['_INGESTEPOCHSRECORD']._serialized_start=1582
+  _globals['_INGESTEPOCHSRECORD']._serialized_end=1621
+  _globals['_INGESTMANIFESTRECORD']._serialized_start=1623
+  _globals['_INGESTMANIFESTRECORD']._serialized_end=1681
 # @@protoc_insertion_point(module_scope)

@@ -240,6 +240,8 @@ class IngestStateRecord(_message.Message):
     TOUCHED_MS_FIELD_NUMBER: _builtins.int
     DECISION_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    FENCED_OWNERS_FIELD_NUMBER: _builtins.int
     kind: Global___IngestRecordKind.ValueType
     """Kind."""
     state: Global___IngestRecordState.ValueType
@@ -252,6 +254,8 @@ class IngestStateRecord(_message.Message):
     """Time to live in milliseconds."""
     touched_ms: _builtins.int
     """Milliseconds since 1970 of the last touch or change of state."""
+    owner: _builtins.bytes
+    """Owner of the last open; empty: nobody in particular."""
     @_builtins.property
     def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___IngestTopicRecord]:
         """Topics."""
@@ -263,6 +267,10 @@ class IngestStateRecord(_message.Message):
     @_builtins.property
     def group(self) -> Global___IngestGroupRecord:
         """Group that has not heard the outcome yet; absent: none."""
+
+    @_builtins.property
+    def fenced_owners(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Owners of earlier opens, the last one at the end."""
 
     def __init__(
         self,
@@ -276,10 +284,12 @@ class IngestStateRecord(_message.Message):
         touched_ms: _builtins.int = ...,
         decision: Global___IngestDecisionRecord | None = ...,
         group: Global___IngestGroupRecord | None = ...,
+        owner: _builtins.bytes = ...,
+        fenced_owners: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "group", b"group"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "group", b"group", "ingest_epoch", b"ingest_epoch", "kind", b"kind", "round", b"round", "state", b"state", "topics", b"topics", "touched_ms", b"touched_ms", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "fenced_owners", b"fenced_owners", "group", b"group", "ingest_epoch", b"ingest_epoch", "kind", b"kind", "owner", b"owner", "round", b"round", "state", b"state", "topics", b"topics", "touched_ms", b"touched_ms", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
