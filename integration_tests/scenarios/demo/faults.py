@@ -33,13 +33,27 @@ def hold(batches: Iterable[pa.RecordBatch], gate: Path) -> Iterator[pa.RecordBat
 
     context = TaskContext.get()
     assert context is not None, "this runs in a task"
+    is_to_wait = context.attemptNumber() == 0
     for number, batch in enumerate(batches):
-        if number == HELD_BATCHES and context.attemptNumber() == 0 and not (gate / OPEN).exists():
-            # Worker, daemon of workers, executor.
-            executor = psutil.Process(os.getppid()).ppid()
-            (gate / f"task-{context.partitionId()}").write_text(str(executor))
-            _wait(lambda: (gate / OPEN).exists(), GATE_WAIT_S)
+        if is_to_wait and number == HELD_BATCHES:
+            is_to_wait = False
+            _wait_at(gate, context.partitionId())
         yield batch
+    if is_to_wait:
+        _wait_at(gate, context.partitionId())
+
+
+def _wait_at(gate: Path, task: int) -> None:
+    # Worker, daemon of workers, executor.
+    executor = psutil.Process(os.getppid()).ppid()
+    # Whoever sees the file sees all of it.
+    unseen = gate / f"new-{task}"
+    unseen.write_text(str(executor))
+    unseen.rename(gate / f"task-{task}")
+    pause = threading.Event()
+    end_s = time.monotonic() + GATE_WAIT_S
+    while not (gate / OPEN).exists() and time.monotonic() < end_s:
+        pause.wait(CHECK_S)
 
 
 class Killer:
@@ -120,10 +134,3 @@ class Killer:
             if self._ended.wait(CHECK_S):
                 return False
         return True
-
-
-def _wait(condition: Callable[[], bool], limit_s: float) -> None:
-    pause = threading.Event()
-    end_s = time.monotonic() + limit_s
-    while not condition() and time.monotonic() < end_s:
-        pause.wait(CHECK_S)
