@@ -284,6 +284,12 @@ def as_dict(moments: Moments) -> Mapping[str, Any]:
             "Spark: Encountered error while reading file file:/a.csv",
         ),
         (
+            "[FAILED_READ_FILE.NO_HINT] Encountered error while reading file file:/a.csv.\nCaused by: [MALFORMED_RECORD_IN_PARSING"
+            ".WITHOUT_SUGGESTION] Malformed records are detected in record parsing: [1,2,3].\nParse Mode: FAILFAST",
+            UsageError,
+            "Spark: Malformed records are detected in record parsing: [1,2,3]",
+        ),
+        (
             "[PATH_ALREADY_EXISTS] Path file:/x already exists. SQLSTATE: 42K04",
             UsageError,
             "Spark: Path file:/x already exists; --overwrite replaces it",

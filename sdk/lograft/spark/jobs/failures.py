@@ -13,6 +13,9 @@ from typing import Final
 from lograft import errors
 from lograft.errors import LograftError, UsageError
 
+CAUSES_MAX: Final = 20
+"""Most causes of an error that are looked at."""
+
 _OURS: Final = re.compile(r"^(?:\s*\S*: )?(?:lograft|pyspark_lograft)(?:\.\w+)*\.(\w+Error): (.+)$", re.MULTILINE)
 """The last line of a Python traceback with an error of ours."""
 
@@ -22,18 +25,18 @@ _RAISED: Final = re.compile(r"\[USER_RAISED_EXCEPTION\] (.+?)(?: SQLSTATE: \w+)?
 _CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\] ([^\n]+)")
 _PYTHON: Final = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception)): (.+)$", re.MULTILINE)
 _INPUT: Final = (
+    "MALFORMED_RECORD",
+    "MALFORMED_CSV_RECORD",
     "PATH_NOT_FOUND",
     "PATH_ALREADY_EXISTS",
     "UNABLE_TO_INFER_SCHEMA",
-    "MALFORMED_RECORD",
-    "MALFORMED_CSV_RECORD",
     "FAILED_READ_FILE",
     "CANNOT_READ_FILE",
     "INVALID_JSON",
     "UNSUPPORTED",
     "DATA_SOURCE_NOT_FOUND",
 )
-"""Begins of the conditions that say that the input or an argument is wrong."""
+"""Begins of the conditions that say that the input or an argument is wrong, the most telling ones first."""
 
 _ADVICE: Final = {
     "PATH_ALREADY_EXISTS": "; --overwrite replaces it",
@@ -45,7 +48,7 @@ def explained(error: BaseException) -> LograftError:
     """Return the error of a job as an error of Lograft. One that is one already is returned as it is."""
     if isinstance(error, LograftError):
         return error
-    text = str(error)
+    text = _whole_text(error)
     ours = _OURS.findall(text)
     if ours:
         name, message = ours[-1]
@@ -54,14 +57,9 @@ def explained(error: BaseException) -> LograftError:
     raised = _RAISED.search(text)
     if raised is not None:
         return UsageError(raised.group(1).strip())
-    condition = _CONDITION.search(text)
-    # The cause comes after what it has caused.
-    for each in _CONDITION.finditer(text):
-        if each.group(1).startswith(_INPUT):
-            condition = each
-            break
-    if condition is not None:
-        name, message = condition.groups()
+    conditions = _CONDITION.findall(text)
+    if conditions:
+        name, message = min(conditions, key=_rank)
         sentence = re.sub(r" SQLSTATE: \w+.*$", "", message).rstrip(".")
         kind = UsageError if name.startswith(_INPUT) else LograftError
         return kind(f"Spark: {sentence}{_ADVICE.get(name, '')}")
@@ -70,6 +68,21 @@ def explained(error: BaseException) -> LograftError:
         return LograftError(f"Spark: {python[-1][0]}: {python[-1][1]}")
     lines = text.strip().splitlines()
     return LograftError(f"Spark: {type(error).__name__}{': ' + lines[0] if lines else ''}")
+
+
+def _rank(condition: tuple[str, str]) -> int:
+    """Return how telling a condition is; the smallest is taken, and of equal ones the first."""
+    return next((rank for rank, begin in enumerate(_INPUT) if condition[0].startswith(begin)), len(_INPUT))
+
+
+def _whole_text(error: BaseException) -> str:
+    """Return the text of an error and of what caused it, as far as Spark tells its Python side."""
+    texts: list[str] = []
+    cause: object = error
+    while isinstance(cause, BaseException) and len(texts) < CAUSES_MAX:
+        texts.append(str(cause))
+        cause = getattr(cause, "_cause", None) or cause.__cause__
+    return "\n".join(texts)
 
 
 def _made(kind: type[LograftError], message: str) -> LograftError:
