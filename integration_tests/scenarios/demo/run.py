@@ -208,7 +208,7 @@ class _Ingest:
                 killer.see(status)
 
         begun = time.monotonic()
-        moments = Moments(asked=begun - start_s, ready=begun, begun=begun)
+        moments = Moments(asked=begun - start_s, ready=begun)
         with ExitStack() as stack:
             if killer is not None:
                 stack.enter_context(killer)

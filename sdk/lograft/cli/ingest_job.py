@@ -178,9 +178,10 @@ def ingest(
         return
     asked_s = time.monotonic()
     with spark_session(f"lograft ingest {topic}", master=master, conf=conf, log_level=spark_log) as spark:
-        from lograft.spark.jobs.ingesting import begin, rehearse
+        from lograft.spark.jobs.ingesting import rehearse
+        from lograft.spark.jobs.phases import Moments
 
-        moments = begin(asked_s)
+        moments = Moments(asked=asked_s, ready=time.monotonic())
         if dry_run:
             rehearsal = rehearse(spark, plan, partition_count=found.partition_count, sample_rows=sample)
             _report_rehearsal(plan, found, rehearsal, earlier, as_json=as_json)

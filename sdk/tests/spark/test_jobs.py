@@ -258,7 +258,7 @@ def test_an_ingest_is_watched(ingest: Ingest, bootstrap: str, make_topic: MakeTo
     with IngestWatch(
         bootstrap,
         f"job/{topic}",
-        Moments(asked=0.0, ready=0.0, begun=0.0),
+        Moments(asked=0.0, ready=0.0),
         on_status=lambda seen: states.append(seen.state),
     ) as watch:
         ingest(tmp_path / "a.txt", topic)

@@ -233,7 +233,7 @@ def seen(state: IngestState, *, open_attempts: int = 0, sealed: int = 0) -> Inge
 
 def test_time_is_shared_between_spark_and_us() -> None:
     """The parts add up to the whole, in order, whatever the looks at the status have missed."""
-    moments = Moments(asked=0.0, ready=4.0, begun=4.0)
+    moments = Moments(asked=0.0, ready=4.0)
     looks = [
         (5.0, seen(IngestState.OPEN)),
         (6.0, seen(IngestState.OPEN, open_attempts=2)),
@@ -248,16 +248,13 @@ def test_time_is_shared_between_spark_and_us() -> None:
         moments = noted(moments, status, before, now)
         before = status.sealed_attempts
     found = phases(Moments(**{**as_dict(moments), "ended": 10.0}))
-    assert [each.seconds for each in found] == [4.0, 0.0, 1.0, 1.0, 2.0, 1.5, 0.5]
+    assert [each.seconds for each in found] == [4.0, 1.0, 1.0, 2.0, 1.5, 0.5]
     assert shares(found) == (6.5, 3.5)
     assert moments.sealed == 8.0
-    only_end = noted(Moments(asked=0.0, ready=1.0, begun=1.0), seen(IngestState.COMMITTED), 0, 3.0)
+    only_end = noted(Moments(asked=0.0, ready=1.0), seen(IngestState.COMMITTED), 0, 3.0)
     assert (only_end.opened, only_end.staging, only_end.sealed, only_end.committed) == (3.0, 3.0, 3.0, 3.0)
     assert sum(each.seconds for each in phases(only_end)) == 3.0
-    assert [each.what for each in phases(Moments(asked=0.0, ready=1.0, begun=1.0))] == [
-        "start Spark",
-        "look at the files",
-    ]
+    assert [each.what for each in phases(Moments(asked=0.0, ready=1.0))] == ["start Spark"]
 
 
 def as_dict(moments: Moments) -> Mapping[str, Any]:

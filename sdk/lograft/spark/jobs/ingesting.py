@@ -8,7 +8,6 @@ again with the same id, adds what it would have added; one that had succeeded ad
 from __future__ import annotations
 
 import importlib
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +19,6 @@ from pyspark.sql import functions as sql
 from lograft.errors import UsageError
 from lograft.spark.jobs.expressions import LINE, fields_schemas, json_columns, record_columns
 from lograft.spark.jobs.local_files import absolute_url
-from lograft.spark.jobs.phases import Moments
 from lograft.spark.jobs.plan import IngestPlan, InputFormat
 from lograft.wire.partitioner import partition_for_key
 
@@ -162,16 +160,6 @@ def write(spark: SparkSession, plan: IngestPlan, target: Target) -> Counts:
     writer = writer.option("topic", plan.topic).option("ingest.id", plan.ingest_id)
     writer.options(**target.options).save()
     return _counts(observation.get)
-
-
-def begin(asked: float) -> Moments:
-    """Return the moments of a job whose session is there now.
-
-    Args:
-        asked: when Spark was asked to start, by `time.monotonic`.
-    """
-    now = time.monotonic()
-    return Moments(asked=asked, ready=now, begun=now)
 
 
 def _json_columns(rows: DataFrame, plan: IngestPlan) -> dict[str, str]:

@@ -20,7 +20,6 @@ class Moments:
     Attributes:
         asked: Spark was asked to start.
         ready: its session was there.
-        begun: the job was given to Spark.
         opened: the ingest was open.
         staging: a task had opened an attempt.
         sealed: the last attempt that was seen to be sealed was sealed.
@@ -30,7 +29,6 @@ class Moments:
 
     asked: float
     ready: float
-    begun: float
     opened: float | None = None
     staging: float | None = None
     sealed: float | None = None
@@ -79,8 +77,7 @@ def phases(moments: Moments) -> list[Phase]:
     """Return the parts of the time, in order; together they are all of it. What was not seen belongs to the next part."""
     named = (
         ("start Spark", False, moments.ready),
-        ("look at the files", False, moments.begun),
-        ("plan", False, moments.opened),
+        ("look at the files, plan", False, moments.opened),
         ("start the Python workers, read, sort", False, moments.staging),
         ("stage the records, while Spark reads on", True, moments.sealed),
         ("decide and publish", True, moments.committed),
