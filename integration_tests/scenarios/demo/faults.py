@@ -112,7 +112,7 @@ class Killer:
         os.kill(pid, signal.SIGKILL)
         self.has_killed_executor = True
         attempts = 0 if self._status is None else self._status.open_attempts
-        self.told.append(f"executor with pid {pid} killed while {attempts} attempts were staging")
+        self.told.append(f"executor with pid {pid} killed; attempts that were staging: {attempts}")
 
     def _kill_broker(self) -> None:
         status = self._status
@@ -122,7 +122,7 @@ class Killer:
         pid = self._cluster.process_ids()[node]
         self.fault = self._cluster.kill(node)
         self.told.append(
-            f"broker {node} with pid {pid} killed, the leader of partition 0: {status.sealed_attempts} attempts were sealed"
+            f"broker {node} with pid {pid} killed, the leader of partition 0; attempts that were sealed: {status.sealed_attempts}"
         )
 
     def _staging(self) -> bool:
