@@ -40,7 +40,7 @@ OWN_COMMANDS: Final = {
         "Put files into a topic with Spark, exactly once; list, show and abort ingests.",
     ),
     "replay": in_module(
-        "lograft.cli.replay:replay", "Write the records of a topic to files, or print them, with Spark."
+        "lograft.cli.replay:replay", "Write the records of a topic to files with Spark, or print them."
     ),
     "brokers": in_module("lograft.cli.brokers:brokers_app", "List, describe and remove brokers."),
     "configs": in_module("lograft.cli.configs:configs_app", "Describe, set and unset configs."),
