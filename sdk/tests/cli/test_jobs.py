@@ -104,7 +104,7 @@ def test_a_dry_run_and_a_bad_file(lograft: Lograft, make_topic: MakeTopic, tmp_p
     [
         (["ingest", "a.csv", "--topic", "nowhere"], 1, "lograft topics create nowhere"),
         (["ingest", "b.csv", "--topic", "T"], 2, "there is no file 'b.csv'"),
-        (["ingest", "./list", "--topic", "T"], 2, "there is no file './list'"),
+        (["ingest", "./list", "--topic", "T"], 2, "the name './list' does not say what is in it"),
         (["ingest", "a.csv"], 2, "Missing option '--topic'"),
         (["ingest", "a.csv", "--topic", "T", "--option", "sep"], 2, "'sep' is not name=value"),
         (["ingest", "a.csv", "--topic", "T", "--spark-log", "loud"], 2, "is not one of off, error"),
