@@ -13,6 +13,7 @@ JOBS ?= 1
 RUNS ?= 2000
 N ?= 20000
 INPUT ?=
+FAULTS ?=
 WORLD ?=
 PARTITIONS ?= 10000 100000 1000000
 
@@ -41,8 +42,8 @@ $(DOCS_INSTALLED): $(INSTALLED)
 docs: $(DOCS_INSTALLED) ## The documentation site, into build/docs/html; fails on any warning
 	PYTHONPATH=docs/site $(BIN)/python -m sitebuild build/docs
 
-demo: $(INSTALLED) ## Embedded cluster, PySpark ingest, replay, proof of equality (INPUT=file for your own records)
-	$(BIN)/python -m integration_tests.scenarios.demo $(if $(INPUT),--input '$(INPUT)')
+demo: $(INSTALLED) ## PySpark ingest exactly once, replay, proof of equality (INPUT=file for your own records, FAULTS=1 kills an executor and a broker)
+	$(BIN)/python -m integration_tests.scenarios.demo $(if $(INPUT),--input '$(INPUT)') $(if $(filter-out 0,$(FAULTS)),--faults)
 
 # `make verify test` runs each test once, without coverage: `unit` runs the quick ones, and `test` the others.
 test: $(INSTALLED) $(DOCS_INSTALLED) ## All tests: unit, property, real processes, Spark, clients in other languages; reports coverage

@@ -39,10 +39,12 @@ def _sections(path: str, group: Any, level: int) -> Iterator[str]:
             continue
         words = f"{path} {name}"
         yield from (f"{'#' * level} `{words}`", "", _sentence(command.help), "")
+        # A group may do something by itself, and has the options of that.
+        own = getattr(command, "default", None) if hasattr(command, "commands") else command
+        if own is not None:
+            yield from ("```text", " ".join([words, *_usage(own)]), "```", "", *_rows(own))
         if hasattr(command, "commands"):
             yield from _sections(words, command, level + 1)
-            continue
-        yield from ("```text", " ".join([words, *_usage(command)]), "```", "", *_rows(command))
 
 
 def _usage(command: Any) -> Iterator[str]:

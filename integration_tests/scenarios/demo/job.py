@@ -15,22 +15,37 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from integration_tests.scenarios.demo.facts import MODULUS, Tally, hash_record
+from integration_tests.scenarios.demo.faults import hold
 
 TALLY_COLUMNS = "partition int, records bigint, checksum string"
 
 
-def ingest(spark: SparkSession, staged: Path, *, bootstrap: str, topic: str, has_keyless: bool) -> None:
-    """Write the staged records to a topic, in time order within each partition.
+def ingest(
+    spark: SparkSession,
+    staged: Path,
+    *,
+    bootstrap: str,
+    topic: str,
+    ingest_id: str,
+    has_keyless: bool,
+    gate: Path | None = None,
+) -> None:
+    """Write the staged records to a topic exactly once, in time order within each partition.
 
     Only then does a time range of the log hold exactly the records of that time. A range is read from the first record at or after its
     start to the first record at or after its end, wherever other records are.
+
+    With a gate, each task stops at it in the middle: see `faults`.
     """
-    rows = spark.read.parquet(str(staged)).repartition("place").sortWithinPartitions("timestamp")
+    # Each task gets a range of times, later tasks later ones. Lograft publishes in the order of the tasks.
+    rows = spark.read.parquet(str(staged)).orderBy("timestamp")
+    if gate is not None:
+        rows = rows.mapInArrow(lambda batches: hold(batches, gate), rows.schema)
     # Lograft finds the partition of a key by itself, and the comparison shows whether it is right. Without keys Lograft would choose
     # partitions freely, and would not keep the time order between records with and without a key.
     placed = rows.withColumnRenamed("place", "partition") if has_keyless else rows.drop("place")
     writer = placed.write.format("lograft").mode("append")
-    writer.option("kafka.bootstrap.servers", bootstrap).option("topic", topic).save()
+    writer.option("kafka.bootstrap.servers", bootstrap).option("topic", topic).option("ingest.id", ingest_id).save()
 
 
 def replay(spark: SparkSession, *, bootstrap: str, topic: str, options: Mapping[str, str] | None = None) -> DataFrame:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+from lograft.spark.jobs.phases import Phase, shares
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -36,6 +37,23 @@ def comparison_table(title: str, lines: Sequence[Comparison]) -> Table:
             _checksum(line.found),
             _verdict(line.is_equal),
         )
+    return table
+
+
+def time_table(parts: Sequence[Phase], record_count: int) -> Table:
+    """Return a table of where the time of an ingest went: Spark's own time, and Lograft's."""
+    spark_s, ours_s = shares(list(parts))
+    table = Table(
+        title="where the time went", title_justify="left", show_footer=True, box=box.SIMPLE_HEAVY, pad_edge=False
+    )
+    table.add_column("", f"Spark {spark_s:.1f} s, Lograft {ours_s:.1f} s")
+    table.add_column("Spark", f"{spark_s:.2f}", justify="right", no_wrap=True)
+    table.add_column("Lograft", f"{ours_s:.2f}", justify="right", no_wrap=True)
+    for each in parts:
+        seconds = f"{each.seconds:.2f}"
+        table.add_row(each.what, "" if each.is_ours else seconds, seconds if each.is_ours else "")
+    if ours_s > 0:
+        table.add_row(f"{record_count / ours_s:,.0f} records/s", "", "")
     return table
 
 

@@ -65,7 +65,8 @@ def _programs() -> Iterator[object]:
     for page in PAGES:
         text = page.read_text()
         if {"python", "sh", "py"} & set(_languages(text)):
-            marks = [pytest.mark.spark] if "lograft.spark" in text and "```python" in text else []
+            uses_spark = ("lograft.spark" in text and "```python" in text) or "\nlograft replay" in text
+            marks = [pytest.mark.spark] if uses_spark else []
             yield pytest.param(page, id=page.relative_to(SITE).as_posix(), marks=marks)
 
 

@@ -35,7 +35,13 @@ OWN_COMMANDS: Final = {
     "groups": in_module(
         "lograft.cli.groups:groups_app", "List, describe and delete consumer groups; move their offsets."
     ),
-    "ingests": in_module("lograft.cli.ingests:ingests_app", "List, show and abort ingests and transactions."),
+    "ingest": in_module(
+        "lograft.cli.ingest:ingest_app",
+        "Put files into a topic with Spark, exactly once; list, show and abort ingests.",
+    ),
+    "replay": in_module(
+        "lograft.cli.replay:replay", "Write the records of a topic to files with Spark, or print them."
+    ),
     "brokers": in_module("lograft.cli.brokers:brokers_app", "List, describe and remove brokers."),
     "configs": in_module("lograft.cli.configs:configs_app", "Describe, set and unset configs."),
     "partitions": in_module(

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +13,7 @@ import typer
 
 from lograft.admin import Admin
 from lograft.cli.completion import complete_group, complete_topic
-from lograft.cli.formats import JSON, Writer, writer_of
+from lograft.cli.formats import JSON, Writer, record_writer
 from lograft.cli.options import (
     DEFAULT_BOOTSTRAP,
     DEFAULT_TIMEOUT_MS,
@@ -22,10 +21,9 @@ from lograft.cli.options import (
     ClusterId,
     Json,
     TimeoutMs,
-    format_time,
     parse_time_ms,
 )
-from lograft.cli.output import DIM, bytes_as_json, counted, print_note, styled
+from lograft.cli.output import DIM, counted, print_note, styled
 from lograft.cli.progress import Meter
 from lograft.consumer import Consumer
 from lograft.errors import IsolationTimeoutError, UnreachableError, UsageError
@@ -171,7 +169,7 @@ def consume(
     )
     wanted.check(group, partition or ())
     is_json = as_json or text == JSON
-    write = _writer(text, null_value, is_json=is_json, verbose=verbose)
+    write = record_writer(text, null_value, is_json=is_json, verbose=verbose)
     with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
         count = admin.describe_topic(topic).partition_count
     partitions = sorted(set(partition)) if partition else list(range(count))
@@ -301,35 +299,3 @@ def _poll(consumer: Consumer, wanted: int, follow: bool) -> list[ConsumerRecord]
             raise
         print_note(error.message)
         return []
-
-
-def _writer(text: str | None, null_value: str, *, is_json: bool, verbose: bool) -> Writer:
-    null = null_value.encode()
-    if is_json:
-        return _json_line
-    if text is not None:
-        return writer_of(text, null)
-    return _verbose_line(null_value) if verbose else writer_of(r"%s\n", null)
-
-
-def _verbose_line(null_value: str) -> Writer:
-    def write(record: ConsumerRecord) -> bytes:
-        key = "-" if record.key is None else repr(record.key.decode(errors="backslashreplace"))
-        value = null_value if record.value is None else record.value.decode(errors="backslashreplace")
-        place = f"{record.partition}:{record.offset}"
-        return f"{place}\t{format_time(record.timestamp_ms)}\t{key}\t{value}\n".encode()
-
-    return write
-
-
-def _json_line(record: ConsumerRecord) -> bytes:
-    fields = {
-        "topic": record.topic,
-        "partition": record.partition,
-        "offset": record.offset,
-        "timestamp_ms": record.timestamp_ms,
-        **bytes_as_json("key", record.key),
-        **bytes_as_json("value", record.value),
-        "headers": [{"name": name, **bytes_as_json("value", data)} for name, data in record.headers],
-    }
-    return json.dumps(fields, ensure_ascii=False).encode() + b"\n"

@@ -24,6 +24,7 @@ from typing import Any, BinaryIO, Final, cast
 import typer
 
 from lograft.cli.options import format_time, unescape
+from lograft.cli.output import bytes_as_json
 from lograft.errors import UsageError
 from lograft.types import ConsumerRecord
 
@@ -89,6 +90,46 @@ def writer_of(text: str, null: bytes) -> Writer:
                 raise _unknown(field, fields)
             pieces.append(piece)
     return lambda record: b"".join([piece(record) for piece in pieces])
+
+
+def record_writer(text: str | None, null_value: str, *, is_json: bool, verbose: bool) -> Writer:
+    """Return how records are printed.
+
+    Args:
+        text: a format; None: values, one a line.
+        null_value: what a null value is printed as.
+        is_json: one JSON object a line, whatever else is said.
+        verbose: with partition, offset, time and key before the value.
+    """
+    null = null_value.encode()
+    if is_json:
+        return _json_line
+    if text is not None:
+        return writer_of(text, null)
+    return _verbose_line(null_value) if verbose else writer_of(r"%s\n", null)
+
+
+def _verbose_line(null_value: str) -> Writer:
+    def write(record: ConsumerRecord) -> bytes:
+        key = "-" if record.key is None else repr(record.key.decode(errors="backslashreplace"))
+        value = null_value if record.value is None else record.value.decode(errors="backslashreplace")
+        place = f"{record.partition}:{record.offset}"
+        return f"{place}\t{format_time(record.timestamp_ms)}\t{key}\t{value}\n".encode()
+
+    return write
+
+
+def _json_line(record: ConsumerRecord) -> bytes:
+    fields = {
+        "topic": record.topic,
+        "partition": record.partition,
+        "offset": record.offset,
+        "timestamp_ms": record.timestamp_ms,
+        **bytes_as_json("key", record.key),
+        **bytes_as_json("value", record.value),
+        "headers": [{"name": name, **bytes_as_json("value", data)} for name, data in record.headers],
+    }
+    return json.dumps(fields, ensure_ascii=False).encode() + b"\n"
 
 
 def reader_of(text: str, null: bytes | None) -> tuple[Reader, bytes]:

@@ -72,12 +72,23 @@ class Meter:
             self._next_s = time.monotonic() + UPDATE_S
             self._show()
 
+    def show(self, done: int, total: int | None, text: str) -> None:
+        """Show how far something is that others count.
+
+        Args:
+            done: what is done, in any unit.
+            total: what is to be done, in the same unit; None: not known.
+            text: what the line says instead of rates.
+        """
+        if self._progress is not None:
+            self._progress.update(self._task, completed=done, total=total, rates=text)
+
     def rates(self) -> str:
         """Return records and bytes per second since the beginning."""
         seconds = max(time.monotonic() - self._started_s, 0.001)
         return f"{self.records / seconds:,.0f} records/s, {format_size(int(self.size_bytes / seconds))}/s"
 
     def _show(self) -> None:
-        if self._progress is not None:
+        if self._progress is not None and (self.records or self.size_bytes):
             done = self.size_bytes if self._by_bytes else self.records
             self._progress.update(self._task, completed=done, rates=self.rates())

@@ -66,14 +66,11 @@ def local_session(
     # Spark starts its Python workers with this program. Without the variable it takes "python3", which may lack the packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     home = _temporary_directory() if directory is None else Path(directory)
-    logging_file = home / "log4j2.properties"
-    logging_file.write_text(_LOGGING.format(level=log_level), encoding="utf-8")
     chosen = {
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.extraJavaOptions": (
-            f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.io.tmpdir={home} "
-            f"-Dlog4j2.configurationFile={logging_file}"
+            f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.io.tmpdir={home} {logging_option(home, log_level)}"
         ),
         "spark.local.dir": str(home),
         "spark.sql.session.timeZone": "UTC",
@@ -87,6 +84,13 @@ def local_session(
     for name, value in chosen.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+def logging_option(directory: Path, level: str) -> str:
+    """Return the option of a JVM that logs only from a level on, by a file that this writes into `directory`."""
+    file = directory / "log4j2.properties"
+    file.write_text(_LOGGING.format(level=level), encoding="utf-8")
+    return f"-Dlog4j2.configurationFile={file}"
 
 
 def _temporary_directory() -> Path:

@@ -32,6 +32,11 @@ def test_commands_and_options_are_completed_without_a_cluster() -> None:
     assert complete("lograft to") == ["topics"]
     assert complete("lograft topics de") == ["describe", "delete"]
     assert complete("lograft consume --fo") == ["--follow", "--format"]
+    assert complete("lograft ingest ") == ["list", "show", "abort"]
+    assert complete("lograft ingest --or") == ["--order-by-time"]
+    assert complete("lograft ingest orders.csv --or") == ["--order-by-time"]
+    assert complete("lograft ingest list --st") == ["--state"]
+    assert complete("lograft replay --until-") == ["--until-offset"]
 
 
 def test_names_of_the_cluster_are_completed(bootstrap: str, make_topic: Callable[..., str]) -> None:
@@ -42,6 +47,7 @@ def test_names_of_the_cluster_are_completed(bootstrap: str, make_topic: Callable
     assert complete("lograft configs set retention.m", bootstrap=bootstrap) == ["retention.ms="]
     assert complete("lograft configs unset -t x retention.m", bootstrap=bootstrap) == ["retention.ms"]
     assert complete("lograft brokers describe ", bootstrap=bootstrap) == ["1"]
+    assert complete(f"lograft ingest orders.csv --topic {topic[:-1]}", bootstrap=bootstrap).count(topic) == 1
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`lograft ingests`, against a real broker: what it prints, and its exit codes."""
+"""`lograft ingest list|show|abort`, against a real broker: what it prints, and its exit codes."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ def test_show_list_and_abort(run: Run, bootstrap: str, admin: Admin, make_topic:
     with Ingest.open(bootstrap, ingest_id, topics=[topic]) as ingest:
         with ingest.attempt(0) as attempt:
             attempt.send_many(topic, [b"x"] * 3)
-        code, out, _ = run("ingests", "show", ingest_id)
+        code, out, _ = run("ingest", "show", ingest_id)
         assert code == 0
         shown = facts(out)
         assert (shown["state"], shown["attempts"], shown["staged"]) == ("open", "0 open, 1 sealed", "3 records")
         assert (shown["topics"], shown["time to live"]) == (topic, "3600000 ms")
-        code, out, _ = run("ingests", "list", "--state", "open")
+        code, out, _ = run("ingest", "list", "--state", "open")
         assert code == 0
         assert f"{ingest_id} " in out
         assert all(len(line) <= 80 for line in out.splitlines())
-        code, out, _ = run("ingests", "abort", ingest_id, "--yes")
+        code, out, _ = run("ingest", "abort", ingest_id, "--yes")
         assert (code, out) == (0, f"ingest {ingest_id} is aborted\n")
     assert admin.describe_ingest(ingest_id).state is IngestState.ABORTED
     with Ingest.open(bootstrap, ingest_id, topics=[topic]) as ingest:
@@ -60,13 +60,13 @@ def test_show_list_and_abort(run: Run, bootstrap: str, admin: Admin, make_topic:
             attempt.send(topic, b"x")
         assert attempt.sealed is not None
         ingest.commit([attempt.sealed])
-    code, out, _ = run("ingests", "show", ingest_id)
+    code, out, _ = run("ingest", "show", ingest_id)
     assert facts(out)["state"] == "committed"
     title, head, row = out.splitlines()[-3:]
     assert title == "round 1: 1 record published"
     assert head.split() == ["topic", "partition", "records", "first", "end"]
     assert row.split() == [topic, "0", "1", "0", "1"]
-    code, _, err = run("ingests", "abort", ingest_id, "--yes")
+    code, _, err = run("ingest", "abort", ingest_id, "--yes")
     assert code == 1
     assert "committed" in err
 
@@ -79,27 +79,27 @@ def test_json(run: Run, bootstrap: str, make_topic: MakeTopic) -> None:
             attempt.send(topic, b"x")
         assert attempt.sealed is not None
         ingest.commit([attempt.sealed])
-    code, out, _ = run("ingests", "show", "cli/json", "--json")
+    code, out, _ = run("ingest", "show", "cli/json", "--json")
     assert code == 0
     shown = json.loads(out)
     assert (shown["kind"], shown["state"], shown["topics"]) == ("single", "committed", [topic])
     assert shown["result"]["partitions"] == [
         {"topic": topic, "partition": 0, "records": 1, "first_offset": 0, "end_offset": 1}
     ]
-    code, out, _ = run("ingests", "list", "--json")
+    code, out, _ = run("ingest", "list", "--json")
     assert code == 0
     listed = json.loads(out)
     assert listed["missing_coordinator_ids"] == []
     assert "cli/json" in [each["ingest_id"] for each in listed["ingests"]]
     Ingest.open(bootstrap, "cli/json2", topics=[topic]).close()
-    assert run("ingests", "abort", "cli/json2", "--yes", "--json")[1] == '{"ingest": "cli/json2", "aborted": true}\n'
+    assert run("ingest", "abort", "cli/json2", "--yes", "--json")[1] == '{"ingest": "cli/json2", "aborted": true}\n'
 
 
 def test_wrong_use(run: Run) -> None:
     """An unknown state, an unknown ingest."""
-    code, _, err = run("ingests", "list", "--state", "closed")
+    code, _, err = run("ingest", "list", "--state", "closed")
     assert code == 2
     assert "is not one of" in err
-    code, _, err = run("ingests", "show", "cli/none")
+    code, _, err = run("ingest", "show", "cli/none")
     assert code == 1
     assert "cli/none" in err

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from integration_tests.scenarios.demo.__main__ import main
 
 ROOT = Path(__file__).parents[4]
-DEADLINE_S = 280
+DEADLINE_S = 580
 TAMPERED = """
 import sys
 import integration_tests.scenarios.demo.run as run
@@ -23,12 +24,14 @@ from lograft import Producer
 
 ingest = run.ingest
 
-def tampered_ingest(spark, staged, *, bootstrap, topic, has_keyless):
+def tampered_ingest(spark, staged, *, bootstrap, topic, ingest_id, has_keyless, gate):
+    if staged.with_name("changed.parquet").exists():
+        return
     # As many records as before, one of them another one.
     rows = spark.read.parquet(str(staged))
     changed = staged.with_name("changed.parquet")
     rows.where("key != encode('17', 'utf-8')").write.parquet(str(changed))
-    ingest(spark, changed, bootstrap=bootstrap, topic=topic, has_keyless=has_keyless)
+    ingest(spark, changed, bootstrap=bootstrap, topic=topic, ingest_id=ingest_id, has_keyless=has_keyless)
     with Producer(bootstrap) as producer:
         producer.send(topic, b"forged", key=b"17")
 
@@ -85,6 +88,8 @@ def test_demo_works_without_any_java(events: Path, tmp_path: Path) -> None:
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert "the packaged JRE" in " ".join(answer.stdout.split())
     assert "EQUAL: 100 records in, 100 records out" in answer.stdout
+    assert "the same ingest again: 0 records added" in answer.stdout
+    assert "where the time went" in answer.stdout
     assert "DIFFERENT" not in answer.stdout
 
 
@@ -117,3 +122,18 @@ def test_bad_input_ends_with_2(
         path.write_text(text, encoding="utf-8")
     assert main(["--input", str(path)]) == 2
     assert problem in capsys.readouterr().err
+
+
+@pytest.mark.spark
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.timeout(DEADLINE_S + 320)
+def test_demo_with_faults(events: Path) -> None:
+    """An executor and a broker are killed on the way, the replays equal the source, and the second ingest adds nothing."""
+    answer = run("-m", "integration_tests.scenarios.demo", "--input", events, "--faults")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    text = " ".join(answer.stdout.split())
+    assert re.search(r"executor with pid \d+ killed; attempts that were staging: [1-9]", text)
+    assert re.search(r"broker [123] with pid \d+ killed", text)
+    assert "the same ingest again: 0 records added" in text
+    assert "EQUAL: 100 records in, 100 records out" in text

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`lograft ingests`: list, show and abort ingests and transactions."""
+"""`lograft ingest`: files to a topic with Spark, exactly once; and list, show and abort ingests and transactions.
+
+The job itself is in `ingest_job`.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,14 @@ import typer
 from lograft.admin import Admin
 from lograft.cli.admin_command import admin_command
 from lograft.cli.completion import complete_ingest
+from lograft.cli.default_command import DEFAULT, DefaultCommand, GroupWithDefault
+from lograft.cli.ingest_job import ingest
 from lograft.cli.options import Json, format_time
 from lograft.cli.output import counted, print_error, print_facts, print_json, print_table
 from lograft.types import IngestDescription, IngestResult, IngestState
 
-ingests_app: typer.Typer = typer.Typer(no_args_is_help=True, help="List, show and abort ingests and transactions.")
+ingest_app: typer.Typer = typer.Typer(cls=GroupWithDefault, no_args_is_help=True, help=ingest.__doc__)
+ingest_app.command(DEFAULT, cls=DefaultCommand, hidden=True, no_args_is_help=True)(ingest)
 
 IngestId = Annotated[
     str, typer.Argument(metavar="INGEST", help="Id of an ingest, or of transactions.", autocompletion=complete_ingest)
@@ -25,7 +31,7 @@ STATES: Final = tuple(each.value for each in IngestState if each is not IngestSt
 """What --state takes."""
 
 
-@admin_command(ingests_app, Admin.list_ingests, name="list")
+@admin_command(ingest_app, Admin.list_ingests, name="list")
 def list_ingests(
     admin: Admin,
     state: Annotated[
@@ -68,7 +74,7 @@ def list_ingests(
         raise typer.Exit(1)
 
 
-@admin_command(ingests_app, Admin.describe_ingest)
+@admin_command(ingest_app, Admin.describe_ingest)
 def show(admin: Admin, ingest: IngestId, as_json: Json = False) -> None:
     """Show an ingest: where it stands, how much is staged, and what was committed last."""
     found = admin.describe_ingest(ingest)
@@ -94,7 +100,7 @@ def show(admin: Admin, ingest: IngestId, as_json: Json = False) -> None:
         _print_result(found.result)
 
 
-@admin_command(ingests_app, Admin.abort_ingest)
+@admin_command(ingest_app, Admin.abort_ingest)
 def abort(
     admin: Admin,
     ingest: IngestId,
