@@ -10,8 +10,14 @@ import pytest
 import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lograft.cli.consume import _json_line  # pyright: ignore[reportPrivateUsage]
-from lograft.cli.formats import MAX_INPUT_RECORD_BYTES, InputRecord, pieces_of, reader_of, writer_of
+from lograft.cli.formats import (
+    MAX_INPUT_RECORD_BYTES,
+    InputRecord,
+    _json_line,  # pyright: ignore[reportPrivateUsage]
+    pieces_of,
+    reader_of,
+    writer_of,
+)
 from lograft.errors import UsageError
 from lograft.types import ConsumerRecord
 
