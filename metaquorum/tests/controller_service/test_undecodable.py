@@ -37,13 +37,9 @@ from metaquorum.tests.quorum_cluster import CLUSTER, QuorumCluster, quorum_clust
 NONSENSE = b"\xff\xff\xff\xff"
 WAIT_MS = 30_000
 STREAMS = (Method.FETCH_SNAPSHOT, Method.EXPORT_METADATA, Method.REPLICATE)
-NOT_OF_VOTERS = (
-    Method.REPLICATE,
-    Method.FETCH_RANGE,
-    Method.FORWARDED_CALL,
-    Method.PUBLISH_PART,
-    Method.CHECK_STAGED,
-)
+NOT_OF_VOTERS = tuple(method for method in Method if Method.REPLICATE <= method < Method.ADMIN)
+"""What brokers ask one another."""
+
 FILES = (admin_pb2, controller_pb2, quorum_pb2, health_pb2, reflection_pb2)
 
 
