@@ -39,6 +39,9 @@ OF_OTHER_SERVICES = {
     "alter_group_offsets": "GroupService",
     "reset_group_offsets": "GroupService and LogService",
     "delete_group_offsets": "GroupService",
+    "list_ingests": "IngestService",
+    "describe_ingest": "IngestService",
+    "abort_ingest": "IngestService",
     "replace_voter": "RemoveVoter and AddVoter",
 }
 """Methods of the SDK that are no RPC of AdminService, and what they use."""
