@@ -276,8 +276,8 @@ class Consumer:
     def unsubscribe(self) -> None:
         """Give everything up, with the listener's `on_revoked`, and leave the group for good, also as a static member.
 
-        With `auto_commit` the positions are committed before, for at most 5,000 milliseconds. Without a subscription the consumer
-        reads nothing any more.
+        With `auto_commit` everything that was handed out is committed before, for at most 5,000 milliseconds. Without a subscription
+        the consumer reads nothing any more.
 
         Raises:
             Exception: what `on_revoked` raises; the consumer has left all the same.

@@ -338,6 +338,8 @@ class SharedConsumer:
         if self._member is None:
             await self.assign([], {}, Position.EARLIEST)
             return
+        # As at a close: the application has all that was handed out, and will not poll for more of it.
+        self._last = None
         await self._leave(will_be_back=False, is_quiet=False)
 
     @property

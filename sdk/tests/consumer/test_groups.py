@@ -538,6 +538,22 @@ def test_unsubscribe_leaves_for_good_and_the_consumer_can_go_on(
         until(lambda: len(consumer.assignment) == 2, lambda: consumer.poll(timeout_ms=50))
 
 
+def test_unsubscribe_commits_everything_that_was_handed_out(
+    bootstrap: str, make_topic: MakeTopic, producer: Producer, group: str
+) -> None:
+    """As `close` does. No further poll says that the records of the last one are processed: the call itself does."""
+    topic = make_topic(1)
+    fill(producer, topic, 1, 5)
+    with Consumer(bootstrap, group=group) as consumer:
+        consumer.subscribe(topic)
+        drain(consumer, 5)
+        consumer.unsubscribe()
+        tp = TopicPartition(topic, 0)
+        committed = consumer.committed([tp])[tp]
+        assert committed is not None
+        assert committed.offset == 5
+
+
 def jump(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let more than a session pass. No timer of the loop knows of it, as in the first moment after a SIGCONT."""
     for module in (shared, member):

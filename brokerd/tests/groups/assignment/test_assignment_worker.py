@@ -293,10 +293,12 @@ async def main():
     topic = TopicSpec(b"t", 3, ())
     await worker.assign("g", "uniform", [MemberSpec("m", None, None, frozenset({b"t"}), {})], {b"t": topic})
     print(worker.process_id, flush=True)
-    if sys.argv[1] == "close":
+    try:
+        if sys.argv[1] != "close":
+            await asyncio.Event().wait()
+    finally:
+        # A broker that is interrupted closes its worker, too. One that is killed cannot.
         await worker.close()
-    else:
-        await asyncio.Event().wait()
 
 # A test run in the background may ignore SIGINT and hand that down: the broker gets Python's own handler back.
 signal.signal(signal.SIGINT, signal.default_int_handler)
