@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -139,6 +140,10 @@ class ReplicaFetcher:
         self._retry = StreamRetry(identity.limits, monotonic_ms())
         # True while the replicas hear of the end of a stream and subscribe again. Such a subscription is no news of the leader.
         self._is_losing = False
+        # True while the replicas hear messages of the leader. What they ask for is sent after that, together.
+        self._is_hearing = False
+        # Messages that wait for credit of the leader. Only the writer sends them.
+        self._unsent: deque[bytes] = deque()
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due_ms = 0
@@ -242,32 +247,50 @@ class ReplicaFetcher:
 
     async def _exchange(self, stream: Stream, broker_epoch: int) -> str:
         self._session = session = _Session(self._identity.limits, monotonic_ms())
+        self._unsent.clear()
         for replica, request in self._waiting.items():
             session.subscribe(replica, request)
         self._waiting.clear()
-        reader = asyncio.create_task(self._read(stream, session), name="replicate-reader")
-        reader.add_done_callback(lambda _: self._wake.set())
+        ended: asyncio.Future[str] = self._loop.create_future()
+        ended.add_done_callback(lambda _: self._wake.set())
+
+        def on_messages(messages: list[bytes]) -> None:
+            if not ended.done():
+                try:
+                    self._hear(stream, session, messages)
+                except PeerError as error:
+                    ended.set_exception(error)
+
+        def on_end(error: CallError | None) -> None:
+            if ended.done():
+                return
+            if error is None:
+                ended.set_result("the leader ended it")
+            else:
+                ended.set_exception(error)
+
+        stream.listen(on_messages, on_end)
         self._watch_silence(stream, session)
         try:
-            return await self._write(stream, session, reader, broker_epoch)
+            return await self._write(stream, session, ended, broker_epoch)
         finally:
-            reader.cancel()
             for timer in (self._timer, self._silence_timer):
                 if timer is not None:
                     timer.cancel()
             self._timer = self._silence_timer = None
-            await asyncio.wait((reader,))
-            if not reader.cancelled():
-                reader.exception()  # retrieved only: the writer has met the same end of the stream, or an earlier one
+            if not ended.cancel() and not ended.cancelled():
+                ended.exception()  # retrieved only: the writer has met the same end of the stream, or an earlier one
 
-    async def _write(self, stream: Stream, session: _Session, reader: asyncio.Task[str], broker_epoch: int) -> str:
+    async def _write(self, stream: Stream, session: _Session, ended: asyncio.Future[str], broker_epoch: int) -> str:
         """Send messages until the stream is no longer of use, and return the reason."""
         idle_since_ms: int | None = None
         while True:
-            for message in session.take_messages(monotonic_ms()):
-                await stream.write(encode_request(message))
-            if reader.done():
-                return reader.result()
+            while self._unsent:
+                await stream.write(self._unsent[0])
+                self._unsent.popleft()
+            self._send(stream, session)
+            if ended.done():
+                return ended.result()
             if self._identity.broker_epoch() != broker_epoch:
                 return "this broker has another registration"
             if not session.is_idle:
@@ -281,29 +304,40 @@ class ReplicaFetcher:
             self._schedule(session)
             await self._wake.wait()
 
-    async def _read(self, stream: Stream, session: _Session) -> str:
-        """Pass the leader's messages to the replicas until the stream ends, and return the reason of its end."""
-        while True:
-            data = await stream.read()
-            if data is None:
-                return "the leader ended it"
+    def _send(self, stream: Stream, session: _Session) -> None:
+        """Send what is due. What the leader has no credit for waits for the writer."""
+        for message in session.take_messages(monotonic_ms()):
+            data = encode_request(message)
+            if self._unsent or not stream.try_write(data):
+                self._unsent.append(data)
+                self._wake.set()
+
+    def _hear(self, stream: Stream, session: _Session, messages: list[bytes]) -> None:
+        """Pass messages of the leader to the replicas, and send what they ask for at once."""
+        self._is_hearing = True
+        try:
             session.hear(monotonic_ms())
-            message = _decoded(data)
-            if isinstance(message, Batches):
-                found = session.find(message.route)
-                if found is not None:
-                    found[0].on_leader_batches(
-                        found[1],
-                        message.body,
-                        base_offset=message.base_offset,
-                        leader_epoch=message.leader_epoch,
-                        high_watermark=message.high_watermark,
-                        log_start_offset=message.log_start_offset,
-                    )
-                session.use_credit(len(message.body), is_in_sync=message.is_in_sync)
-            else:
-                _on_message(session, message)
-            self._schedule(session)
+            for data in messages:
+                message = _decoded(data)
+                if isinstance(message, Batches):
+                    found = session.find(message.route)
+                    if found is not None:
+                        found[0].on_leader_batches(
+                            found[1],
+                            message.body,
+                            base_offset=message.base_offset,
+                            leader_epoch=message.leader_epoch,
+                            high_watermark=message.high_watermark,
+                            log_start_offset=message.log_start_offset,
+                        )
+                    session.use_credit(len(message.body), is_in_sync=message.is_in_sync)
+                else:
+                    _on_message(session, message)
+        finally:
+            self._is_hearing = False
+        if not self._unsent:
+            self._send(stream, session)
+        self._schedule(session)
 
     def _watch_silence(self, stream: Stream, session: _Session) -> None:
         """Break a stream whose leader is silent for too long. A timer does this, because the writer may be waiting for that leader."""
@@ -328,6 +362,8 @@ class ReplicaFetcher:
 
     def _schedule(self, session: _Session) -> None:
         """Wake the writer when there is something to send, now or at the session's deadline."""
+        if self._is_hearing:
+            return
         due_ms, now_ms = session.deadline_ms(), monotonic_ms()
         if session.has_urgent or due_ms <= now_ms:
             self._wake.set()

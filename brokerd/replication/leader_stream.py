@@ -2,15 +2,16 @@
 """The leader's side of replication: `Replicate` streams of followers over the carrier.
 
 `ReplicationService` answers other brokers; a refusal ends their stream or request. `Leader` owns the decision who may open a stream,
-and which stream of a follower counts. `LeaderStream` owns one stream: the routes of its replicas, the two loops and one timer. The core
+and which stream of a follower counts. `LeaderStream` owns one stream: the routes of its replicas, the writer and one timer. The core
 `brokerd.partition.leader_stream` decides about turns and credit, and the cores of the replicas decide what counts.
 
     service = ReplicationService(table)      # refuses until a leader is attached
     service.attach(leader)
 
 The writer of a stream sleeps until there is something to send. A batch costs one read, one copy into its frame and one write, and
-awaits nothing else. Three things end a stream: the reader (end of the follower's side, bad input), the writer (clean shutdown), and
-the timer or another stream of the same follower. The last two do not wait for a write that may never end.
+awaits nothing else. What a follower says is handled as it arrives, without a task in between. Three things end a stream: the follower
+(end of its side, bad input), the writer (clean shutdown), and the timer or another stream of the same follower. The last two do not
+wait for a write that may never end.
 
 Law: a follower has one stream here, the newest of its newest process.
 Source: docs/replication.md, "The stream".
@@ -20,7 +21,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Final, TypeVar, assert_never
 
 from lograft.internal.v1 import replication_pb2 as pb
@@ -69,6 +71,9 @@ NOT_READY_RETRY_MS: Final = 100
 
 SESSIONS_PER_STREAM: Final = 2**63
 """Session numbers that the field of a subscription can hold."""
+
+_DONE: Final = object()
+"""Stands for the end of an iterator of turns."""
 
 logger = logging.getLogger(__name__)
 
@@ -344,7 +349,11 @@ class LeaderStream:
         self._opened: Opened | None = None
         self._number = 0
         self._routes: dict[int, _Route] = {}
-        self._resume = Wake()
+        # What the follower has said and nobody has handled yet, and what is left of the message before: the replicas of a long list
+        # hear of it in turns.
+        self._heard: deque[FollowerMessage] = deque()
+        self._turn: Iterator[None] | None = None
+        self._is_working = False
         self._over = Wake()
         self._is_over = False
         self._error: BaseException | None = None
@@ -354,26 +363,23 @@ class LeaderStream:
     async def run(self) -> None:
         """Serve the stream until the follower closes its side, or another reason ends it."""
         with self._leader.streams.entry(self):
-            tasks = (
-                asyncio.create_task(self._read(), name="replicate-reader"),
-                asyncio.create_task(self._write(), name="replicate-writer"),
-            )
-            for task in tasks:
-                task.add_done_callback(self._on_task_done)
+            writer = asyncio.create_task(self._write(), name="replicate-writer")
+            writer.add_done_callback(self._on_writer_done)
             self.arm_timer()
             try:
+                self._hear(read_request(self._opening))
+                self._stream.listen(self._on_messages, self.end)
                 await self._over.wait()
                 if self._error is not None:
                     raise self._error
             finally:
                 self._is_over = True
-                for task in tasks:
-                    task.cancel()
+                writer.cancel()
                 if self._timer is not None:
                     self._timer.cancel()
                 self._leader.leave(self)
                 await self._lose_routes()
-                await asyncio.wait(tasks)
+                await asyncio.wait((writer,))
 
     def go_away(self, message: str, drain_ms: int) -> None:
         """Tell the follower that this broker stops."""
@@ -426,7 +432,7 @@ class LeaderStream:
             if session.has_answers:
                 for answer in session.take_answers(monotonic_ms()):
                     await stream.write(encode_response(answer))
-                self._resume.set()
+                self._work()
                 continue
             wanted = session.next_read(monotonic_ms())
             if wanted is not None:
@@ -469,48 +475,82 @@ class LeaderStream:
             )
         )
 
-    # The reader.
+    # The follower's side.
 
-    async def _read(self) -> None:
-        session = self.session
-        message = read_request(self._opening)
-        while True:
-            await self._take(message)
-            while session.must_pause:
-                await self._resume.wait()
-            data = await self._stream.read()
-            if data is None or self._is_over:
+    def _on_messages(self, messages: list[bytes]) -> None:
+        for data in messages:
+            if self._is_over:
                 return
-            message = decode_request(data)
+            try:
+                self._hear(decode_request(data))
+            except RefusedError as error:
+                self.end(error)
 
-    async def _take(self, message: FollowerMessage) -> None:
-        """Pass a follower's message to the core, and the results to the replicas, a few at a time."""
+    def _hear(self, message: FollowerMessage) -> None:
+        self._heard.append(message)
+        self._work()
+
+    def _work(self) -> None:
+        """Handle what the follower has said, in order, as far as possible now.
+
+        The rest is handled later: in turns, or once the core's answers are written. Until then the stream pauses.
+        """
+        if self._is_working or self._is_over:
+            return
+        self._is_working = True
+        try:
+            while not self._is_over and self._turn is None and self._heard and not self.session.must_pause:
+                self._turn = self._take(self._heard.popleft())
+                self._go_on()
+        except Exception as error:
+            self.end(error)
+        finally:
+            self._is_working = False
+        if self._heard or self._turn is not None:
+            self._stream.pause()
+        else:
+            self._stream.resume()
+
+    def _go_on(self) -> None:
+        """Handle the next part of a message. The rest follows in the next turn of the event loop."""
+        if self._turn is None:
+            return
+        if next(self._turn, _DONE) is None:
+            self._loop.call_soon(self._on_turn)
+            return
+        self._turn = None
+        self._end_if_over()
+        if self.session.has_work:  # most acknowledgements and credits need no answer
+            self.wake.set()
+
+    def _on_turn(self) -> None:
+        if self._is_over:
+            return
+        try:
+            self._go_on()
+        except Exception as error:
+            self.end(error)
+        self._work()
+
+    def _take(self, message: FollowerMessage) -> Iterator[None]:
+        """Pass a follower's message to the core, and the results to the replicas. Yields after each `REPLICA_SLICE` of them."""
         session, now_ms = self.session, monotonic_ms()
         match message:
             case Acks():
-                await self._in_turns(self._ack, session.acknowledge(message.acks, now_ms))
+                yield from _in_turns(self._ack, session.acknowledge(message.acks, now_ms))
             case Credit():
                 session.grant(message, now_ms)
             case Heartbeat():
                 session.hear(now_ms)
             case Subscriptions():
-                await self._in_turns(self._rebind, session.subscribe(message.subscriptions, now_ms))
+                yield from _in_turns(self._rebind, session.subscribe(message.subscriptions, now_ms))
             case Unsubscriptions():
-                await self._in_turns(self._lose, session.unsubscribe(message.routes, now_ms))
+                yield from _in_turns(self._lose, session.unsubscribe(message.routes, now_ms))
             case Open():
                 session.open(message.credit, self._admit(message), now_ms)
                 self.arm_timer()  # from now on the deadlines of an open stream apply
             case _:
                 assert_never(message)
-        self._end_if_over()
-        if session.has_work:  # most acknowledgements and credits need no answer
-            self.wake.set()
-
-    async def _in_turns(self, tell: Callable[[_ItemT], None], items: list[_ItemT]) -> None:
-        for count, item in enumerate(items, start=1):
-            tell(item)
-            if count % REPLICA_SLICE == 0:
-                await asyncio.sleep(0)
 
     def _admit(self, opening: Open) -> Opened:
         """Admit the follower, once, and return the answer to its opening.
@@ -574,7 +614,8 @@ class LeaderStream:
         """Tell every replica that its follower is gone: a few at a time, but all of them even if this is cancelled."""
         numbers = list(self._routes)
         try:
-            await self._in_turns(self._lose, numbers)
+            for _ in _in_turns(self._lose, numbers):
+                await asyncio.sleep(0)
         finally:
             for number in numbers:
                 self._lose(number)
@@ -591,6 +632,14 @@ class LeaderStream:
             self._leader.note_refusal(self, failure.message)
         self.end(RefusedError(failure))
 
-    def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled():
-            self.end(task.exception())
+    def _on_writer_done(self, writer: asyncio.Task[None]) -> None:
+        if not writer.cancelled():
+            self.end(writer.exception())
+
+
+def _in_turns(tell: Callable[[_ItemT], None], items: list[_ItemT]) -> Iterator[None]:
+    """Tell each item, and yield after each `REPLICA_SLICE` of them if there are more."""
+    for count, item in enumerate(items, start=1):
+        tell(item)
+        if count % REPLICA_SLICE == 0 and count < len(items):
+            yield

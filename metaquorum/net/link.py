@@ -77,6 +77,8 @@ class UnansweredError(CallError):
 
 Outcome: TypeAlias = bytes | CallError
 OnOutcome: TypeAlias = Callable[[Outcome], None]
+OnMessages: TypeAlias = Callable[[list[bytes]], None]
+OnEnd: TypeAlias = "Callable[[CallError | None], None]"
 
 
 class ServedCall:
@@ -114,6 +116,9 @@ class ServedCall:
 class Stream:
     """A stream of either side, for one reader and one writer.
 
+    The reader is a task that calls `read`, or two functions that `listen` gets: these run as the messages arrive, which saves a turn of
+    the event loop.
+
     Attributes:
         hello: the other side's HELLO.
         message: the message that opened the stream; empty on the side that opened it.
@@ -130,6 +135,10 @@ class Stream:
         self._error: CallError | None = None
         self._readable: asyncio.Future[None] | None = None
         self._writable: asyncio.Future[None] | None = None
+        self._on_messages: OnMessages | None = None
+        self._on_end: OnEnd | None = None
+        self._is_paused = False
+        self._is_delivering = False
         self.hello = link.hello
         self.message = message
         self.on_over: Callable[[], None] | None = None
@@ -161,11 +170,30 @@ class Stream:
             finally:
                 self._readable = None
         message = self._messages.popleft()
-        self._taken_bytes += credit_taken(message)
-        if self._taken_bytes * 2 >= self._window_bytes:
-            taken_bytes, self._taken_bytes = self._taken_bytes, 0
-            self._link.grant(self._call_id, taken_bytes)
+        self._count(credit_taken(message))
         return message
+
+    def listen(self, on_messages: OnMessages, on_end: OnEnd) -> None:
+        """Pass messages on as they arrive, instead of keeping them for `read`. Those that wait are passed on before this returns.
+
+        Args:
+            on_messages: gets the messages that arrived together, in order. It may pause, write to, or end the stream. If it raises,
+                the stream is given up.
+            on_end: runs once, after the last message: with None if the other side has ended its direction, else with the reason why
+                the stream is over.
+        """
+        assert self._readable is None, "a task reads the stream"
+        self._on_messages, self._on_end = on_messages, on_end
+        self.deliver()
+
+    def pause(self) -> None:
+        """Keep the messages until `resume`. The other side stops when the window is used up."""
+        self._is_paused = True
+
+    def resume(self) -> None:
+        """Pass on what was kept, before this returns, and what comes."""
+        self._is_paused = False
+        self.deliver()
 
     async def write(self, message: bytes) -> None:
         """Send a message as soon as the other side has granted credit.
@@ -203,14 +231,37 @@ class Stream:
     # For the link.
 
     def take(self, message: bytes) -> None:
-        """Add a message that arrived."""
+        """Add a message that arrived. `deliver` follows."""
         self._messages.append(message)
-        self._wake_reader()
 
     def take_end(self) -> None:
         """Note that the other side sends nothing more."""
         self._has_ended = True
-        self._wake_reader()
+        self.deliver()
+
+    def deliver(self) -> None:
+        """Pass on what has arrived, or wake the task that reads."""
+        if self._on_messages is None:
+            _wake(self._readable)
+            return
+        if self._is_delivering:
+            return
+        self._is_delivering = True
+        while self._messages and not self._is_paused:
+            messages = list(self._messages)
+            self._messages.clear()
+            self._count(sum(map(credit_taken, messages)))
+            try:
+                self._on_messages(messages)
+            except Exception:
+                logger.exception("event=stream_failed")
+                self._messages.clear()
+                self.give_up()
+        self._is_delivering = False
+        is_over = self._error is not None or self._has_ended
+        if is_over and not self._messages and self._on_end is not None:
+            on_end, self._on_end = self._on_end, None
+            on_end(self._error)
 
     def take_credit(self) -> None:
         """Wake the writer: the other side has granted credit."""
@@ -220,13 +271,19 @@ class Stream:
         """Note that the stream is over, and wake its reader and writer."""
         if self._error is None:
             self._error = error
-            self._wake_reader()
+            # What has been kept so far can still be passed on: nobody waits for a pause to end.
+            self._is_paused = False
+            self.deliver()
             _wake(self._writable)
             if self.on_over is not None:
                 self.on_over()
 
-    def _wake_reader(self) -> None:
-        _wake(self._readable)
+    def _count(self, taken_bytes: int) -> None:
+        """Grant the other side what the reader has taken, half a window at a time."""
+        self._taken_bytes += taken_bytes
+        if self._taken_bytes * 2 >= self._window_bytes:
+            taken_bytes, self._taken_bytes = self._taken_bytes, 0
+            self._link.grant(self._call_id, taken_bytes)
 
 
 def _wake(waiter: asyncio.Future[None] | None) -> None:
@@ -493,6 +550,8 @@ class Link(asyncio.Protocol):
         self._arm()
 
     def _tell(self, happenings: list[Happening]) -> None:
+        # What arrived together on a stream is passed on together.
+        arrived: dict[Stream, None] = {}
         for each in happenings:
             match each:
                 case Answered(call_id=call_id, message=message):
@@ -506,6 +565,7 @@ class Link(asyncio.Protocol):
                     stream = self._streams.get(call_id)
                     if stream is not None:
                         stream.take(message)
+                        arrived[stream] = None
                 case Writable(call_id=call_id):
                     stream = self._streams.get(call_id)
                     if stream is not None:
@@ -532,6 +592,8 @@ class Link(asyncio.Protocol):
                     self._end(reason)
                 case _:
                     assert_never(each)
+        for stream in arrived:
+            stream.deliver()
 
     def _drop_ended(self, call_id: int) -> None:
         """Forget a stream that both sides have ended, once its reader knows."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -272,10 +273,15 @@ class Stuck:
         self.answers: list[bytes] = []
         self.is_stuck = asyncio.Event()
 
-    async def read(self) -> bytes:
-        if not self.requests:
-            await asyncio.Event().wait()
-        return self.requests.pop(0)
+    def listen(self, on_messages: Callable[[list[bytes]], None], on_end: object) -> None:
+        del on_end
+        on_messages(self.requests)
+
+    def pause(self) -> None:
+        raise AssertionError("the leader stops hearing")
+
+    def resume(self) -> None:
+        pass
 
     async def write(self, data: bytes) -> None:
         if len(self.answers) == 2:

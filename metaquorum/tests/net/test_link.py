@@ -250,6 +250,89 @@ async def _write_for_ever(stream: Stream) -> None:
         await stream.write(bytes(100))
 
 
+@dataclass
+class Listened:
+    """What a stream has passed on."""
+
+    messages: list[bytes] = field(default_factory=list[bytes])
+    ends: list[object] = field(default_factory=list[object])
+
+    def to(self, stream: Stream) -> Listened:
+        """Listen to a stream."""
+        stream.listen(self.messages.extend, self.ends.append)
+        return self
+
+
+async def test_listener_hears_what_waits_and_what_comes_and_the_end_once() -> None:
+    """More than a window of messages, in order; each is granted again."""
+    async with connected() as (link, _, listener):
+        await link.greeted
+        stream = link.open(COUNT, b"500", window_bytes=100)
+        assert await stream.read() == b"0"
+        heard = Listened().to(stream)
+        await until(lambda: len(heard.messages) == 499)
+        assert heard.messages == [b"%d" % number for number in range(1, 500)]
+        stream.end()
+        await until(lambda: heard.ends)
+        assert (heard.messages[-1], heard.ends) == (b"taken 0", [None])
+        await until(lambda: (link.open_count, listener.links[0].open_count) == (0, 0))
+
+
+async def test_paused_listener_hears_nothing_and_stops_the_writer() -> None:
+    """No more waits than the window allows; after the pause all of it comes, and the end behind it."""
+    async with connected() as (link, _, listener):
+        await link.greeted
+        stream = link.open(COUNT, b"100", window_bytes=20)
+        stream.pause()
+        heard = Listened().to(stream)
+        stream.end()
+        await asyncio.sleep(0.1)
+        assert (heard.messages, heard.ends, listener.tasks[0].done()) == ([], [], False)
+        stream.resume()
+        await until(lambda: heard.ends)
+        assert heard.messages == [*(b"%d" % number for number in range(100)), b"taken 0"]
+
+
+@pytest.mark.parametrize("is_paused", [False, True], ids=["listening", "paused"])
+async def test_listener_hears_the_reason_why_the_stream_is_over_after_its_last_message(*, is_paused: bool) -> None:
+    """A reset, once, and nothing after it."""
+    async with connected() as (link, _, listener):
+        await link.greeted
+        stream = link.open(SWALLOW, b"", window_bytes=100)
+        if is_paused:
+            stream.pause()
+        heard = Listened().to(stream)
+        await until(lambda: listener.streams)
+        assert listener.streams[0].try_write(b"last")
+        await asyncio.sleep(0.05)
+        listener.streams[0].fail(b"enough")
+        await until(lambda: heard.ends)
+        (reason,) = heard.ends
+        assert isinstance(reason, RefusedByPeerError)
+        assert (heard.messages, reason.failure) == ([b"last"], b"enough")
+        stream.give_up()
+        assert len(heard.ends) == 1
+
+
+async def test_listener_that_raises_loses_its_stream_alone() -> None:
+    """Both sides hear of it, and other calls of the connection go on."""
+    async with connected() as (link, _, listener):
+        await link.greeted
+        stream = link.open(SWALLOW, b"", window_bytes=100)
+        ends: list[object] = []
+
+        def fail(messages: list[bytes]) -> None:
+            raise RuntimeError(f"a fault at {messages}")
+
+        stream.listen(fail, ends.append)
+        await until(lambda: listener.streams)
+        others = Listened().to(listener.streams[0])
+        assert listener.streams[0].try_write(b"bad")
+        await until(lambda: ends and others.ends)
+        assert [isinstance(each, UnansweredError) for each in (*ends, *others.ends)] == [True, True]
+        assert await link.ask(ECHO, b"beside", timeout_ms=5_000) == b"beside of dialler"
+
+
 async def test_end_of_the_connection_is_told_to_everybody_once() -> None:
     """A caller, a reader, a server of a stream and a request handler each learn of it."""
     async with connected() as (link, dialler, listener):
