@@ -139,7 +139,8 @@ def _group(
 ) -> Iterator[tuple[int | None, Any]]:
     """Yield each partition with the indexes of its rows, a list or a numpy array; None stands for all rows."""
     names: list[str] = rows.schema.names
-    if partition is not None or "key" not in names or rule.ignores_keys:
+    # A topic of one partition keeps the order of all rows, also between those with and without a key.
+    if partition is not None or "key" not in names or rule.decides_nothing(partition_count):
         yield partition, None
         return
     column = rows.column("key")

@@ -97,7 +97,7 @@ def cut(
     rule: KeyRule = CRC32C,
     topic: str = "",
 ) -> Iterator[LoosePiece | EncodedPiece]:
-    """Cut records into pieces. With keys, the records of each partition stay in order; otherwise all do.
+    """Cut records into pieces. With keys and several partitions, the records of each partition stay in order; otherwise all do.
 
     Args:
         values: values. Values that are not bytes end up in loose pieces.
@@ -116,7 +116,7 @@ def cut(
     """
     cutter = _Cutter(batch_bytes, codec, wall_clock_ms)
     whole = LoosePiece(partition=partition, values=values, keys=keys, timestamps_ms=timestamps_ms)
-    if partition is not None or keys is None or rule.ignores_keys:
+    if partition is not None or keys is None or rule.decides_nothing(partition_count):
         yield from cutter.run(whole)
         return
     for start in range(0, len(values), KEYED_STEP_RECORDS):

@@ -52,6 +52,10 @@ class KeyRule:
         """True for the rule "sticky"."""
         return self.hash is None and self.function is None
 
+    def decides_nothing(self, partition_count: int) -> bool:
+        """Return True if no key needs to be looked at. The program's function is always asked, because it may refuse a key."""
+        return self.ignores_keys or (partition_count == 1 and self.function is None)
+
 
 def ask_function(function: PartitionFunction, topic: str, key: bytes, partition_count: int) -> int:
     """Return the partition that the program's function chooses.

@@ -110,6 +110,17 @@ def test_gathered_rows_are_those_of_the_step_for_each_record(
     assert pieces(rows, codec=codec) == expected
 
 
+def test_rows_of_a_topic_of_one_partition_keep_their_order() -> None:
+    """Also between rows with a key and rows without one."""
+    keys = [None if index % 3 else b"key-%d" % index for index in range(100)]
+    values = [b"value-%d" % index for index in range(100)]
+    rows = pa.RecordBatch.from_arrays(
+        [pa.array(keys, pa.binary()), pa.array(values, pa.binary())], names=["key", "value"]
+    )
+    found = [pair for pairs in pieces(rows, partition_count=1).values() for pair in pairs]
+    assert found == list(zip(keys, values, strict=True))
+
+
 @pytest.mark.parametrize("partition", [None, 1])
 @pytest.mark.parametrize("is_keyed", [False, True])
 def test_batches_do_not_change_with_the_callers_memory(partition: int | None, is_keyed: bool) -> None:

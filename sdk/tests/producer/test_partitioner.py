@@ -87,6 +87,28 @@ def test_pieces_hold_every_record_once_in_order_and_within_size(
     assert found == expected
 
 
+def test_records_of_a_topic_of_one_partition_keep_their_order() -> None:
+    """Also between records with a key and records without one."""
+    keys = [None if index % 3 else b"key-%d" % index for index in range(100)]
+    values = [b"value-%d" % index for index in range(100)]
+    found: list[tuple[bytes | None, bytes | None]] = []
+    for piece in cut(
+        values,
+        keys,
+        None,
+        partition=None,
+        partition_count=1,
+        batch_bytes=400,
+        codec=Codec.NONE,
+        wall_clock_ms=lambda: 7,
+    ):
+        if isinstance(piece, LoosePiece):
+            found.extend(zip(piece.keys or [None] * len(piece.values), piece.values, strict=True))
+        else:
+            found.extend((record.key, record.value) for record in RecordBatch(piece.body.join()).records())
+    assert found == list(zip(keys, values, strict=True))
+
+
 BAD_COLUMNS: dict[str, tuple[list[Any], list[Any] | None]] = {
     "a null": ([bytes(3_000), None], None),
     "text": ([bytes(3_000), "a" * 3_000], None),
