@@ -227,6 +227,9 @@ class Consumer:
     ) -> None:
         """Read exactly these partitions from now on.
 
+        With a group and `auto_commit`, everything that was handed out of the former ones is committed first, for at most 5,000
+        milliseconds.
+
         Args:
             tps: the partitions; an empty list reads nothing.
             offsets: the first offset to read, for some or all of the partitions.

@@ -196,6 +196,10 @@ class SharedConsumer:
         if self._member is not None:
             raise UsageError("this consumer is subscribed: call unsubscribe() before assign()")
         fetcher = self.fetcher()
+        if self.group is not None and self.group.auto_commit:
+            # Before the new positions are looked up, because a partition may be among the old ones too.
+            self._last = None
+            await self._commit_quietly(list(self.collector.cursors))
         given = {tp: offset for tp, offset in offsets.items() if tp in set(tps)}
         positions: Mapping[TopicPartition, Start]
         if start is None and self.group is not None:

@@ -554,6 +554,26 @@ def test_unsubscribe_commits_everything_that_was_handed_out(
         assert committed.offset == 5
 
 
+def test_another_assignment_commits_everything_that_was_handed_out(
+    bootstrap: str, make_topic: MakeTopic, producer: Producer, group: str
+) -> None:
+    """A program that reads partitions of its own choice with a group goes on where it was, also after a change of its choice."""
+    topic = make_topic(2)
+    fill(producer, topic, 2, 5)
+    first, second = (TopicPartition(topic, partition) for partition in range(2))
+    with Consumer(bootstrap, group=group) as consumer:
+        consumer.assign([first])
+        drain(consumer, 5)
+        consumer.assign([second])
+        drain(consumer, 5)
+        consumer.assign([first, second])
+        assert (consumer.position(first), consumer.position(second)) == (5, 5)
+        consumer.unsubscribe()
+    with Consumer(bootstrap, group=group, auto_commit=False) as consumer:
+        consumer.assign([first])
+        assert consumer.position(first) == 5
+
+
 def jump(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let more than a session pass. No timer of the loop knows of it, as in the first moment after a SIGCONT."""
     for module in (shared, member):
