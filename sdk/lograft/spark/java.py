@@ -38,7 +38,7 @@ CACHE_VARIABLE: Final = "LOGRAFT_CACHE_DIR"
 _VERSION: Final = re.compile(r'version "(\d+)(?:\.(\d+))?')
 _SCRIPT: Final = """\
 #!/bin/sh
-# Runs the packaged JRE without the module that Spark asks for and that it does not have.
+# Runs Java without the module that Spark asks for and does not need.
 for argument do
   shift
   case "$argument" in

@@ -121,10 +121,14 @@ class Daemon:
         """End it with all its executors."""
         os.killpg(self.process.pid, signal.SIGTERM)
         try:
-            self.process.wait(20)
+            self.process.wait(STOP_S)
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
+        # The reader ends with the last process that has the pipe.
+        self._reader.join(STOP_S)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
 
 
 @contextmanager

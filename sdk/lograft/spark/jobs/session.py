@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from lograft.errors import MissingExtraError
-from lograft.spark.java import ensure_java
+from lograft.spark.java import ensure_java, start_script
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,6 +56,7 @@ def job_session(
     """
     from lograft.spark.session import local_session, logging_option
 
+    use_quiet_java(directory)
     url = f"local[*,{TASK_ATTEMPTS}]" if master is None else master
     if url.startswith("local-cluster"):
         use_own_work_directory(directory)
@@ -70,7 +71,6 @@ def job_session(
         )
     from pyspark.sql import SparkSession
 
-    ensure_java()
     chosen = {
         "spark.driver.extraJavaOptions": logging_option(directory, log_level),
         "spark.sql.session.timeZone": "UTC",
@@ -81,6 +81,23 @@ def job_session(
     for each, value in chosen.items():
         builder = builder.config(each, value)
     return builder.getOrCreate()
+
+
+def use_quiet_java(directory: Path) -> None:
+    """Find a Java, and let it say nothing by itself.
+
+    Spark asks for a module that Java calls an incubator, and each JVM warns of that on standard error. Spark works without it. So
+    `JAVA_HOME` becomes a directory below `directory`, with a script that drops the request.
+
+    Raises:
+        JavaNotFoundError: no Java 17 or later was found.
+    """
+    java = ensure_java().home / "bin" / "java"
+    script = directory / "java" / "bin" / "java"
+    script.parent.mkdir(parents=True)
+    script.write_text(start_script(java), encoding="utf-8")
+    script.chmod(0o755)
+    os.environ["JAVA_HOME"] = str(directory / "java")
 
 
 def use_own_work_directory(directory: Path) -> None:
