@@ -20,7 +20,7 @@ PARTITIONS ?= 10000 100000 1000000
 .DEFAULT_GOAL := help
 .PHONY: help install demo docs test verify pythons format-check lint types imports proto-check unit fix gen baseline clients sim \
         kill-quorum quorum-proofs replication-proofs group-proofs producer-proofs sql-proofs transform-proofs ingest-proofs \
-        stream-proofs replay-proofs jepsen soak kill-broker fuzz hostile forks replay-memory crash corrupt realdisk bench bench-quorum \
+        stream-proofs replay-proofs jepsen soak kill-broker fuzz hostile forks crash corrupt realdisk bench bench-quorum \
         bench-replication bench-stalls bench-scale bench-partitions bench-liveness bench-start bench-spark clean
 
 help: ## Show this list
@@ -158,9 +158,6 @@ replay-proofs: $(INSTALLED) ## Replays by time range and key beside filters over
 forks: $(INSTALLED) ## Children forked beside clients at work, N=n of each case: multiprocessing, os.fork, gunicorn, Celery, Spark (ONLY="..." BUDGET=3600)
 	$(BIN)/python -m integration_tests.scenarios.forks.run $(if $(filter command line environment,$(origin N)),--children $(N)) \
 		$(if $(ONLY),--only $(ONLY)) $(if $(BUDGET),--budget-s $(BUDGET))
-
-replay-memory: $(INSTALLED) ## Memory of a Spark replay of RECORDS=10000000 records: it does not grow with the log
-	$(BIN)/python -m integration_tests.scenarios.replay_memory $(if $(RECORDS),--records $(RECORDS))
 
 crash: $(INSTALLED) ## Log engine: a crash at every disk call, RUNS=n runs compared with a model, and mutants that must be found
 	$(BIN)/python -m integration_tests.crash.run --runs $(RUNS)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from lograft import IngestState
+from lograft import Ingest, IngestState
 from lograft.types import IngestDescription
 
 from brokerd.coordinator.internal_topics import INGESTS
@@ -87,9 +87,12 @@ class Stage:
             self.drivers[name] = self.standalone.driver(name, settings)
         return self._running(name)
 
-    def has_coordinators(self) -> bool:
-        """Return True once there is a topic of ingests: the first ingest makes it."""
-        return any(each.topic == INGESTS.name for each in self.scene.admin.list_topics(include_internal=True))
+    def make_coordinators(self, topic: str) -> None:
+        """Make the topic of ingests while all brokers are there; the first ingest does."""
+        if any(each.topic == INGESTS.name for each in self.scene.admin.list_topics(include_internal=True)):
+            return
+        with Ingest.open(self.scene.bootstrap, self.scene.new_name("first"), topics=[topic]) as first:
+            first.abort()
 
     def close(self, *, but: Sequence[str] = ()) -> None:
         """End the drivers, but for some, and with the last one Spark's servers."""
@@ -236,7 +239,8 @@ class Run:
         One broker is down then, neither the coordinator nor all that the topic has: `return_absent` or `Scene.heal` starts it.
         """
         scene = self.stage.scene
-        coordinator = scene.coordinator(self.ingest_id) if self.stage.has_coordinators() else 0
+        self.stage.make_coordinators(self.topic)
+        coordinator = scene.coordinator(self.ingest_id)
         self.absent = scene.rng.choice([each for each in scene.cluster.brokers if each != coordinator])
         scene.take_out(self.absent, [self.topic])
         self.hold_sealed(driver)

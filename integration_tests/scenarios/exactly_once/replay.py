@@ -34,12 +34,12 @@ FIRST_MS: Final = 1_767_225_600_000
 STEP_MS: Final = 10
 JOB_TIMEOUT_S: Final = 3_600.0
 SAMPLE_INTERVAL_S: Final = 0.5
-WARM_SHARE: Final = 0.25
-"""Share of the samples in which everything has been loaded and the caches are filled."""
-WORKER_GROWTH_MAX: Final = 64 * 1024 * 1024
-"""Most bytes that a Python worker may need after that beyond what it needed before."""
+TASK_BYTES_MAX: Final = 128 * 1024 * 1024
+"""Most bytes that a task may need beyond a Python worker that has read one record of each partition (docs/spark.md says what for)."""
+FLAT_BYTES_MAX: Final = 24 * 1024 * 1024
+"""Most bytes that a task over everything may need beyond one over a tenth."""
 BROKER_GROWTH_MAX: Final = 128 * 1024 * 1024
-"""The same for a broker."""
+"""Most bytes that a broker may need while everything is read, beyond what it needed for a tenth."""
 MIB: Final = 1024 * 1024
 
 
@@ -170,46 +170,70 @@ class Memory:
         self.jvm_bytes.append(jvm)
         self.brokers_bytes.append(max(each.memory_info().rss for each in self.brokers))
 
-
-def growth_bytes(samples: list[int]) -> int:
-    """Return by how much the samples exceed those of the first quarter at most."""
-    warm = max(1, int(len(samples) * WARM_SHARE))
-    return max(samples[warm:], default=0) - max(samples[:warm], default=0)
+    def peaks(self) -> dict[str, int]:
+        """Return the largest bytes of each kind of process."""
+        samples = {"worker": self.workers_bytes, "jvm": self.jvm_bytes, "broker": self.brokers_bytes}
+        return {name: max(values, default=0) for name, values in samples.items()}
 
 
 def check_memory(scene: Scene, driver: Driver, outcome: Outcome, *, records: int) -> None:
-    """Replay many records, compare them with what was sent, and bound the growth of memory."""
+    """Replay one record of each partition, a tenth, and everything; compare with what was sent, and bound the growth of memory.
+
+    The driver's workers must be new: what they needed once they keep.
+    """
     topic = "many"
     scene.create_topic(topic, partitions=PARTITIONS)
     sent = Sum()
+    ends = [0] * PARTITIONS
     with Producer(scene.bootstrap) as producer:
         for start in range(0, records, CHUNK_RECORDS):
             values = [value_of(number) for number in range(start, min(records, start + CHUNK_RECORDS))]
-            producer.send_many(topic, values, partition=start // CHUNK_RECORDS % PARTITIONS)
+            partition = start // CHUNK_RECORDS % PARTITIONS
+            producer.send_many(topic, values, partition=partition)
+            ends[partition] += len(values)
             for value in values:
                 sent.add(value)
     brokers = [psutil.Process(each.pid) for each in scene.cluster.brokers.values()]
-    memory = Memory(driver=driver, brokers=brokers)
-    watch = Repeated("memory", memory.sample, SAMPLE_INTERVAL_S)
-    watch.start()
-    began_s = time.monotonic()
-    try:
-        found = Reader(scene=scene, driver=driver).digest(topic)
-    finally:
-        watch.join()
-    took_s = time.monotonic() - began_s
-    outcome.problems += differences({"many": (sent, found, found)})
-    samples = {"worker": memory.workers_bytes, "jvm": memory.jvm_bytes, "broker": memory.brokers_bytes}
-    for name, values in samples.items():
-        outcome.figures[f"{name}_mib"] = [each // MIB for each in spread(values)]
-        outcome.figures[f"{name}_growth_mib"] = growth_bytes(values) // MIB
-    outcome.figures |= {"many_records": found[0], "many_s": round(took_s, 1), "samples": len(memory.workers_bytes)}
-    for name, limit in (("worker", WORKER_GROWTH_MAX), ("broker", BROKER_GROWTH_MAX)):
-        grown = growth_bytes(samples[name])
+    reader = Reader(scene=scene, driver=driver)
+    shares = {"one": [1] * PARTITIONS, "tenth": [each // 10 for each in ends], "all": ends}
+    peaks: dict[str, dict[str, int]] = {}
+    for name, share in shares.items():
+        memory = Memory(driver=driver, brokers=brokers)
+        options = {"endingOffsets": json.dumps({topic: {str(number): end for number, end in enumerate(share)}})}
+        watch = Repeated("memory", memory.sample, SAMPLE_INTERVAL_S)
+        watch.start()
+        began_s = time.monotonic()
+        try:
+            found = reader.digest(topic, options)
+        finally:
+            watch.join()
+        peaks[name] = memory.peaks()
+        if found[0] != sum(share):
+            outcome.problems.append(f"{name}: {found[0]} records were read of {sum(share)}")
+        outcome.figures[name] = {
+            "records": found[0],
+            "s": round(time.monotonic() - began_s, 1),
+            **{f"{process}_mib": size_bytes // MIB for process, size_bytes in peaks[name].items()},
+        }
+        if name == "all":
+            outcome.problems += differences({"many": (sent, found, found)})
+            outcome.figures["worker_mib"] = [each // MIB for each in spread(memory.workers_bytes)]
+    outcome.problems += growths(peaks)
+
+
+def growths(peaks: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """Return which process has grown by too much, from the largest bytes of each process for each share."""
+    limits = (
+        ("worker", "one", TASK_BYTES_MAX),
+        ("worker", "tenth", FLAT_BYTES_MAX),
+        ("broker", "tenth", BROKER_GROWTH_MAX),
+    )
+    found: list[str] = []
+    for process, before, limit in limits:
+        grown = peaks["all"][process] - peaks[before][process]
         if grown > limit:
-            outcome.problems.append(
-                f"the {name} grew by {grown // MIB} MiB after the first quarter, over {limit // MIB}"
-            )
+            found.append(f"all: the {process} needs {grown // MIB} MiB more than for {before}, over {limit // MIB}")
+    return found
 
 
 def spread(values: list[int], count: int = 12) -> list[int]:
@@ -231,9 +255,9 @@ def prove(directory: Path, *, records: int, many: int, seed: int) -> Outcome:
         driver = local_driver(directory, "reader", tasks=TASKS)
         driver.start()
         try:
-            check_filters(scene, driver, outcome, records=records)
             if many:
                 check_memory(scene, driver, outcome, records=many)
+            check_filters(scene, driver, outcome, records=records)
         finally:
             driver.close()
     return outcome

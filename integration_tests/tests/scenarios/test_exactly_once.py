@@ -132,10 +132,18 @@ def test_a_replay_that_differs_is_found() -> None:
     assert "was sent" in replay.differences({"key": (sent, [2, 3, 4], [2, 3, 4])})[0]
 
 
-def test_growth_of_memory_is_measured_after_the_first_quarter() -> None:
-    """What the beginning needs does not count; a leak does."""
-    assert replay.growth_bytes([10, 90, 100, *[100] * 9]) == 0
-    assert replay.growth_bytes([10, 90, 100, *range(100, 190, 10)]) == 80
+def test_growth_of_memory_is_found() -> None:
+    """A task may need more than an idle worker, but not more and more with the length of the log."""
+    flat = {"worker": 250 * replay.MIB, "broker": 400 * replay.MIB}
+    one = {"worker": 150 * replay.MIB, "broker": 100 * replay.MIB}
+    assert replay.growths({"one": one, "tenth": flat, "all": flat}) == []
+    leaking = {"worker": 290 * replay.MIB, "broker": 600 * replay.MIB}
+    found = replay.growths({"one": one, "tenth": flat, "all": leaking})
+    assert [each.split(",")[0] for each in found] == [
+        "all: the worker needs 140 MiB more than for one",
+        "all: the worker needs 40 MiB more than for tenth",
+        "all: the broker needs 200 MiB more than for tenth",
+    ]
     assert replay.spread(list(range(100)), 3) == [0, 49, 99]
 
 

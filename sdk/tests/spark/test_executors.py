@@ -29,6 +29,7 @@ pytestmark = pytest.mark.spark
 SDK = Path(__file__).parents[2]
 START_S = 120
 JOB_S = 300
+STOP_S = 20
 
 JOB = """
 import json
