@@ -97,6 +97,19 @@ class LogRead(NamedTuple):
     next_offset: int
 
 
+class HeadersRead(NamedTuple):
+    """The headers of whole batches.
+
+    Attributes:
+        headers: the headers, in the order of the log; empty at the end of the readable part. The first batch may begin below the
+            requested offset.
+        next_offset: offset to read next; larger than the requested one unless `headers` is empty.
+    """
+
+    headers: list[BatchHeader]
+    next_offset: int
+
+
 class TimestampAndOffset(NamedTuple):
     """A record found by time: its timestamp in milliseconds since 1970, and its offset."""
 

@@ -150,7 +150,7 @@ class StagingTopics:
             topic=staging_topic(topic.topic_id),
             partition_count=len(topic.partitions),
             replication_factor=topic.replication_factor,
-            configs={"segment.bytes": str(STAGING_SEGMENT_BYTES)},
+            configs={"segment.bytes": str(STAGING_SEGMENT_BYTES), "file.delete.delay.ms": "0"},
         )
         call = pb.AdminCall(method="CreateTopic", request=request.SerializeToString())
         name = topic.topic

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -128,6 +128,7 @@ class _Broker:
         staging_topics: makes staging topics.
         local_ingests: what this broker answers as a coordinator of ingests.
         ingest_calls: asks coordinators of ingests.
+        staging_sweep: frees what was staged and is needed no more.
         outcomes: questions of groups about ingests.
     """
 
@@ -143,6 +144,7 @@ class _Broker:
     staging_topics: StagingTopics
     local_ingests: LocalIngests
     ingest_calls: IngestCalls
+    staging_sweep: StagingSweep
     outcomes: OutcomeQuestions
 
 
@@ -380,11 +382,21 @@ class BrokerServer:
         )
         staged = StagedReads(node_id=node_id, observer=observer, find=manager.find, calls=replication.repairs)
         led = LedPartitions(node_id=node_id, observer=observer, find=manager.find)
+
+        async def live_attempts(
+            topic_id: bytes, partition: int, producer_ids: Sequence[int]
+        ) -> Mapping[int, int | None]:
+            # The calls are made below, from what is published here.
+            return await ingest_calls.live_attempts(topic_id, partition, producer_ids)
+
+        sweep = StagingSweep(manager.replicas, live_attempts)
         publications = LocalPublications(
             cluster_id=cluster_id,
             node_id=node_id,
             observer=observer,
-            publisher=Publisher(led=led, staged=staged, is_lost=lambda: lifecycle.session.is_lost),
+            publisher=Publisher(
+                led=led, staged=staged, is_lost=lambda: lifecycle.session.is_lost, on_published=sweep.soon
+            ),
             checks=StagedChecks(led=led, staged=staged),
         )
         peer_calls = PeerCalls(
@@ -434,6 +446,7 @@ class BrokerServer:
             staging_topics=StagingTopics(observer, calls),
             local_ingests=local_ingests,
             ingest_calls=ingest_calls,
+            staging_sweep=sweep,
             outcomes=outcomes,
         )
 
@@ -510,7 +523,7 @@ class BrokerServer:
         self._run("deletion of set-aside directories", _every(REMOVED_CHECK_MS, manager.delete_due))
         self._run("expiry of idle producers", _every(PRODUCER_EXPIRY_CHECK_MS, expire_producers))
         self._run("quota of staged records", _every(STAGING_SWEEP_MS, broker.parts.staging_quota.measure))
-        self._run("sweep of staged records", StagingSweep(manager.replicas, broker.ingest_calls.live_attempts).run())
+        self._run("sweep of staged records", broker.staging_sweep.run())
         self._run("repair of damaged ranges", DamageRepairs(manager.replicas, broker.replication.repairs).run())
 
     async def _come_up(self, lifecycle: BrokerLifecycle, manager: ReplicaManager) -> None:

@@ -64,7 +64,7 @@ class StagedChecks:
             await wait_committed(replica, end_offset, leader_epoch=replica.leader_epoch, timeout_ms=CHECK_CALL_MS // 2)
         unclear = [(index, each) for index, each in there if not await self._is_shown(replica, topic_id, each)]
         planner = Planner([each for _, each in unclear], max_batches=0)
-        async for piece in self._staged.pieces(topic_id, partition, planner.ranges):
+        async for piece in self._staged.look(topic_id, partition, planner.ranges):
             for batch, _ in piece:
                 planner.add(batch)
         for found in planner.missing():

@@ -23,6 +23,9 @@ PART_BATCHES_MAX: Final = 500_000
 READ_BYTES: Final = 1024 * 1024
 """Bytes of one read of staged batches. A single larger batch is read whole."""
 
+LOOK_BYTES: Final = 16 * 1024 * 1024
+"""Bytes of staged batches that one look at their headers covers. A single larger batch is looked at alone."""
+
 KEEP_BYTES: Final = 1024 * 1024
 """Bytes of staged batches up to which a publication keeps what it read for its plan. Beyond, it reads a batch again to publish it."""
 
@@ -57,7 +60,10 @@ SWEEP_IDS_MAX: Final = 10_000
 """Producer ids that one question for live attempts names."""
 
 STAGING_SWEEP_MS: Final = 5_000
-"""Milliseconds between two sweeps."""
+"""Milliseconds between two sweeps of everything."""
+
+SWEEP_SOON_MS: Final = 200
+"""Milliseconds after a publication in which its staging partition is swept: its coordinator knows of it by then, as a rule."""
 
 STAGING_QUOTA_SHARE: Final = 4
 """The default of the staging quota is the size of the log directory's disk divided by this."""

@@ -74,6 +74,7 @@ class Publisher:
         staged: reads staged batches.
         is_lost: returns True while another broker may lead this one's partitions, because the controller was not heard for a whole
             session: its log says nothing about losses then.
+        on_published: gets topic id and partition of each part that has been published.
         max_batches: most batches of one plan.
     """
 
@@ -83,11 +84,13 @@ class Publisher:
         led: LedPartitions,
         staged: StagedReads,
         is_lost: Callable[[], bool],
+        on_published: Callable[[bytes, int], None],
         max_batches: int = PART_BATCHES_MAX,
     ) -> None:
         self._led = led
         self._staged = staged
         self._is_lost = is_lost
+        self._on_published = on_published
         self._max_batches = max_batches
         self._running: dict[tuple[bytes, int, int], tuple[Part, asyncio.Task[PublishedPart]]] = {}
         self._waiting_count = 0
@@ -155,6 +158,7 @@ class Publisher:
             return
         error = task.exception()
         if error is None:
+            self._on_published(part.topic_id, part.partition)
             return
         if isinstance(error, RefusedError):
             logger.info("part not published: partition=%s-%d records=%d: %s", key[0].hex(), key[1], part.records, error)
@@ -243,11 +247,11 @@ class _Publication:
         planner = Planner(part.slices, done_records=done, max_batches=self._max_batches)
         kept: dict[int, memoryview] = {}
         kept_bytes = 0
-        async for piece in self._staged.pieces(part.topic_id, part.partition, planner.ranges):
+        async for piece in self._staged.look(part.topic_id, part.partition, planner.ranges):
             for batch, data in piece:
                 planner.add(batch)
                 kept_bytes += batch.size_bytes
-                if kept_bytes <= KEEP_BYTES:
+                if data is not None and kept_bytes <= KEEP_BYTES:
                     kept[batch.base_offset] = data
         found = planner.plan()
         if isinstance(found, MissingSlice):

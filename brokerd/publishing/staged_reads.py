@@ -16,7 +16,7 @@ from lograft.wire.errors import BatchError
 from lograft.wire.header import BatchHeader, iter_batches
 
 from brokerd.failure import RefusedError, refused
-from brokerd.publishing.limits import READ_BYTES, RETRY_MS
+from brokerd.publishing.limits import LOOK_BYTES, READ_BYTES, RETRY_MS
 from brokerd.publishing.plan import StagedBatch
 from brokerd.replica.replica import Replica
 from brokerd.replication.peer_errors import PeerError
@@ -27,6 +27,9 @@ from metaquorum.metadata.topic_names import staging_topic
 
 Piece = list[tuple[StagedBatch, memoryview]]
 """Whole batches that follow each other, with their bytes."""
+
+Looked = list[tuple[StagedBatch, memoryview | None]]
+"""Whole batches that follow each other, with their bytes or without."""
 
 
 def staged_batch(header: BatchHeader) -> StagedBatch:
@@ -91,10 +94,12 @@ class StagedReads:
             raise refused(ErrorCode.METADATA_NOT_REACHED, message, retry_after_ms=RETRY_MS)
         return found
 
-    async def pieces(
+    async def look(
         self, topic_id: bytes, partition: int, ranges: Sequence[tuple[int, int]]
-    ) -> AsyncGenerator[Piece, None]:
-        """Yield all batches of ranges of offsets, as far as batches begin and end there.
+    ) -> AsyncGenerator[Looked, None]:
+        """Yield all batches of ranges of offsets, as far as batches begin and end there: the first piece with its bytes.
+
+        So whoever looks at little has read it, and of what is large only the headers are read, where this broker has them.
 
         Args:
             topic_id: id of the topic that the staging topic belongs to.
@@ -104,14 +109,32 @@ class StagedReads:
         Raises:
             RefusedError: as `read`.
         """
+        is_first = True
         for offset, end_offset in ranges:
             while offset < end_offset:
-                data = await self.read(topic_id, partition, offset, end_offset)
-                piece = split(data)
+                piece: Looked | None = None
+                if not is_first:
+                    piece = await self._headers(topic_id, partition, offset, end_offset)
+                if piece is None:
+                    piece = [*split(await self.read(topic_id, partition, offset, end_offset))]
                 if not piece:
                     break
+                is_first = False
                 yield piece
                 offset = piece[-1][0].next_offset
+
+    async def _headers(self, topic_id: bytes, partition: int, offset: int, end_offset: int) -> Looked | None:
+        """Return the headers of whole batches as `read` would return these; None if this broker's replica does not serve them."""
+        await asyncio.sleep(0)
+        replica = self._find(self.topic(topic_id).topic_id, partition)
+        if replica is None or not _serves(replica, end_offset):
+            return None
+        try:
+            found = replica.read_headers(offset, LOOK_BYTES, end_offset=end_offset)
+        except RefusedError:
+            # `read` knows what becomes of it.
+            return None
+        return [(staged_batch(header), None) for header in found.headers]
 
     async def read(self, topic_id: bytes, partition: int, offset: int, end_offset: int) -> bytes:
         """Return whole batches from the one that holds `offset` on, none beyond `end_offset` (exclusive): `READ_BYTES`, or one batch.
@@ -130,7 +153,7 @@ class StagedReads:
             raise refused(ErrorCode.METADATA_NOT_REACHED, message, retry_after_ms=RETRY_MS)
         leader_id = topic.partitions[partition].leader_id
         replica = self._find(topic.topic_id, partition)
-        if replica is not None and replica.is_writable and end_offset <= replica.high_watermark:
+        if replica is not None and _serves(replica, end_offset):
             try:
                 return replica.read(offset, READ_BYTES, end_offset=end_offset).data
             except RefusedError as error:
@@ -171,6 +194,11 @@ class StagedReads:
                     raise refused(error.code, text, retry_after_ms=RETRY_MS) from error
                 case _:
                     raise refused(ErrorCode.LEADER_NOT_AVAILABLE, text, retry_after_ms=RETRY_MS) from error
+
+
+def _serves(replica: Replica, end_offset: int) -> bool:
+    """Return True if a replica of this broker has everything below an offset (exclusive), and knows that it is committed."""
+    return replica.is_writable and end_offset <= replica.high_watermark
 
 
 def _incomplete(error: RefusedError) -> RefusedError:

@@ -5,6 +5,9 @@ A sweep of a partition reads the batches from its log start on, asks for the att
 first batch that may be needed. The log start moves there, by the rules of `DeleteRecords`; if nothing is needed, to the high watermark.
 A log whose active segment lies wholly below its log start rolls it, so an idle staging partition has no batches on disk.
 
+A partition in which something was just published is swept soon, so that what was staged seldom reaches the disk: most of its pages are
+free again before the system writes them.
+
 Owns the pace. Does not know who answers for attempts.
 Source: docs/ingest.md, section "Staging".
 """
@@ -13,14 +16,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-
-from lograft.wire.header import iter_batches
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from brokerd.clock import wall_ms
 from brokerd.failure import RefusedError
 from brokerd.publishing.garbage import first_needed, is_staging_id
-from brokerd.publishing.limits import READ_BYTES, STAGING_SWEEP_MS, SWEEP_IDS_MAX, SWEEP_READ_BYTES
+from brokerd.publishing.limits import LOOK_BYTES, STAGING_SWEEP_MS, SWEEP_IDS_MAX, SWEEP_READ_BYTES, SWEEP_SOON_MS
 from brokerd.publishing.quota import staging_partitions
 from brokerd.publishing.staged_reads import staged_batch
 from brokerd.replica.replica import Replica
@@ -56,31 +58,51 @@ class StagingSweep:
         self._live_attempts = live_attempts
         self._now_ms = now_ms
         self._read_bytes = read_bytes
+        # Topic ids and partitions in which something was published. `_hurried` is set with the first of them.
+        self._published: set[tuple[bytes, int]] = set()
+        self._hurried = asyncio.Event()
+
+    def soon(self, topic_id: bytes, partition: int) -> None:
+        """Sweep the staging partition of a partition in `SWEEP_SOON_MS`: something was published there."""
+        self._published.add((topic_id, partition))
+        self._hurried.set()
 
     async def run(self) -> None:
         """Sweep again and again, until it is cancelled."""
+        loop = asyncio.get_running_loop()
+        due_s = loop.time() + STAGING_SWEEP_MS / 1000
         while True:
-            await asyncio.sleep(STAGING_SWEEP_MS / 1000)
-            await self.sweep()
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(due_s):
+                    await self._hurried.wait()
+                    # The coordinator learns meanwhile that the part is published.
+                    await asyncio.sleep(SWEEP_SOON_MS / 1000)
+            self._hurried.clear()
+            published, self._published = self._published, set()
+            if loop.time() >= due_s:
+                await self.sweep()
+                due_s = loop.time() + STAGING_SWEEP_MS / 1000
+            else:
+                await self.sweep(published)
 
-    async def sweep(self) -> int:
-        """Sweep every staging partition once; return the number of those whose log start has moved."""
+    async def sweep(self, published: Collection[tuple[bytes, int]] | None = None) -> int:
+        """Sweep every staging partition once, or those of some partitions; return the number of those whose log start has moved."""
         moved_count = 0
         for replica in list(staging_partitions(self._replicas())):
+            topic_id = staged_topic_id(replica.topic)
+            if topic_id is None or (published is not None and (topic_id, replica.partition) not in published):
+                continue
             try:
-                moved_count += await self._sweep_partition(replica)
+                moved_count += await self._sweep_partition(replica, topic_id)
             except (RefusedError, StorageError) as error:
                 # It has moved, its log is being moved, or its disk is full. The next sweep tries again.
                 logger.warning("staging partition not swept: partition=%s: %s", replica, error)
         return moved_count
 
-    async def _sweep_partition(self, replica: Replica) -> bool:
+    async def _sweep_partition(self, replica: Replica, topic_id: bytes) -> bool:
         # A leader that does not know what is committed yet frees nothing.
         start_offset, end_offset = replica.log_start_offset, replica.high_watermark
         if start_offset >= end_offset or not replica.is_end_known:
-            return False
-        topic_id = staged_topic_id(replica.topic)
-        if topic_id is None:
             return False
         to_offset = await self._first_needed(replica, topic_id, start_offset, end_offset)
         if to_offset <= start_offset or not replica.is_leader:
@@ -95,10 +117,10 @@ class StagingSweep:
         asked: set[int] = set()
         left_bytes = self._read_bytes
         while offset < end_offset and left_bytes > 0:
-            found = replica.read(offset, READ_BYTES, end_offset=end_offset)
-            if not found.data:
+            found = replica.read_headers(offset, LOOK_BYTES, end_offset=end_offset)
+            if not found.headers:
                 break
-            batches = [staged_batch(header) for _, header in iter_batches(found.data)]
+            batches = [staged_batch(header) for header in found.headers]
             unknown = sorted({each.producer_id for each in batches if is_staging_id(each.producer_id)} - asked)
             for at in range(0, len(unknown), SWEEP_IDS_MAX):
                 some = unknown[at : at + SWEEP_IDS_MAX]
@@ -108,6 +130,6 @@ class StagingSweep:
             if needed is not None:
                 return max(needed, offset)
             offset = found.next_offset
-            left_bytes -= len(found.data)
+            left_bytes -= sum(each.size_bytes for each in batches)
             await asyncio.sleep(0)
         return min(offset, end_offset)

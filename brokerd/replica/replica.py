@@ -120,7 +120,7 @@ from storage.log.flush import FlushWork
 from storage.log.log_start import LogStartWork
 from storage.log.partition_log import PartitionLog
 from storage.maintenance.flusher import GroupFlusher
-from storage.types import Appended, LogRead, LogSettings, TimestampAndOffset
+from storage.types import Appended, HeadersRead, LogRead, LogSettings, TimestampAndOffset
 
 FLUSH_RETRY_MS: Final = 1_000
 """Milliseconds after which a flush that found no space is tried again."""
@@ -387,13 +387,23 @@ class Replica:
         """
         try:
             return self._log.read(offset, max_bytes, end_offset=end_offset)
-        except OffsetOutOfRangeError as error:
-            raise RefusedError(self.out_of_range(offset)) from error
-        except StorageError as error:
-            logger.error("read failed: partition=%s offset=%d: %s", self, offset, error)
-            if isinstance(error, DataLossError) and self._report_damage(error):
-                raise RefusedError(repairing_failure(str(self))) from error
-            raise RefusedError(Failure(code=error.code, message=client_text(error))) from error
+        except (OffsetOutOfRangeError, StorageError) as error:
+            raise self._read_refusal(offset, error) from error
+
+    def read_headers(self, offset: int, max_bytes: int, *, end_offset: int) -> HeadersRead:
+        """Return the headers of the batches that `read` would return; of large batches little else is read. Raises as `read`."""
+        try:
+            return self._log.read_headers(offset, max_bytes, end_offset=end_offset)
+        except (OffsetOutOfRangeError, StorageError) as error:
+            raise self._read_refusal(offset, error) from error
+
+    def _read_refusal(self, offset: int, error: StorageError) -> RefusedError:
+        if isinstance(error, OffsetOutOfRangeError):
+            return RefusedError(self.out_of_range(offset))
+        logger.error("read failed: partition=%s offset=%d: %s", self, offset, error)
+        if isinstance(error, DataLossError) and self._report_damage(error):
+            return RefusedError(repairing_failure(str(self)))
+        return RefusedError(Failure(code=error.code, message=client_text(error)))
 
     def find_timestamp(self, timestamp_ms: int) -> TimestampAndOffset | None:
         """Find the first readable record with this timestamp or a later one.
@@ -1005,14 +1015,24 @@ class Replica:
         log.roll_if_due(now_ms)
         work = log.begin_retention(self._core.high_watermark, now_ms)
         removed_count = 0 if work is None else await self._move_log_start(work, now_ms)
-        removal = log.begin_removal(now_ms)
-        if removal is not None:
-            await asyncio.to_thread(removal.run)
+        await self._remove_deleted(now_ms)
         if removed_count > 0:
             logger.info(
                 "retention: partition=%s segments=%d log_start_offset=%d", self, removed_count, log.log_start_offset
             )
         return removed_count
+
+    async def _remove_deleted(self, now_ms: int) -> None:
+        """Delete the files of removed segments whose delay is over. Raises nothing: after an error the next opening deletes them."""
+        removal = self._log.begin_removal(now_ms)
+        if removal is None:
+            return
+        try:
+            await asyncio.to_thread(removal.run)
+        except DiskFailedError as error:
+            self._fail(error)
+        except StorageError as error:
+            logger.error("files of removed segments not deleted: partition=%s: %s", self, error)
 
     async def delete_before(self, before_offset: int | None, now_ms: int) -> int:
         """Move the log start to an offset (inclusive), for good; return the log start. Cancelling the caller does not stop it.
@@ -1039,6 +1059,7 @@ class Replica:
             try:
                 work = log.begin_prefix(high_watermark if before_offset is None else before_offset)
                 await self._move_log_start(work, now_ms)
+                await self._remove_deleted(now_ms)
             except DiskFailedError as error:
                 self._fail(error)
                 raise

@@ -87,6 +87,7 @@ from storage.types import (
     Boundary,
     DamagedRange,
     EpochEnd,
+    HeadersRead,
     LogRead,
     LogSettings,
     PlacedBatch,
@@ -530,13 +531,25 @@ class PartitionLog:
             DiskReadError: the device failed to return the bytes.
             LogClosedError: the log is closed.
         """
+        limit = self._limit(offset, end_offset)
+        return self._reader.read(offset, max_bytes, end_offset=limit, flushed_offset=self._flushed_offset)
+
+    def read_headers(self, offset: int, max_bytes: int, *, end_offset: int | None = None) -> HeadersRead:
+        """Return the headers of the batches that `read` would return, at most `HEADERS_MAX`; of large batches little else is read.
+
+        Arguments and errors are those of `read`.
+        """
+        limit = self._limit(offset, end_offset)
+        return self._reader.read_headers(offset, max_bytes, end_offset=limit, flushed_offset=self._flushed_offset)
+
+    def _limit(self, offset: int, end_offset: int | None) -> int:
+        """Return the offset at which a read from `offset` must end (exclusive), at most the log end. Raises as `read`."""
         if self._closed:
             raise LogClosedError(self._directory)
         log_start_offset, log_end_offset = self._log_start_offset, self._end_offset
         if not log_start_offset <= offset <= log_end_offset:
             raise OffsetOutOfRangeError(offset, log_start_offset=log_start_offset, log_end_offset=log_end_offset)
-        limit = log_end_offset if end_offset is None or end_offset > log_end_offset else end_offset
-        return self._reader.read(offset, max_bytes, end_offset=limit, flushed_offset=self._flushed_offset)
+        return log_end_offset if end_offset is None or end_offset > log_end_offset else end_offset
 
     def find_timestamp(self, timestamp_ms: int, *, end_offset: int) -> TimestampAndOffset | None:
         """Return the first user record whose timestamp is `timestamp_ms` or later.

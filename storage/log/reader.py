@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from lograft.wire.checksum import crc32c
 from lograft.wire.errors import BatchError
-from lograft.wire.header import CRC_START, BatchHeader, read_header
+from lograft.wire.header import CRC_START, BatchHeader, iter_batches, read_header
 from lograft.wire.limits import HEADER_BYTES
 from lograft.wire.reader import RecordBatch
 
@@ -27,13 +27,16 @@ from storage.segment.damage import DamagedRanges
 from storage.segment.scan import BadBatch, Walk, find_valid_after, header_fault
 from storage.segment.segment import Segment
 from storage.segment.segment_set import SegmentSet
-from storage.types import Boundary, DamagedRange, LogRead, LogSettings, TimestampAndOffset
+from storage.types import Boundary, DamagedRange, HeadersRead, LogRead, LogSettings, TimestampAndOffset
 
 CURSORS = 64
 """Positions that a log remembers for its readers and the flushed offset; the oldest is dropped first."""
 
 MAX_ATTEMPTS = 8
 """Most look-ups of one call. Each one that fails has found another damaged range, or replaced a wrong index."""
+
+HEADERS_MAX = 1_024
+"""Most headers that one call returns: some milliseconds."""
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +102,51 @@ class LogReader:
                 self._segments.note_read(segment, flushed_offset)
                 return read
         raise CorruptLogError(segment.path, f"offset {offset} cannot be found although its segment was walked")
+
+    def read_headers(self, offset: int, max_bytes: int, *, end_offset: int, flushed_offset: int) -> HeadersRead:
+        """Return the headers of the batches that `read` would return, and read little else.
+
+        Bytes that are older than this opening are read whole the first time, so damage is found here as it is by `read`. Arguments and
+        errors are those of `read`.
+        """
+        if offset >= end_offset:
+            return HeadersRead([], offset)
+        segment = self._segments.holding(offset)
+        for _ in range(MAX_ATTEMPTS):
+            if self._damage:
+                self._refuse_damaged(offset)
+            try:
+                found = self._read_headers(segment, offset, max_bytes, end_offset)
+            except BadBatch as bad:
+                self._reindex(segment, bad)
+                continue
+            if found is not None:
+                self._segments.note_read(segment, flushed_offset)
+                return found
+        raise CorruptLogError(segment.path, f"offset {offset} cannot be found although its segment was walked")
+
+    def _read_headers(self, segment: Segment, offset: int, max_bytes: int, end_offset: int) -> HeadersRead | None:
+        """Read the headers of one chunk; None if its first batch failed its CRC and was quarantined."""
+        start = self._boundary(segment, offset)
+        end = self._readable_end(segment, start, end_offset)
+        if self.verify and not segment.is_verified(start.position, end.position):
+            read = self._read_segment(segment, offset, max_bytes, end_offset)
+            if read is None:
+                return None
+            return HeadersRead([header for _, header in iter_batches(read.data)], read.next_offset)
+        if end.offset <= start.offset:
+            return HeadersRead([], offset)
+        if end.position <= start.position:
+            # The index is older than the damage. An empty read inside the log would stop a reader for ever.
+            raise BadBatch(start, "the index does not fit the damage")
+        headers: list[BatchHeader] = []
+        for position, header in Walk(segment.file, start=start, end_position=end.position):
+            if headers and position + header.size_bytes - start.position > max_bytes:
+                break
+            headers.append(header)
+            if len(headers) == HEADERS_MAX:
+                break
+        return HeadersRead(headers, headers[-1].next_offset)
 
     def _refuse_damaged(self, offset: int) -> None:
         damaged = self._damage.covering(offset)

@@ -310,6 +310,18 @@ class World:
             chunks.append(chunk.data)
             position = chunk.next_offset
 
+    def read_headers(self, max_bytes: int = 700) -> list[BatchHeader]:
+        """Return the headers of all batches of the log, chunk by chunk."""
+        headers: list[BatchHeader] = []
+        position = self.log.log_start_offset
+        while True:
+            chunk = self.log.read_headers(position, max_bytes)
+            if not chunk.headers:
+                assert position == self.log.log_end_offset, f"reading ends at {position}"
+                return headers
+            headers += chunk.headers
+            position = chunk.next_offset
+
     def check_ends(self) -> None:
         """Compare the cheap values."""
         log, model = self.log, self.model
@@ -324,6 +336,7 @@ class World:
         """Compare all bytes, leader epochs, look-ups by time, transactions and producer state."""
         log, model = self.log, self.model
         assert self.read_bytes() == b"".join(batch.data for batch in model.batches), "other bytes"
+        assert self.read_headers() == [batch.header for batch in model.batches], "other headers"
         for epoch, start_offset in model.epochs():
             assert log.epoch_at(start_offset) == epoch, f"epoch {epoch} does not begin at {start_offset}"
             for asked in (epoch - 1, epoch, epoch + 1):

@@ -106,12 +106,17 @@ class PublishingBroker(LoneBroker):
         self.led = LedPartitions(node_id=1, observer=self.observer, find=self.manager.find)
         self.checks = StagedChecks(led=self.led, staged=self.staged)
         self.is_session_lost = False
+        self.published: list[tuple[bytes, int]] = []
         self.publisher = self.new_publisher()
 
     def new_publisher(self, *, max_batches: int = 1_000) -> Publisher:
         """Return a publisher that knows nothing of the earlier one."""
         return Publisher(
-            led=self.led, staged=self.staged, is_lost=lambda: self.is_session_lost, max_batches=max_batches
+            on_published=lambda topic_id, partition: self.published.append((topic_id, partition)),
+            led=self.led,
+            staged=self.staged,
+            is_lost=lambda: self.is_session_lost,
+            max_batches=max_batches,
         )
 
     async def start(self, *, partition_count: int = 1, **configs: str) -> None:

@@ -72,6 +72,7 @@ async def test_part_is_published_in_its_order(broker: PublishingBroker) -> None:
     assert found == PublishedPart(1, 1 + len(values))
     assert target.high_watermark >= found.end_offset
     assert values_of(target) == [b"before", *values]
+    assert broker.published == [(TOPIC_ID, 0)]
 
 
 async def test_batches_keep_everything_but_their_producer(broker: PublishingBroker) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 
 import pytest
@@ -10,11 +11,19 @@ from lograft.wire.codes import ErrorCode
 
 from brokerd.failure import RefusedError
 from brokerd.publishing.commits import wait_committed
+from brokerd.publishing.limits import STAGING_SWEEP_MS, SWEEP_SOON_MS
 from brokerd.publishing.quota import StagingQuota, default_limit_bytes, log_bytes
 from brokerd.publishing.sweep import StagingSweep
 from brokerd.tests.publishing.publishing_broker import STAGING, STAGING_TOPIC_ID, PublishingBroker, append_foreign
-from brokerd.tests.replica.lone_broker import TOPIC_ID
+from brokerd.tests.replica.lone_broker import ROOT, TOPIC_ID
+from storage.files.names import DELETED_SUFFIX
 from storage.testing.sim_disk import Refusal
+
+
+def _removed(broker: PublishingBroker) -> list[str]:
+    """Return the files of removed segments that are still there."""
+    names = broker.disk.list_directory(f"{ROOT}/{STAGING_TOPIC_ID.hex()}-0")
+    return [name for name in names if name.endswith(DELETED_SUFFIX)]
 
 
 class Answers:
@@ -98,6 +107,30 @@ async def test_sweep_reads_a_bounded_piece_and_goes_on(broker: PublishingBroker)
     assert starts[-1] == 40
     assert len(starts) > 2
     assert sorted(each for question in answers.asked for each in question) == sorted(answers.live)
+
+
+async def test_what_was_published_is_freed_soon(broker: PublishingBroker) -> None:
+    """The sweep does not wait for its turn, and the files of removed segments go at once."""
+    answers, staging = Answers(), await broker.staging()
+    attempt = await broker.attempt(0)
+    for _ in range(30):
+        attempt.stage(b"x" * 100)
+    await attempt.seal()
+    answers.live[STAGING] = None
+    sweep = StagingSweep(broker.manager.replicas, answers, now_ms=lambda: broker.now_ms)
+    running = asyncio.create_task(sweep.run())
+    try:
+        async with asyncio.timeout(STAGING_SWEEP_MS / 1000 - 1):
+            sweep.soon(TOPIC_ID, 1)
+            await asyncio.sleep(2 * SWEEP_SOON_MS / 1000)
+            assert (staging.log_start_offset, answers.asked) == (0, []), "another partition"
+            sweep.soon(TOPIC_ID, 0)
+            while staging.log_start_offset < 30 or _removed(broker):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    finally:
+        running.cancel()
+        await asyncio.wait((running,))
+    assert log_bytes(staging) == 0
 
 
 async def test_what_is_no_attempt_is_garbage_and_other_topics_are_left_alone(broker: PublishingBroker) -> None:

@@ -7,14 +7,16 @@ from dataclasses import replace
 
 import pytest
 from lograft.wire.batch import RecordBatch, check_batch, encode_batch
+from lograft.wire.header import iter_batches
 from lograft.wire.limits import MAX_BATCH_BYTES
 
-from storage.errors import DiskReadError, OffsetOutOfRangeError
+from storage.errors import DataLossError, DiskReadError, OffsetOutOfRangeError
 from storage.log.partition_log import PartitionLog
-from storage.log.reader import CURSORS
+from storage.log.reader import CURSORS, HEADERS_MAX
+from storage.segment.scan import HEADER_CHUNK_BYTES
 from storage.segment.segment_set import MAX_OPEN_SEALED_SEGMENTS
 from storage.testing.builders import SMALL, append, open_log, read_all, read_values
-from storage.testing.sim_disk import Refusal, SimDisk
+from storage.testing.sim_disk import Refusal, SimDisk, SimFile
 from storage.types import LogRead, TimestampAndOffset
 
 
@@ -70,6 +72,69 @@ def test_nothing_at_or_beyond_the_end_offset_is_returned(filled: PartitionLog) -
         assert values == [b"%d" % n for n in range(end_offset // 3 * 3)]
     assert filled.read(30, 10**6, end_offset=20) == LogRead(b"", 30)
     assert filled.read(180, 100, end_offset=10**9) == LogRead(b"", 180)
+
+
+@pytest.mark.parametrize("max_bytes", [1, 150, 400, 10**6])
+def test_headers_are_those_of_the_batches(disk: SimDisk, filled: PartitionLog, max_bytes: int) -> None:
+    """From any offset, up to any end, of bytes of this opening and of an earlier one: the same batches, and the same end."""
+    filled.close()
+    reopened = open_log(disk, filled.directory).log
+    for log in (reopened, reopened):
+        for offset, end_offset in ((0, 180), (31, 180), (30, 20), (3, 100), (59, 61), (180, 180)):
+            read = log.read(offset, max_bytes, end_offset=end_offset)
+            found = log.read_headers(offset, max_bytes, end_offset=end_offset)
+            assert found.headers == [header for _, header in iter_batches(read.data)]
+            assert found.next_offset == read.next_offset
+
+
+def test_headers_of_one_call_are_bounded(disk: SimDisk) -> None:
+    """However small the batches are, and however many bytes are asked for."""
+    log = open_log(disk, "/data/log", replace(SMALL, segment_bytes=10**9)).log
+    for _ in range(HEADERS_MAX + 1):
+        append(log, [b"x"])
+    assert log.read_headers(0, 10**9).next_offset == HEADERS_MAX
+    assert len(log.read_headers(HEADERS_MAX, 10**9).headers) == 1
+
+
+def test_headers_of_large_batches_are_read_alone(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes between are not read again."""
+    log = open_log(disk, "/data/log", replace(SMALL, segment_bytes=10**9)).log
+    for _ in range(20):
+        append(log, [bytes(100_000)])
+    sizes: list[int] = []
+    pread = SimFile.pread
+
+    def counted(file: SimFile, size_bytes: int, position: int) -> bytes:
+        sizes.append(size_bytes)
+        return pread(file, size_bytes, position)
+
+    monkeypatch.setattr(SimFile, "pread", counted)
+    assert len(log.read_headers(0, 10**9).headers) == 20
+    assert sum(sizes) <= 21 * HEADER_CHUNK_BYTES, "the look-up and 20 headers"
+
+
+def test_headers_of_damaged_bytes_are_refused(disk: SimDisk, filled: PartitionLog) -> None:
+    """Bytes of an earlier opening are checked the first time, as in a read."""
+    filled.close()
+    path = filled.segments[0].path
+    disk.corrupt(path, disk.size_bytes(path) - 1, b"\xff")
+    log = open_log(disk, filled.directory).log
+    (damaged,) = _refused_headers(log)
+    assert log.damaged[0].base_offset == damaged
+    assert log.read_headers(log.damaged[0].end_offset, 1).headers
+
+
+def _refused_headers(log: PartitionLog) -> list[int]:
+    """Return the offsets at which headers are refused, going on behind each."""
+    refused: list[int] = []
+    offset = 0
+    while offset < log.log_end_offset:
+        try:
+            offset = log.read_headers(offset, 10**6).next_offset
+        except DataLossError as error:
+            refused.append(offset)
+            offset = error.end_offset
+    return refused
 
 
 def test_offsets_outside_the_log_are_refused(filled: PartitionLog) -> None:
