@@ -38,6 +38,13 @@ PUBLICATIONS_MAX: Final = 1_024
 ACTIVE_PUBLICATIONS_MAX: Final = 64
 """Parts that one broker publishes at once. Further ones wait."""
 
+LARGE_PUBLICATIONS_MAX: Final = 1
+"""Of these, parts of more than `KEEP_BYTES` that append at once. Further ones wait for a turn, which ends with the part. One after
+another, the memory of what one was staged in serves the next."""
+
+TURN_WAIT_MS: Final = 500
+"""Milliseconds that a large part may wait for the high watermark until others get its turn."""
+
 COMMIT_WAIT_MS: Final = 30_000
 """Milliseconds that a publication waits for the high watermark; then it fails with TIMED_OUT, and its coordinator asks again."""
 
@@ -62,7 +69,7 @@ SWEEP_IDS_MAX: Final = 10_000
 STAGING_SWEEP_MS: Final = 5_000
 """Milliseconds between two sweeps of everything."""
 
-SWEEP_SOON_MS: Final = 200
+SWEEP_SOON_MS: Final = 50
 """Milliseconds after a publication in which its staging partition is swept: its coordinator knows of it by then, as a rule."""
 
 STAGING_QUOTA_SHARE: Final = 4

@@ -9,6 +9,7 @@ Laws
     The log takes the batches of a publication only in the order of their sequences, so no fault here publishes a record twice.
     Nothing is appended in a later leader epoch than the one whose producer state said where to go on.
     No more than `IN_FLIGHT_BYTES` are beyond the high watermark.
+    Of the parts that are large, `LARGE_PUBLICATIONS_MAX` append at once, unless their followers are slow.
     A part is answered only when its last record is committed.
     Sequences are left out only where the log has lost them, and only as many as the coordinator has on record as lost.
 
@@ -38,11 +39,13 @@ from brokerd.publishing.limits import (
     COMMIT_WAIT_MS,
     IN_FLIGHT_BYTES,
     KEEP_BYTES,
+    LARGE_PUBLICATIONS_MAX,
     PART_BATCHES_MAX,
     PUBLICATIONS_MAX,
     READ_BYTES,
     RETRY_MS,
     SEQUENCE_COUNT,
+    TURN_WAIT_MS,
 )
 from brokerd.publishing.parts import UNKNOWN_OFFSET, KnownBatch, MissingSlice, Part, PublishedPart, part_problem
 from brokerd.publishing.plan import Plan, PlannedBatch, Planner, Run
@@ -95,6 +98,7 @@ class Publisher:
         self._running: dict[tuple[bytes, int, int], tuple[Part, asyncio.Task[PublishedPart]]] = {}
         self._waiting_count = 0
         self._active = asyncio.Semaphore(ACTIVE_PUBLICATIONS_MAX)
+        self._large = asyncio.Semaphore(LARGE_PUBLICATIONS_MAX)
         self._is_closed = False
 
     def __len__(self) -> int:
@@ -150,7 +154,11 @@ class Publisher:
     async def _run(self, part: Part) -> PublishedPart:
         async with self._active:
             replica = self._led.replica(part.topic_id, part.partition)
-            return await _Publication(part, replica, self._staged, self._is_lost, self._max_batches).run()
+            publication = _Publication(part, replica, self._staged, self._is_lost, self._max_batches, self._large)
+            try:
+                return await publication.run()
+            finally:
+                publication.end_turn()
 
     def _on_done(self, key: tuple[bytes, int, int], part: Part, task: asyncio.Task[PublishedPart]) -> None:
         del self._running[key]
@@ -183,13 +191,21 @@ class _Publication:
     """One part under way."""
 
     def __init__(
-        self, part: Part, replica: Replica, staged: StagedReads, is_lost: Callable[[], bool], max_batches: int
+        self,
+        part: Part,
+        replica: Replica,
+        staged: StagedReads,
+        is_lost: Callable[[], bool],
+        max_batches: int,
+        large: asyncio.Semaphore,
     ) -> None:
         self._part = part
         self._replica = replica
         self._staged = staged
         self._is_lost = is_lost
         self._max_batches = max_batches
+        self._large = large
+        self._has_turn = False
         self._leader_epoch = replica.leader_epoch
         self._search = PartSearch(part.base_sequence, part.records)
         # Appended and not known to be committed: end offset (exclusive) and bytes of each batch.
@@ -210,6 +226,8 @@ class _Publication:
         self._search.add(window)
         while done < part.records:
             plan, kept = await self._plan(done)
+            if not kept:
+                await self._take_turn()
             for run in plan.runs(max_bytes=READ_BYTES):
                 await self._publish_run(run, kept)
             done = plan.end_record
@@ -223,6 +241,19 @@ class _Publication:
             UNKNOWN_OFFSET if first_offset is None else first_offset,
             UNKNOWN_OFFSET if end_offset is None else end_offset,
         )
+
+    # Turns of large parts.
+
+    async def _take_turn(self) -> None:
+        if not self._has_turn:
+            await self._large.acquire()
+            self._has_turn = True
+
+    def end_turn(self) -> None:
+        """Let another large part go on, if this one has a turn."""
+        if self._has_turn:
+            self._has_turn = False
+            self._large.release()
 
     def _check_loss(self, lost: Lost) -> None:
         """Return if the coordinator knows of the loss: the part is published all the same.
@@ -307,14 +338,25 @@ class _Publication:
         self._in_flight_bytes += len(batch)
 
     async def _wait_room(self, size_bytes: int) -> None:
+        is_large = self._has_turn
         while self._in_flight and self._in_flight_bytes + size_bytes > IN_FLIGHT_BYTES:
             end_offset, committed_bytes = self._in_flight.popleft()
             if end_offset > self._replica.high_watermark:
                 await self._wait_committed(end_offset)
             self._in_flight_bytes -= committed_bytes
+        if is_large:
+            await self._take_turn()
 
     async def _wait_committed(self, end_offset: int) -> None:
-        await wait_committed(self._replica, end_offset, leader_epoch=self._leader_epoch, timeout_ms=COMMIT_WAIT_MS)
+        if not self._has_turn:
+            await wait_committed(self._replica, end_offset, leader_epoch=self._leader_epoch, timeout_ms=COMMIT_WAIT_MS)
+            return
+        # A partition whose followers are slow keeps no other waiting.
+        handle = asyncio.get_running_loop().call_later(TURN_WAIT_MS / 1000, self.end_turn)
+        try:
+            await wait_committed(self._replica, end_offset, leader_epoch=self._leader_epoch, timeout_ms=COMMIT_WAIT_MS)
+        finally:
+            handle.cancel()
 
     def _changed(self, planned: PlannedBatch) -> RefusedError:
         message = f"the staged batch at {planned.base_offset} for {self._replica} is another one than a moment ago"

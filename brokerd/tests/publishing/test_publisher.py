@@ -15,6 +15,7 @@ from lograft.wire.header import iter_batches
 
 from brokerd.failure import RefusedError, refused
 from brokerd.publishing import publisher as publisher_module
+from brokerd.publishing.commits import wait_committed
 from brokerd.publishing.parts import UNKNOWN_OFFSET, Part, PublishedPart, Slice
 from brokerd.publishing.publisher import RecordsLostError
 from brokerd.replica.replica import Replica
@@ -73,6 +74,36 @@ async def test_part_is_published_in_its_order(broker: PublishingBroker) -> None:
     assert target.high_watermark >= found.end_offset
     assert values_of(target) == [b"before", *values]
     assert broker.published == [(TOPIC_ID, 0)]
+
+
+async def test_large_parts_take_turns(broker: PublishingBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one begins when the one before has ended, or waits for its followers for too long."""
+    gate = asyncio.Event()
+    waiting: list[int] = []
+
+    async def slow(replica: Replica, end_offset: int, *, leader_epoch: int, timeout_ms: int) -> None:
+        waiting.append(end_offset)
+        if len(waiting) == 1:
+            await gate.wait()
+        await wait_committed(replica, end_offset, leader_epoch=leader_epoch, timeout_ms=timeout_ms)
+
+    for name, value in (("KEEP_BYTES", 100), ("TURN_WAIT_MS", 300), ("wait_committed", slow)):
+        monkeypatch.setattr(publisher_module, name, value)
+    target = await broker.target()
+    first, values = await staged(broker)
+    second, more = await staged_later(broker)
+    one = asyncio.create_task(broker.publisher.publish(first))
+    async with asyncio.timeout(WAIT_S):
+        while not waiting:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        two = asyncio.create_task(broker.publisher.publish(replace(second, producer_id=PUBLISHING + 1)))
+        await asyncio.sleep(0.1)
+        assert target.log_end_offset == len(values), "it is not the second one's turn"
+        await two
+        assert not one.done()
+        gate.set()
+        await one
+    assert values_of(target) == [*values, *more]
 
 
 async def test_batches_keep_everything_but_their_producer(broker: PublishingBroker) -> None:
