@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 
 from brokerd.clock import wall_ms
 from brokerd.failure import RefusedError
@@ -72,17 +71,17 @@ class StagingSweep:
         loop = asyncio.get_running_loop()
         due_s = loop.time() + STAGING_SWEEP_MS / 1000
         while True:
-            with suppress(TimeoutError):
+            try:
                 async with asyncio.timeout_at(due_s):
                     await self._hurried.wait()
                     # The coordinator learns meanwhile that the part is published.
                     await asyncio.sleep(SWEEP_SOON_MS / 1000)
-            self._hurried.clear()
-            published, self._published = self._published, set()
-            if loop.time() >= due_s:
+            except TimeoutError:
                 await self.sweep()
                 due_s = loop.time() + STAGING_SWEEP_MS / 1000
             else:
+                self._hurried.clear()
+                published, self._published = self._published, set()
                 await self.sweep(published)
 
     async def sweep(self, published: Collection[tuple[bytes, int]] | None = None) -> int:
