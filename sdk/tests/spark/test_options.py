@@ -59,7 +59,7 @@ def test_write_defaults_need_only_an_address() -> None:
     assert (options.ingest_ttl_ms, parse_stream_write_options(HERE).ingest_ttl_ms) == (86_400_000, 3_600_000)
     assert options.idempotent
     assert options.codec == "none"
-    assert options.batch_bytes == 256 * 1024
+    assert options.batch_bytes == 1024 * 1024
 
 
 def test_every_read_option_reaches_its_setting() -> None:
