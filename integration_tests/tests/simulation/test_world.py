@@ -31,7 +31,7 @@ QUICKLY_FOUND = {
     "the last one in sync leads without its disk": "4",
     "a second loss changes which directories are awaited": "4",
     "an epoch that no node has reached is believed": "1",
-    "a broker may have applied records that no leader has appended": "1",
+    "a broker may have applied records that no leader has appended": "2",
     "the session of one stream of a follower counts for the next": "3",
     "a channel that owes an answer is kept, and pings never end a connection": "2",
     "a coordinator answers before its records are committed": "1",
