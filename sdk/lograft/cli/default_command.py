@@ -33,7 +33,7 @@ class _PathOfGroup(_Context):
 class DefaultCommand(TyperCommand):
     """The default command of a group. Its usage is that of the group."""
 
-    context_class = _PathOfGroup
+    context_class: type[Any] = _PathOfGroup
 
     def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
         """Make a context whose path is that of the group."""

@@ -147,9 +147,9 @@ class ByteWalk:
                 be followed by large ones.
             steps: number of such parts.
         """
-        self.position = start_offset
-        self.is_done = start_offset >= end_offset
-        self.used_bytes = 0
+        self.position: int = start_offset
+        self.is_done: bool = start_offset >= end_offset
+        self.used_bytes: int = 0
         self.start_offset = start_offset
         self.first: tuple[int, int] | None = None
         self._end_offset = end_offset

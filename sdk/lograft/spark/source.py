@@ -58,7 +58,7 @@ class BatchReader(DataSourceReader):
 
     def __init__(self, options: ReadOptions) -> None:
         self.options = options
-        self.pushed = NOTHING_PUSHED
+        self.pushed: Pushed = NOTHING_PUSHED
 
     def partitions(self) -> Sequence[InputPartition]:
         """Resolve the offsets, and return one input partition for each range.
@@ -82,6 +82,8 @@ class BatchReader(DataSourceReader):
 
 class FilteringReader(BatchReader):
     """A reader that takes filters over from Spark. Spark refuses such a reader unless it pushes filters down."""
+
+    pushed: Pushed
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Take over what the read can apply, and return the filters that Spark must still apply."""

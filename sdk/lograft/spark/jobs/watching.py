@@ -51,7 +51,7 @@ class IngestWatch:
         cluster_id: str | None = None,
         timeout_ms: int = 10_000,
     ) -> None:
-        self.moments = moments
+        self.moments: Moments = moments
         self.last: IngestDescription | None = None
         self._bootstrap = bootstrap
         self._cluster_id = cluster_id
