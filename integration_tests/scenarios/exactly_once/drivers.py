@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drivers as processes of their own, with Spark or the SDK alone, and a standalone Spark cluster of two workers on loopback."""
+"""Drivers as processes of their own, with Spark or the SDK alone, and a standalone Spark cluster on loopback."""
 
 from __future__ import annotations
 
@@ -26,9 +26,12 @@ SPARK: Final = "integration_tests.scenarios.exactly_once.spark_program"
 SDK: Final = "integration_tests.scenarios.exactly_once.ingest_program"
 ROOT: Final = Path(__file__).resolve().parents[3]
 START_TIMEOUT_S: Final = 600.0
-WORKER_HOSTS: Final = ("127.0.0.2", "127.0.0.3")
+WORKER_HOSTS: Final = ("127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5", "127.0.0.6")
+WORKERS: Final = 2
+"""Workers of a row that does not need more."""
 WORKER_CORES: Final = 4
 APPLICATION_CORES: Final = 4
+"""Cores of an application, spread over the workers."""
 EXECUTOR: Final = "CoarseGrainedExecutorBackend"
 COMMIT_WORKER: Final = "commit_data_source_write"
 TASK_ATTEMPTS: Final = 4
@@ -161,7 +164,7 @@ def sdk_driver(directory: Path, name: str) -> Driver:
 
 
 class Standalone:
-    """A master and two workers of Spark, each worker at its own loopback address; a context manager.
+    """A master and workers of Spark, each worker at its own loopback address.
 
     Args:
         directory: directory for logs and the files of the workers.
@@ -169,16 +172,18 @@ class Standalone:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._worker_count = 0
+        self._environment: dict[str, str] = {}
         self._processes: list[subprocess.Popen[bytes]] = []
         self.master = ""
 
     def start(self) -> None:
-        """Start the servers and wait until both workers are registered."""
+        """Start the master."""
         import pyspark
 
         ensure_java()
         home = Path(pyspark.__file__).parent
-        environment = {
+        self._environment = {
             **os.environ,
             "SPARK_HOME": str(home),
             "SPARK_LOCAL_DIRS": str(self._directory / "spark"),
@@ -187,22 +192,22 @@ class Standalone:
         }
         port = free_port()
         self.master = f"spark://{LOOPBACK}:{port}"
-        server = [str(home / "bin" / "spark-class"), "org.apache.spark.deploy.master.Master"]
-        log = self._directory / "spark-master.log"
-        self._run(
-            [*server, "--host", LOOPBACK, "--port", str(port), "--webui-port", str(free_port())], log, environment
-        )
+        master = ["master.Master", "--host", LOOPBACK, "--port", str(port), "--webui-port", str(free_port())]
+        self._run(master, self._directory / "spark-master.log")
+
+    def start_workers(self, count: int) -> None:
+        """Start workers until there are so many, and wait until they are registered."""
         logs: list[Path] = []
-        for host in WORKER_HOSTS:
+        for host in WORKER_HOSTS[self._worker_count : count]:
             logs.append(self._directory / f"spark-worker-{host}.log")
-            worker = [str(home / "bin" / "spark-class"), "org.apache.spark.deploy.worker.Worker", "--host", host]
-            worker += ["--cores", str(WORKER_CORES), "--memory", "2g", "--webui-port", str(free_port(host))]
-            worker += ["--work-dir", str(self._directory / f"work-{host}"), self.master]
-            self._run(worker, logs[-1], environment)
+            worker = ["worker.Worker", "--host", host, "--cores", str(WORKER_CORES), "--memory", "2g"]
+            worker += ["--webui-port", str(free_port(host)), "--work-dir", str(self._directory / f"work-{host}")]
+            self._run([*worker, self.master], logs[-1])
+        self._worker_count = max(self._worker_count, count)
         wait_for(
             lambda: all("Successfully registered with master" in each.read_text(errors="replace") for each in logs),
             timeout_s=START_TIMEOUT_S,
-            what="two workers of Spark",
+            what="workers of Spark",
             interval_s=0.2,
         )
 
@@ -232,10 +237,13 @@ class Standalone:
                         each.kill()
             process.wait(END_TIMEOUT_S)
         self._processes.clear()
+        self._worker_count = 0
 
-    def _run(self, command: list[str], log_path: Path, environment: Mapping[str, str]) -> None:
+    def _run(self, words: list[str], log_path: Path) -> None:
+        home = Path(self._environment["SPARK_HOME"])
+        command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{words[0]}", *words[1:]]
         with log_path.open("ab") as log:
-            self._processes.append(subprocess.Popen(command, stdout=log, stderr=log, env=dict(environment)))
+            self._processes.append(subprocess.Popen(command, stdout=log, stderr=log, env=self._environment))
 
 
 def executor_of(process_id: int) -> psutil.Process:

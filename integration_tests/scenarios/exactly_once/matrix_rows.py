@@ -32,6 +32,9 @@ ALWAYS: Final = 1_000
 LOSERS: Final = 4
 """Denied commits after which Spark fails a job: its `spark.task.maxFailures`."""
 
+ALL_WORKERS: Final = LOSERS + 1
+"""Spark starts no copy of a task on a machine that has had an attempt of it."""
+
 SETTLE_S: Final = 2.0
 """Seconds in which an executor has asked its stopped driver whether it may commit."""
 
@@ -42,6 +45,10 @@ SPECULATION: Final = {
     "spark.speculation.quantile": "0.5",
     "spark.speculation.minTaskRuntime": "500ms",
 }
+
+
+ONE_EACH: Final = {"spark.cores.max": str(ALL_WORKERS), "spark.executor.cores": "1"}
+"""An executor of one core on each worker."""
 
 
 def first_attempts_fail(run: Run) -> None:
@@ -103,7 +110,7 @@ def four_losers(run: Run) -> None:
     The driver is stopped while the first attempt asks it for permission. Then the executor is stopped, and the driver goes on: it
     permits an attempt that cannot answer (SPARK-56564).
     """
-    driver = run.stage.on_workers("speculative", SPECULATION)
+    driver = run.stage.on_workers("losers", {**SPECULATION, **ONE_EACH}, workers=ALL_WORKERS)
     run.submit(driver, run.script(waits_at=END, waiting=(0,)))
     wait_for(
         lambda: (0, 0) in run.notes.of(END) and len(run.notes.of(ENDED)) >= run.stage.tasks - 1,
@@ -327,6 +334,6 @@ ROWS: dict[str, RowOfMatrix] = {
     "driver-killed": RowOfMatrix(driver_killed, ("local", "old")),
     "executor-killed": RowOfMatrix(executor_killed, ("cluster",), needs_spark=True),
     "speculation": RowOfMatrix(speculation, ("speculative",), needs_spark=True),
-    "four-losers": RowOfMatrix(four_losers, ("speculative",), needs_spark=True),
+    "four-losers": RowOfMatrix(four_losers, ("losers",), needs_spark=True),
 }
 """Each row by its name, in an order that keeps drivers for as long as possible."""

@@ -24,7 +24,14 @@ from lograft.types import IngestDescription
 from brokerd.coordinator.internal_topics import INGESTS
 from integration_tests.harness.wait import wait_for
 from integration_tests.scenarios.exactly_once.compare import Difference, compare, sequences
-from integration_tests.scenarios.exactly_once.drivers import Answer, Driver, Standalone, local_driver, sdk_driver
+from integration_tests.scenarios.exactly_once.drivers import (
+    WORKERS,
+    Answer,
+    Driver,
+    Standalone,
+    local_driver,
+    sdk_driver,
+)
 from integration_tests.scenarios.exactly_once.processes import INGEST
 from integration_tests.scenarios.exactly_once.scene import MIN_IN_SYNC, REPLICAS, Scene
 from integration_tests.scenarios.exactly_once.spark_tasks import (
@@ -78,11 +85,12 @@ class Stage:
             )
         return self._running(name)
 
-    def on_workers(self, name: str, settings: dict[str, str] | None = None) -> Driver:
-        """Return a running driver whose tasks run in executors."""
+    def on_workers(self, name: str, settings: dict[str, str] | None = None, *, workers: int = WORKERS) -> Driver:
+        """Return a running driver whose tasks run in executors, of at least so many workers."""
         if self.standalone is None:
             self.standalone = Standalone(self.scene.directory)
             self.standalone.start()
+        self.standalone.start_workers(workers)
         if name not in self.drivers:
             self.drivers[name] = self.standalone.driver(name, settings)
         return self._running(name)
