@@ -252,20 +252,20 @@ async def test_publication_ends_with_its_leader_epoch(
 ) -> None:
     """Even if the same broker leads on: in between, others may have led, and written other records at these offsets."""
     wanted, values = await staged(broker)
-    target, wait_committed, waits = await broker.target(), publisher_module.wait_committed, 0
+    target, append, appends = await broker.target(), Replica.append, 0
 
-    async def move_and_wait(replica: Replica, end_offset: int, **options: int) -> None:
-        nonlocal waits
-        waits += 1
-        if waits == at:
+    def append_and_move(replica: Replica, *args: object, **options: object) -> object:
+        nonlocal appends
+        appended = append(replica, *args, **options)  # type: ignore[arg-type]
+        appends += 1
+        if appends == at:
             broker.commit(PartitionChangeRecord(topic_id=TOPIC_ID, partition=0, leader=LeaderChange(leader_id=1)))
-        await wait_committed(replica, end_offset, **options)
+        return appended
 
-    monkeypatch.setattr(publisher_module, "IN_FLIGHT_BYTES", 1)
-    monkeypatch.setattr(publisher_module, "wait_committed", move_and_wait)
+    monkeypatch.setattr(Replica, "append", append_and_move)
     assert await code_of(broker, wanted) is ErrorCode.LEADER_NOT_AVAILABLE
     assert target.leader_epoch == 1
-    assert waits == at
+    assert appends == at
     assert await broker.publisher.publish(wanted) == PublishedPart(0, len(values))
     assert values_of(target) == values
 
