@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+from lograft.types import TopicPartition
+
 from integration_tests.simulation.last_disk import LastDisk
 from integration_tests.simulation.options import WorldOptions
 from integration_tests.simulation.servers import MIN_FREE_BYTES, BrokerMachine, Machine, VoterMachine
@@ -58,6 +60,10 @@ class StruckWorld(Protocol):
 
     def restart_client(self) -> None:
         """Kill a client and start another one."""
+        ...
+
+    def elect_uncleanly(self, partitions: Sequence[TopicPartition]) -> None:
+        """Let an operator elect leaders that may lack records."""
         ...
 
     def strike_member(self) -> None:

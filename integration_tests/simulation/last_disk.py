@@ -6,6 +6,10 @@ disk is elsewhere too, or its partition awaits it. The others leave by SIGTERM, 
 acknowledge alone. Then it leaves too and gets an empty disk. All start in any order. While the metadata awaits the disk, its
 partitions have no leader. The disk comes back after a while, sometimes after the broker has lost an empty disk too. Disks that were
 in the machine in between are kept while one is awaited, because a partition may be in sync only on them.
+
+A partition may await a disk that never had its log: it was made while that disk was in the machine, and the disk left before the
+broker had made the log. The operator then elects another replica uncleanly, which loses nothing: nothing was committed without that
+log. The laws check it.
 """
 
 from __future__ import annotations
@@ -13,6 +17,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
+
+from lograft.types import TopicPartition
 
 from integration_tests.simulation.servers import BrokerMachine, DiskInHand
 from metaquorum.metadata.awaited import awaited_directories
@@ -32,6 +38,8 @@ AWAITED_MS: Final = (200, 4_000)
 """Shortest and longest milliseconds for which an awaited disk stays away each time."""
 LOSES_AGAIN: Final = 0.4
 """Probability that the broker loses another disk while the first one is awaited."""
+ELECTION_MS: Final = 1_000
+"""Milliseconds between two unclean elections."""
 LOOK_MS: Final = 50
 """Milliseconds between two checks of the state."""
 
@@ -136,6 +144,11 @@ class LastDisk:
                 yield rng.randint(*AWAITED_MS)
                 continue
             disk = next((each for each in self._kept if awaited.intersection(each.directory_ids)), None)
+            if disk is None and (forsaken := _forsaken(last)):
+                world.elect_uncleanly(forsaken)
+                world.counts["unclean election of what an awaited disk never had"] += 1
+                yield ELECTION_MS
+                continue
             if disk is None or not all(_is_elsewhere(partition, last) for partition in partitions):
                 continue
             if loses_again and not world.is_healed:
@@ -155,6 +168,18 @@ def _partitions(broker: BrokerMachine) -> list[PartitionImage]:
 
 def _has_replicas(broker: BrokerMachine) -> bool:
     return any(broker.key.node_id in partition.replicas for partition in _partitions(broker))
+
+
+def _forsaken(broker: BrokerMachine) -> list[TopicPartition]:
+    """Return the partitions that await nothing but disks that the broker has, none of which has their log."""
+    found: list[TopicPartition] = []
+    for topic in broker.server.observer.image.topics():
+        for partition in topic.partitions:
+            awaited = _awaited(partition, broker)
+            is_back = bool(awaited) and broker.directory_ids.issuperset(awaited)
+            if is_back and not broker.has_log(topic.topic_id, partition.partition):
+                found.append(TopicPartition(topic.topic, partition.partition))
+    return found
 
 
 def _awaited(partition: PartitionImage, broker: BrokerMachine) -> tuple[bytes, ...]:

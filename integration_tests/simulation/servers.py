@@ -37,7 +37,13 @@ from metaquorum.replica.first_start import write_initial_voters
 from metaquorum.replica.quorum_settings import SnapshotSettings
 from metaquorum.testing.scheduler import Scheduler
 from storage.directory.data_directory import DataDirectory
-from storage.files.names import LOG_SUFFIX, METADATA_DIRECTORY, PARTITIONS_DIRECTORY
+from storage.files.names import (
+    LOG_SUFFIX,
+    METADATA_DIRECTORY,
+    PARTITIONS_DIRECTORY,
+    PartitionIdentity,
+    partition_directory_name,
+)
 from storage.testing.sim_disk import Crash, SimDisk
 
 CLUSTER_ID = "world"
@@ -343,15 +349,27 @@ class BrokerMachine(Machine):
         self._second_id = b"more-%04d-%06d" % (self._second_count, self.key.node_id)
         disk.format_second(CLUSTER_ID, self.key.node_id, self._second_id)
 
+    @property
+    def directory_ids(self) -> frozenset[bytes]:
+        """Ids of the log directories that it has, 16 bytes each."""
+        return frozenset(
+            (self.key.directory_id,) if self._second_id is None else (self.key.directory_id, self._second_id)
+        )
+
+    def has_log(self, topic_id: bytes, partition: int) -> bool:
+        """True if one of its log directories has the log of a partition."""
+        name = partition_directory_name(PartitionIdentity(topic_id, partition))
+        disks = [(self.disk, DATA_PATH)]
+        if isinstance(self.disk, TwoDisks):
+            disks.append((self.disk.second, SECOND_PATH))
+        return any(disk.exists(f"{root}/{PARTITIONS_DIRECTORY}/{name}") for disk, root in disks)
+
     def exchange_disk(self, other: DiskInHand | None) -> DiskInHand:
         """Take the disk out with its data, and put another one in; None: an empty one. Only without a process."""
         assert self.process is None, f"{self.name} runs"
         self.make_room()
-        ids = frozenset(
-            (self.key.directory_id,) if self._second_id is None else (self.key.directory_id, self._second_id)
-        )
         shelf = self.world.databases.shelve(self.name)
-        taken = DiskInHand(disk=self.disk, key=self.key, directory_ids=ids, shelf=shelf)
+        taken = DiskInHand(disk=self.disk, key=self.key, directory_ids=self.directory_ids, shelf=shelf)
         if other is None:
             self._take_empty_disk()
         else:

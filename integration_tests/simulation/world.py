@@ -16,9 +16,13 @@ import sys
 import traceback
 import warnings
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Generator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+from lograft.aio import Admin
+from lograft.errors import LograftError
+from lograft.types import ElectionType, TopicPartition
 
 from brokerd.coordinator.internal_topics import INGESTS
 from brokerd.replica.replica import Replica
@@ -295,6 +299,18 @@ class World:
             return TransformClient(self, process, number=number).run()
 
         self._start_client(run)
+
+    def elect_uncleanly(self, partitions: Sequence[TopicPartition]) -> None:
+        """See `StruckWorld`."""
+
+        async def elect() -> None:
+            try:
+                async with Admin(self.bootstrap) as admin:
+                    await admin.elect_leaders(partitions, election=ElectionType.UNCLEAN)
+            except LograftError as error:
+                self.counts[f"unclean election: {error.code.name}"] += 1
+
+        self._lasting_clients.add(self._start_client(lambda process: elect()))
 
     def strike_member(self) -> None:
         """See `StruckWorld`."""
