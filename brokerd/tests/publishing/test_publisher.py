@@ -16,6 +16,7 @@ from lograft.wire.header import iter_batches
 from brokerd.failure import RefusedError, refused
 from brokerd.publishing import publisher as publisher_module
 from brokerd.publishing.commits import wait_committed
+from brokerd.publishing.limits import IN_FLIGHT_BYTES
 from brokerd.publishing.parts import UNKNOWN_OFFSET, Part, PublishedPart, Slice
 from brokerd.publishing.publisher import RecordsLostError
 from brokerd.replica.replica import Replica
@@ -181,12 +182,12 @@ async def test_publication_goes_on_where_it_stopped(broker: PublishingBroker, mo
     append = Replica.append
     left = 0
 
-    def append_some(replica: Replica, *args: object, **options: object) -> object:
+    def append_some(replica: Replica, *args: Any, **options: Any) -> object:
         nonlocal left
         if left == 0:
             raise refused(ErrorCode.NOT_ENOUGH_REPLICAS, "too few")
         left -= 1
-        return append(replica, *args, **options)  # type: ignore[arg-type]
+        return append(replica, *args, **options)
 
     monkeypatch.setattr(Replica, "append", append_some)
     others = 0
@@ -246,22 +247,27 @@ async def test_restarted_broker_goes_on(broker: PublishingBroker, monkeypatch: p
         await again.manager.stop()
 
 
+@pytest.mark.parametrize("in_flight_bytes", [1, IN_FLIGHT_BYTES])
 @pytest.mark.parametrize("at", [1, 12, 39])
 async def test_publication_ends_with_its_leader_epoch(
-    broker: PublishingBroker, monkeypatch: pytest.MonkeyPatch, at: int
+    broker: PublishingBroker, monkeypatch: pytest.MonkeyPatch, at: int, in_flight_bytes: int
 ) -> None:
-    """Even if the same broker leads on: in between, others may have led, and written other records at these offsets."""
+    """Even if the same broker leads on: in between, others may have led, and written other records at these offsets.
+
+    A publication notices it before it appends, and, with little in flight, where it waits for the high watermark.
+    """
     wanted, values = await staged(broker)
     target, append, appends = await broker.target(), Replica.append, 0
 
-    def append_and_move(replica: Replica, *args: object, **options: object) -> object:
+    def append_and_move(replica: Replica, *args: Any, **options: Any) -> object:
         nonlocal appends
-        appended = append(replica, *args, **options)  # type: ignore[arg-type]
+        appended = append(replica, *args, **options)
         appends += 1
         if appends == at:
             broker.commit(PartitionChangeRecord(topic_id=TOPIC_ID, partition=0, leader=LeaderChange(leader_id=1)))
         return appended
 
+    monkeypatch.setattr(publisher_module, "IN_FLIGHT_BYTES", in_flight_bytes)
     monkeypatch.setattr(Replica, "append", append_and_move)
     assert await code_of(broker, wanted) is ErrorCode.LEADER_NOT_AVAILABLE
     assert target.leader_epoch == 1
@@ -279,8 +285,8 @@ async def test_bytes_beyond_the_high_watermark_are_bounded(
     monkeypatch.setattr(publisher_module, "IN_FLIGHT_BYTES", 500)
     append, beyond = Replica.append, list[int]()
 
-    def append_and_look(replica: Replica, *args: object, **options: object) -> object:
-        appended = append(replica, *args, **options)  # type: ignore[arg-type]
+    def append_and_look(replica: Replica, *args: Any, **options: Any) -> object:
+        appended = append(replica, *args, **options)
         beyond.append(replica.log_end_offset - replica.high_watermark)
         return appended
 
