@@ -47,6 +47,8 @@ spark = (
     .config("spark.archives", archive + "#packages")
     .config("spark.executorEnv.PYTHONPATH", "packages")
     .config("spark.speculation", "true")
+    # How often Spark looks whether both executors are there, for the barrier below.
+    .config("spark.scheduler.barrier.maxConcurrentTasksCheck.interval", "1s")
     .getOrCreate()
 )
 spark.sparkContext.setLogLevel("ERROR")
@@ -64,7 +66,8 @@ def where(batches):
     yield pyarrow.record_batch({"file": [lograft.__file__], "root": [SparkFiles.getRootDirectory()]})
 
 
-places = spark.range(8, numPartitions=4).mapInArrow(where, "file string, root string").collect()
+# A barrier starts its tasks together, so each executor, of one core, gets one of the two.
+places = spark.range(8, numPartitions=2).mapInArrow(where, "file string, root string", barrier=True).collect()
 print("PLACES", json.dumps([[each["file"], each["root"]] for each in places]))
 
 
