@@ -86,6 +86,7 @@ class Handlers:
         raise ValueError("bad")
 
     async def _when_open(self, _request: bytes, _context: Any) -> bytes:
+        self.seen.append("called")
         await self._opened()
         return b"done"
 

@@ -21,6 +21,7 @@ from integration_tests.tests.simulation.grpc_scenarios import (
     EOF,
     OVER,
     SETTLE_S,
+    WAIT_S,
     Stage,
     new_process,
     outcome_of,
@@ -136,21 +137,34 @@ def test_stopped_server_ends_its_streams() -> None:
 
 
 def test_stop_with_grace_lets_calls_end() -> None:
-    """During the grace, calls under way continue while the channel is IDLE and new calls are refused. Then they are cut."""
+    """During the grace, a call under way continues while the channel is IDLE and new calls are refused."""
 
     async def scenario(stage: Stage) -> Any:
         async with stage.channel() as channel:
-            stream = stream_call(channel, "hello")
             answering = asyncio.ensure_future(outcome_of(unary_call(channel, "when_open")))
-            outcome: list[Any] = [await stream.read()]
-            await asyncio.sleep(0.05)
-            stage.stop(0.5)
-            await asyncio.sleep(SETTLE_S)
-            outcome += [channel.get_state().name, await outcome_of(unary_call(channel, "echo"))]
+            await stage.until_seen()
+            stage.stop(WAIT_S)
+            async with asyncio.timeout(WAIT_S):
+                while (state := channel.get_state()) is not grpc.ChannelConnectivity.IDLE:
+                    await channel.wait_for_state_change(state)
+            outcome = await outcome_of(unary_call(channel, "echo"))
             stage.handlers.is_open = True
-            return [*outcome, await answering, await outcome_of(stream.read())]
+            return [outcome, await answering]
 
-    assert same(scenario)[0] == [b"hello", "IDLE", "UNAVAILABLE", b"done", "UNAVAILABLE"]
+    assert same(scenario) == (["UNAVAILABLE", b"done"], ["called"])
+
+
+def test_calls_that_outlast_the_grace_are_cut() -> None:
+    """A call that is still under way when the grace is over ends with UNAVAILABLE."""
+
+    async def scenario(stage: Stage) -> Any:
+        async with stage.channel() as channel:
+            call = stream_call(channel, "hello")
+            outcome: list[Any] = [await call.read()]
+            stage.stop(0.1)
+            return [*outcome, await outcome_of(call.read())]
+
+    assert same(scenario)[0] == [b"hello", "UNAVAILABLE"]
 
 
 async def write_until_full(call: Any) -> tuple[int, asyncio.Task[Any]]:
