@@ -86,7 +86,7 @@ def connector_jars(spark_version: str) -> tuple[str, list[Path]]:
 
     The version is that of Spark, or `CONNECTOR_VERSION` where Maven does not have that one.
     """
-    home = _home()
+    home = bench_cache()
     for version in (spark_version, CONNECTOR_VERSION):
         name = f"spark-kafka-{version}"
         if (
@@ -108,12 +108,13 @@ def connector_jars(spark_version: str) -> tuple[str, list[Path]]:
     raise AssertionError("the loop ends with a result or an error")
 
 
-def _home() -> Path:
+def bench_cache() -> Path:
+    """Return the directory of what the benchmarks fetch."""
     return Path(os.environ.get("LOGRAFT_BENCH_CACHE") or Path.home() / ".cache" / "lograft-bench")
 
 
 def _fetched(name: str, wanted: Sequence[tuple[str, str, str]], only: Sequence[str]) -> Path:
-    home = _home()
+    home = bench_cache()
     directory = home / name
     if directory.exists():
         return directory

@@ -6,7 +6,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,12 +17,33 @@ STOP_TIMEOUT_S = 20.0
 
 
 class ServerProcess:
-    """A server that prints a line with its port at the end when it is ready."""
+    """A server that prints a line with its port at the end when it is ready.
 
-    def __init__(self, arguments: list[str], log_path: Path) -> None:
+    Args:
+        arguments: arguments of Python.
+        log_path: file for standard error.
+        python: the interpreter; None: that of this process.
+        environment: environment of the server; None: that of this process.
+        directory: its working directory; None: that of this process.
+    """
+
+    def __init__(
+        self,
+        arguments: list[str],
+        log_path: Path,
+        *,
+        python: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        directory: Path | None = None,
+    ) -> None:
         self._log = log_path.open("wb")
         self._process = subprocess.Popen(
-            [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=self._log, text=True
+            [str(python or sys.executable), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env=environment,
+            cwd=directory,
         )
         assert self._process.stdout is not None
         for line in self._process.stdout:
