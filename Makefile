@@ -21,7 +21,7 @@ PARTITIONS ?= 10000 100000 1000000
 .PHONY: help install demo docs test verify pythons format-check lint types imports proto-check unit fix gen baseline clients sim \
         kill-quorum quorum-proofs replication-proofs group-proofs producer-proofs sql-proofs transform-proofs ingest-proofs \
         stream-proofs replay-proofs jepsen soak kill-broker fuzz hostile forks crash corrupt realdisk bench bench-quorum \
-        bench-replication bench-stalls bench-scale bench-partitions bench-liveness bench-start bench-spark clean
+        bench-replication bench-stalls bench-scale bench-partitions bench-liveness bench-start bench-spark bench-peers clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -189,6 +189,10 @@ bench-start: $(INSTALLED) ## How long imports of the SDK and commands of the com
 bench-spark: $(INSTALLED) ## Ingest and replay through Spark, beside its Kafka connector and its own ceilings; needs Maven and Java 17 (SIZES="5000000x100 1000000x1024" ROUNDS=3 REPLICAS=3 POLICIES="fsync")
 	$(BIN)/python -m benchmarks.spark_run --write benchmarks/results $(if $(SIZES),--sizes $(SIZES)) $(if $(REPLICAS),--replicas $(REPLICAS)) \
 		$(if $(filter command line environment,$(origin ROUNDS)),--rounds $(ROUNDS)) $(if $(POLICIES),--policies $(POLICIES)) $(if $(ONLY),--only '$(ONLY)')
+
+bench-peers: $(INSTALLED) ## Each client beside Apache Kafka with confluent-kafka, in turns; needs Maven and Java 17 (ROUNDS=3 SCALE=0.1 ONLY="send_many" BEFORE=checkout SPARK=1)
+	$(BIN)/python -m benchmarks.peers_run $(if $(ONLY),--only '$(ONLY)',--write benchmarks/results) $(if $(SCALE),--scale $(SCALE)) \
+		$(if $(filter command line environment,$(origin ROUNDS)),--rounds $(ROUNDS)) $(if $(BEFORE),--before '$(BEFORE)') $(if $(SPARK),--spark)
 
 bench-scale: $(INSTALLED) ## The quorum with many partitions (PARTITIONS='10000 100000 1000000'): time, memory, failover, a lost broker
 	$(BIN)/python -m benchmarks.scale_run --partitions $(PARTITIONS)
