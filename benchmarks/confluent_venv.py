@@ -21,7 +21,7 @@ def confluent_python() -> Path:
     directory = bench_cache() / f"confluent-kafka-{CONFLUENT_VERSION}"
     python = directory / "bin" / "python"
     if not python.exists():
-        # An environment cannot be moved, so one that is not complete is made anew.
+        # An environment cannot be moved, so an incomplete one is made again.
         shutil.rmtree(directory, ignore_errors=True)
         print(f"installing confluent-kafka {CONFLUENT_VERSION} with pip", flush=True)
         try:

@@ -54,7 +54,7 @@ def test_rounds_that_only_one_side_has_do_not_count() -> None:
 
 
 def test_cell_without_figures_misses_its_bound() -> None:
-    """A cell that nobody could measure is not met, but one without a bound is no miss."""
+    """A cell that was not measured is not met, but one without a bound is no miss."""
     assert not row_of(CELL, {}).is_met
     assert row_of(replace(CELL, bound=""), {}).is_met
 
