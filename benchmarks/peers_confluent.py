@@ -18,7 +18,7 @@ from importlib import import_module
 from typing import Any
 
 from benchmarks.peers_crowd_member import crowd_reads, crowd_sends
-from benchmarks.peers_task import KEYS, VALUE_COUNT, Latencies, Meter, Pace, Sample, Task, print_sample, values_of
+from benchmarks.peers_task import KEYS, VALUE_COUNT, Latencies, Meter, Pace, Sample, Task, do_task, values_of
 
 confluent: Any = import_module("confluent_kafka")
 administration: Any = import_module("confluent_kafka.admin")
@@ -277,14 +277,5 @@ WORKS: Mapping[str, Callable[[Task], Sample | None]] = {
 }
 
 
-def main() -> int:
-    """Do the task of the command line, and print what was measured."""
-    task = Task.of_command_line()
-    sample = WORKS[task.do](task)
-    if sample is not None:
-        print_sample(sample)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(do_task(WORKS))

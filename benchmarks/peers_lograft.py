@@ -23,7 +23,7 @@ import uvloop
 from lograft import Admin, Consumer, LograftError, Producer, TopicPartition
 
 from benchmarks.peers_crowd_member import crowd_reads, crowd_sends
-from benchmarks.peers_task import KEYS, VALUE_COUNT, Latencies, Meter, Pace, Sample, Task, print_sample, values_of
+from benchmarks.peers_task import KEYS, VALUE_COUNT, Latencies, Meter, Pace, Sample, Task, do_task, values_of
 
 ADMIN_TIMEOUT_MS = 30_000
 CREATE_TIMEOUT_S = 60.0
@@ -320,14 +320,5 @@ WORKS: Mapping[str, Callable[[Task], Sample | None]] = {
 }
 
 
-def main() -> int:
-    """Do the task of the command line, and print what was measured."""
-    task = Task.of_command_line()
-    sample = WORKS[task.do](task)
-    if sample is not None:
-        print_sample(sample)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(do_task(WORKS))

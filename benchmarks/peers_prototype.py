@@ -20,7 +20,7 @@ from lograft.wire.batch import encode_batch
 
 from benchmarks.ceiling_client import connect
 from benchmarks.ceiling_server import SERVICE, identity
-from benchmarks.peers_task import Latencies, Meter, Pace, Sample, Task, print_sample, values_of
+from benchmarks.peers_task import Latencies, Meter, Pace, Sample, Task, do_task, values_of
 
 IN_FLIGHT = 1
 """Messages that the server has not answered."""
@@ -82,11 +82,10 @@ async def latency(task: Task) -> Sample:
     return meter.sample(task.records, latencies.counted_ms)
 
 
-def main() -> int:
-    """Measure, and print what was measured."""
-    print_sample(uvloop.run(latency(Task.of_command_line())))
-    return 0
+def latency_uvloop(task: Task) -> Sample:
+    """The same in an event loop of uvloop."""
+    return uvloop.run(latency(task))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(do_task({"latency, uvloop": latency_uvloop}))

@@ -13,7 +13,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -239,6 +239,10 @@ def values_of(value_bytes: int) -> list[bytes]:
     return [bytes(chosen.choices(range(65, 91), k=value_bytes)) for _ in range(VALUE_COUNT)]
 
 
-def print_sample(sample: Sample) -> None:
-    """Print what a client measured, for the process that started it."""
-    print(json.dumps(asdict(sample)), flush=True)
+def do_task(works: Mapping[str, Callable[[Task], Sample | None]]) -> int:
+    """Do the task of the command line, and print what was measured for the process that started this one. Return 0."""
+    task = Task.of_command_line()
+    sample = works[task.do](task)
+    if sample is not None:
+        print(json.dumps(asdict(sample)), flush=True)
+    return 0
