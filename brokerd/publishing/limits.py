@@ -29,8 +29,14 @@ LOOK_BYTES: Final = 16 * 1024 * 1024
 KEEP_BYTES: Final = 1024 * 1024
 """Bytes of staged batches up to which a publication keeps what it read for its plan. Beyond, it reads a batch again to publish it."""
 
-IN_FLIGHT_BYTES: Final = 4 * 1024 * 1024
+IN_FLIGHT_BYTES: Final = 16 * 1024 * 1024
 """Bytes that a publication may have appended beyond the high watermark. A single larger batch is appended alone."""
+
+FLUSH_BYTES: Final = 4 * 1024 * 1024
+"""Bytes that a large part appends before the log is flushed: the disk takes a few large flushes faster than many small ones."""
+
+FLUSH_HOLD_MS: Final = 20
+"""Milliseconds after which the log is flushed all the same: other producers of the partition wait for no more than this."""
 
 PUBLICATIONS_MAX: Final = 1_024
 """Parts that one broker publishes or that wait for their turn; more are refused with OVERLOADED."""

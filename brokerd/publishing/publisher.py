@@ -37,6 +37,8 @@ from brokerd.publishing.led_partitions import LedPartitions
 from brokerd.publishing.limits import (
     ACTIVE_PUBLICATIONS_MAX,
     COMMIT_WAIT_MS,
+    FLUSH_BYTES,
+    FLUSH_HOLD_MS,
     IN_FLIGHT_BYTES,
     KEEP_BYTES,
     LARGE_PUBLICATIONS_MAX,
@@ -158,6 +160,7 @@ class Publisher:
             try:
                 return await publication.run()
             finally:
+                publication.let_flush()
                 publication.end_turn()
 
     def _on_done(self, key: tuple[bytes, int, int], part: Part, task: asyncio.Task[PublishedPart]) -> None:
@@ -211,6 +214,9 @@ class _Publication:
         # Appended and not known to be committed: end offset (exclusive) and bytes of each batch.
         self._in_flight: deque[tuple[int, int]] = deque()
         self._in_flight_bytes = 0
+        # Set while this publication holds back the flushes of the log: what it appended since, and when the hold ends by itself.
+        self._held_bytes = 0
+        self._hold_end: asyncio.TimerHandle | None = None
 
     async def run(self) -> PublishedPart:
         part, replica = self._part, self._replica
@@ -330,12 +336,26 @@ class _Publication:
             message = f"{replica} has another leader epoch than when the publication began"
             raise refused(ErrorCode.LEADER_NOT_AVAILABLE, message, retry_after_ms=RETRY_MS)
         may_skip = planned.first_record == 0 and part.lost_records > 0
+        if self._has_turn and self._hold_end is None:
+            replica.hold_flushes()
+            self._hold_end = asyncio.get_running_loop().call_later(FLUSH_HOLD_MS / 1000, self.let_flush)
         appended = replica.append(
             memoryview(batch), read_header(batch), level=AckLevel.ALL, is_decided=True, may_skip=may_skip
         )
         self._search.add((KnownBatch(base_sequence, appended.base_offset, appended.next_offset),))
         self._in_flight.append((appended.next_offset, len(batch)))
         self._in_flight_bytes += len(batch)
+        self._held_bytes += len(batch)
+        if self._held_bytes >= FLUSH_BYTES:
+            self.let_flush()
+
+    def let_flush(self) -> None:
+        """Let the log flush what was appended, if this publication holds its flushes back."""
+        self._held_bytes = 0
+        if self._hold_end is not None:
+            self._hold_end.cancel()
+            self._hold_end = None
+            self._replica.release_flushes()
 
     async def _wait_room(self, size_bytes: int) -> None:
         is_large = self._has_turn
@@ -348,6 +368,7 @@ class _Publication:
             await self._take_turn()
 
     async def _wait_committed(self, end_offset: int) -> None:
+        self.let_flush()
         if not self._has_turn:
             await wait_committed(self._replica, end_offset, leader_epoch=self._leader_epoch, timeout_ms=COMMIT_WAIT_MS)
             return

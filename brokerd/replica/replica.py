@@ -199,6 +199,7 @@ class Replica:
         "_context",
         "_core",
         "_flush_again",
+        "_flush_holds",
         "_flush_idle",
         "_followed_end",
         "_follower_listeners",
@@ -206,6 +207,7 @@ class Replica:
         "_held_events",
         "_is_clean",
         "_is_closed",
+        "_is_flush_held",
         "_is_flushing",
         "_is_unstored",
         "_leader_id",
@@ -256,7 +258,8 @@ class Replica:
         self._next_token = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due_ms = 0
-        self._is_flushing = self._flush_again = False
+        self._is_flushing = self._flush_again = self._is_flush_held = False
+        self._flush_holds = 0
         self._wanted_log_start_offset = 0
         # The following fields are set at first use, or only during a wait. A broker holds many idle replicas, and an
         # event or a dictionary takes more memory than much of the rest.
@@ -594,7 +597,10 @@ class Replica:
                 if callback is not None:
                     callback(effect.durability)
             case FlushLog():
-                self._begin_flush()
+                if self._flush_holds:
+                    self._is_flush_held = True
+                else:
+                    self._begin_flush()
             case SendAck():
                 self._leader_streams.send_ack(self, effect, leader_id=self._leader_id)
             case FailAck():
@@ -922,6 +928,21 @@ class Replica:
     # ------------------------------------------------------------------------------------------------------------------
     # Flushes: one group at a time in the flusher's threads, the next one right after it.
 
+    def hold_flushes(self) -> None:
+        """Begin no flush for appends until `release_flushes`, so that one flush covers what several appends write.
+
+        Acknowledgements that wait for a flush wait for the release: whoever holds flushes back limits the time. Holds nest.
+        """
+        self._flush_holds += 1
+
+    def release_flushes(self) -> None:
+        """End a hold; the log is flushed if an append asked for it meanwhile."""
+        assert self._flush_holds > 0, f"{self}: no hold to release"
+        self._flush_holds -= 1
+        if self._is_flush_held and not self._flush_holds:
+            self._is_flush_held = False
+            self._flush_unlocked()
+
     def _begin_flush(self) -> None:
         """Flush the log; if a flush is running, flush once more after it."""
         if self._is_flushing:
@@ -948,7 +969,7 @@ class Replica:
             flushed_offset = self._log.end_flush(work)
         except (DiskFullError, TooManyOpenFilesError) as error:
             logger.error("flush found no space or descriptor, trying again: partition=%s: %s", self, error)
-            self._loop.call_later(FLUSH_RETRY_MS / 1000, self._retry_flush)
+            self._loop.call_later(FLUSH_RETRY_MS / 1000, self._flush_unlocked)
             return
         except DiskFailedError as error:
             self._fail(error)
@@ -963,10 +984,10 @@ class Replica:
     def _note_flushed(self, flushed_offset: int) -> None:
         self.take_event(LogFlushed(flushed_offset=flushed_offset))
 
-    def _retry_flush(self) -> None:
+    def _flush_unlocked(self) -> None:
+        """Flush the log; while a truncation or a move works on it, perhaps in a thread, later."""
         if self._unlocked is not None:
-            # A truncation or a move is working on the log, perhaps in a thread.
-            self._loop.call_later(FLUSH_RETRY_MS / 1000, self._retry_flush)
+            self._loop.call_later(FLUSH_RETRY_MS / 1000, self._flush_unlocked)
         elif self.is_writable:
             self._begin_flush()
 

@@ -18,7 +18,7 @@ from brokerd.publishing import publisher as publisher_module
 from brokerd.publishing.commits import wait_committed
 from brokerd.publishing.limits import IN_FLIGHT_BYTES
 from brokerd.publishing.parts import UNKNOWN_OFFSET, Part, PublishedPart, Slice
-from brokerd.publishing.publisher import RecordsLostError
+from brokerd.publishing.publisher import Publisher, RecordsLostError
 from brokerd.replica.replica import Replica
 from brokerd.tests.publishing.publishing_broker import (
     PUBLISHING,
@@ -32,6 +32,10 @@ from brokerd.tests.publishing.publishing_broker import (
 from brokerd.tests.replica.lone_broker import TOPIC_ID
 from brokerd.tests.support import WAIT_S
 from metaquorum.metadata.records import LeaderChange, PartitionChangeRecord, RemoveTopicRecord
+from metaquorum.tests.quorum_cluster import until
+from storage.log.flush import FlushWork
+from storage.log.partition_log import PartitionLog
+from storage.maintenance.flusher import GroupFlusher, OnDone
 from storage.testing.sim_disk import Refusal
 
 
@@ -295,6 +299,70 @@ async def test_bytes_beyond_the_high_watermark_are_bounded(
     assert values_of(target) == values
     # A batch has 76 bytes or more.
     assert 2 <= max(beyond) <= 12
+
+
+async def flushes_of(publisher: Publisher, wanted: Part, target: Replica, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Publish a part as a large one; return the log end of its partition at each flush."""
+    submit, flushed = GroupFlusher.submit, list[int]()
+
+    def submit_and_look(flusher: GroupFlusher, log: PartitionLog, on_done: OnDone) -> FlushWork | None:
+        if log is target.log:
+            flushed.append(log.log_end_offset)
+        return submit(flusher, log, on_done)
+
+    monkeypatch.setattr(GroupFlusher, "submit", submit_and_look)
+    monkeypatch.setattr(publisher_module, "KEEP_BYTES", 100)
+    await publisher.publish(wanted)
+    return flushed
+
+
+async def test_large_part_is_flushed_a_piece_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where acknowledgements wait for the disk, one flush covers many batches, and the part ends flushed."""
+    broker = PublishingBroker()
+    await broker.start(flush_policy="ack")
+    try:
+        target = await broker.target()
+        wanted, values = await staged(broker, batches=60)
+        monkeypatch.setattr(publisher_module, "FLUSH_BYTES", 2_000)
+        monkeypatch.setattr(publisher_module, "FLUSH_HOLD_MS", 60_000)
+        flushed = await flushes_of(broker.publisher, wanted, target, monkeypatch)
+        # 120 batches of some 90 bytes.
+        assert 3 <= len(flushed) <= 8
+        assert target.log.flushed_offset == target.log_end_offset == len(values)
+        assert values_of(target) == values
+    finally:
+        await broker.publisher.close()
+        await broker.manager.stop()
+
+
+async def test_flushes_are_held_for_a_limited_time_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A publication that stands still, at a read from another broker for example, holds up no other producer."""
+    broker = PublishingBroker()
+    await broker.start(flush_policy="ack")
+    gate, read = asyncio.Event(), broker.staged.read
+
+    async def slow_read(topic_id: bytes, partition: int, offset: int, end_offset: int) -> bytes:
+        if target.log_end_offset:
+            await gate.wait()
+        return await read(topic_id, partition, offset, end_offset)
+
+    try:
+        target = await broker.target()
+        wanted, values = await staged(broker)
+        monkeypatch.setattr(publisher_module, "KEEP_BYTES", 100)
+        monkeypatch.setattr(publisher_module, "READ_BYTES", 1)
+        monkeypatch.setattr(broker.staged, "read", slow_read)
+        publishing = asyncio.create_task(broker.publisher.publish(wanted))
+        await until(lambda: target.log_end_offset > 0, what="the first batch")
+        await until(lambda: target.log.flushed_offset == target.log_end_offset, what="the flush")
+        assert not publishing.done()
+        gate.set()
+        await publishing
+        assert values_of(target) == values
+    finally:
+        gate.set()
+        await broker.publisher.close()
+        await broker.manager.stop()
 
 
 async def test_several_coordinators_publish_at_once(broker: PublishingBroker) -> None:

@@ -64,3 +64,39 @@ async def test_flush_is_not_tried_again_on_a_closed_replica(three: BrokerOfThree
     calls = calls_of_log(three)
     await asyncio.sleep(RETRIES_S)
     assert calls_of_log(three) == calls
+
+
+async def test_held_flushes_become_one_at_the_release(three: BrokerOfThree) -> None:
+    """Nothing is flushed during a hold, in a hold of another neither; then one flush covers everything."""
+    replica = await three.start(leader_id=1)
+    replica.hold_flushes()
+    replica.hold_flushes()
+    for _ in range(3):
+        append(replica)
+    replica.release_flushes()
+    await asyncio.sleep(RETRIES_S)
+    assert (replica.log.flushed_offset, replica.log_end_offset) == (0, 3)
+    replica.release_flushes()
+    await until(lambda: replica.log.flushed_offset == 3, what="the flush")
+
+
+async def test_release_flushes_nothing_that_nobody_asked_for(three: BrokerOfThree) -> None:
+    """A topic without flushes stays without them."""
+    replica = await three.start(leader_id=1, policy="none")
+    replica.hold_flushes()
+    append(replica)
+    replica.release_flushes()
+    await asyncio.sleep(RETRIES_S)
+    assert replica.log.flushed_offset == 0
+
+
+async def test_release_waits_while_somebody_else_works_on_the_log(three: BrokerOfThree) -> None:
+    """The flush waits until the log is unlocked, as after a flush that found no space."""
+    replica = await three.start(leader_id=1)
+    replica.hold_flushes()
+    append(replica)
+    async with replica.locked() as log:
+        replica.release_flushes()
+        await asyncio.sleep(RETRIES_S)
+        assert log.flushed_offset == 0
+    await until(lambda: replica.log.flushed_offset == 1, what="the flush")
