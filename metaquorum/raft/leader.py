@@ -73,7 +73,11 @@ def leader_deadline_ms(state: RaftState, role: Leader) -> int | None:
     seen_ms = quorum_seen_ms(state, role)
     if seen_ms is not None:
         due.append(seen_ms + state.config.check_quorum_timeout_ms)
-    due.extend(due_ms for due_ms in (role.parked.deadline_ms(), role.round_deadline_ms) if due_ms is not None)
+    parked_ms = role.parked.deadline_ms()
+    if parked_ms is not None:
+        due.append(parked_ms)
+    if role.round_deadline_ms is not None:
+        due.append(role.round_deadline_ms)
     return min(due, default=None)
 
 

@@ -228,10 +228,8 @@ def _has_to_leave(state: RaftState, role: Leader) -> bool:
 
 def _has_moved(state: RaftState) -> bool:
     """Return whether this voter's quorum listener has another address than the set says."""
-    voter = state.voter_set.find(state.key.node_id)
-    if voter is None or voter.key != state.key:
-        return False
-    return state.identity.address not in (None, voter.address)
+    voter = state.own_voter
+    return voter is not None and state.identity.address not in (None, voter.address)
 
 
 def poll_own_address(state: RaftState, role: Follower, *, now_ms: int) -> None:

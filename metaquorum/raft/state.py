@@ -60,6 +60,7 @@ class RaftState:
     __slots__ = (
         "_announced",
         "_next_request_id",
+        "_own_voter",
         "commit_offset",
         "config",
         "election",
@@ -99,6 +100,7 @@ class RaftState:
         self.snapshots = KeptSnapshots()
         self._next_request_id = 1
         self._announced: tuple[QuorumEpoch, NodeId | None, str | None] | None = None
+        self._own_voter: tuple[VoterSet | None, Voter | None] = (None, None)
 
     @property
     def key(self) -> ReplicaKey:
@@ -118,7 +120,19 @@ class RaftState:
     @property
     def is_voter(self) -> bool:
         """True if this replica is a voter."""
-        return self.voters.latest.contains(self.identity.key)
+        return self.own_voter is not None
+
+    @property
+    def own_voter(self) -> Voter | None:
+        """This replica in the voter set in force; None if it is not a voter.
+
+        Each event asks for it several times, and voter sets seldom change, so the answer is kept with its set.
+        """
+        voters = self.voters.latest
+        if voters is not self._own_voter[0]:
+            voter = voters.find(self.identity.key.node_id)
+            self._own_voter = (voters, None if voter is None or voter.key != self.identity.key else voter)
+        return self._own_voter[1]
 
     @property
     def may_campaign(self) -> bool:
@@ -230,14 +244,18 @@ class RaftState:
                 self.commit_offset = commit_offset
                 self.outbox.emit(AdvanceCommit(commit_offset=commit_offset))
 
-    def settle(self) -> None:
-        """End a step: flush appended records, deliver what is committed and flushed, announce the leader."""
+    def flush_appended(self) -> None:
+        """Flush appended records, unless a flush is under way; its end asks again."""
         log = self.log
         role = self.role
         # A leader flushes when a round begins; records appended in between are flushed with the next one.
         has_to_flush = log.flushed_offset < role.round_end_offset if isinstance(role, Leader) else not log.is_flushed
         if has_to_flush and not log.is_flushing:
             self.outbox.emit(FlushLog(flush_id=log.begin_flush()))
+
+    def settle(self) -> None:
+        """End a step: flush appended records, deliver what is committed and flushed, announce the leader."""
+        self.flush_appended()
         self.deliver()
         known = (self.quorum_epoch, self.known_leader_id, self.leader_address())
         if known != self._announced:

@@ -64,6 +64,7 @@ from metaquorum.raft.events import (
 )
 from metaquorum.raft.messages import Request, Response
 from metaquorum.raft.node import RaftNode
+from metaquorum.raft.roles import Role
 from metaquorum.raft.types import QuorumEpoch
 from metaquorum.replica.delivery import ListenerFeed
 from metaquorum.replica.disk_thread import DiskThread
@@ -130,6 +131,8 @@ class Driver:
         self._proposal: bytearray | Sequence[bytes] | None = None
         self._rejection: Rejection | None = None
         self._last_role = ""
+        self._noted_role: Role | None = None
+        self._noted_epoch = node.state.quorum_epoch
         self._violations = SparseLog()
         self._is_closed = False
         self._shutdown_done = asyncio.Event()
@@ -432,6 +435,9 @@ class Driver:
 
     def _note_role(self) -> None:
         state = self._node.state
+        if state.role is self._noted_role and state.quorum_epoch == self._noted_epoch:
+            return
+        self._noted_role, self._noted_epoch = state.role, state.quorum_epoch
         self.meter.settled(state)
         role = type(state.role).__name__.lower()
         if role != self._last_role:

@@ -171,12 +171,19 @@ class ScriptedNode:
     def step(self, event: Event) -> list[Effect]:
         """Step the core, and the disk with it. Return the effects in order, those of completions included."""
         effects = self.raft.step(event, self.now_ms)
+        self._check_deadline()
         self.effects.extend(effects)
         produced = list(effects)
         if self.auto_disk:
             for effect in effects:
                 produced.extend(self.complete(effect))
         return produced
+
+    def _check_deadline(self) -> None:
+        """The deadline that a node keeps may be early, never late: it would sleep through its duty."""
+        kept_ms = self.raft.deadline_ms()
+        due_ms = self.raft._next_deadline_ms()  # pyright: ignore[reportPrivateUsage]
+        assert due_ms is None or (kept_ms is not None and kept_ms <= due_ms), f"deadline {kept_ms}, due {due_ms}"
 
     def complete(self, effect: Effect) -> list[Effect]:
         """Complete one write of the vote or one flush."""

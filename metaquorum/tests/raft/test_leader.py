@@ -35,6 +35,18 @@ def test_leader_resigns_when_no_majority_fetched_for_one_and_a_half_fetch_timeou
     assert node.role == "Resigned"
 
 
+def test_leader_whose_time_is_up_resigns_at_a_proposal_too() -> None:
+    """Where proposals come faster than ticks, they must not keep a leader without a majority."""
+    node, _ = leading([1, 2, 3])
+    for _ in range(3):
+        node.now_ms += 499
+        node.propose()
+        assert node.role == "Leader"
+    node.now_ms += 3
+    node.propose()
+    assert node.role == "Resigned"
+
+
 def test_fetches_of_observers_do_not_keep_a_leader() -> None:
     """KIP-595: only voters count; a leader cut off with its observers must resign."""
     node, _ = leading([1, 2, 3])
