@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from lograft.wire.batch import RecordBatch, encode_batch, iter_batches, read_header
-from lograft.wire.header import BatchHeader
+from lograft.wire.header import BatchHeader, stamped_prefix
 
 from metaquorum.metadata.listener import CommittedBatch
 from metaquorum.raft.effects import AppendAsFollower, AppendAsLeader, LeaderChange, VotersChange
@@ -308,6 +308,9 @@ class LogStore:
         assert (appended.base_offset, appended.next_offset) == (effect.base_offset, effect.next_offset), (
             f"appended at {appended}, the core meant {effect}"
         )
+        if len(batch) <= RECENT_BYTES:
+            prefix = stamped_prefix(appended.base_offset, header.batch_length, effect.quorum_epoch)
+            self._remember(appended.base_offset, appended.next_offset, prefix + memoryview(batch)[len(prefix) :])
 
     def append_as_follower(self, effect: AppendAsFollower) -> None:
         """Append fetched batches unchanged."""

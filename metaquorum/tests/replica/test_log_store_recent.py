@@ -54,6 +54,18 @@ def test_second_follower_of_a_round_and_the_own_image_cost_no_read() -> None:
     assert values(data) == [b"second"]
 
 
+def test_what_a_leader_appended_is_sent_from_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first follower of a round costs no read either, and gets what the disk has, offset and epoch included."""
+    store = new_store()
+    append(store, b"first")
+    append(store, b"second", b"third", epoch=3)
+    data = store.read(1, LIMIT)
+    assert store.read_bytes == 0
+    monkeypatch.setattr(store, "_recent", None)
+    assert store.read(1, LIMIT) == data
+    assert store.read_bytes == len(data)
+
+
 def test_what_a_follower_appended_is_delivered_as_it_came() -> None:
     """The leader's bytes are still in memory when they are committed."""
     leader = new_store()
