@@ -41,6 +41,7 @@ from metaquorum.replica.first_start import (
 )
 from metaquorum.replica.log_store import DamagedLogError
 from metaquorum.replica.quorum_node import QuorumError, SnapshotSettings
+from metaquorum.scheduling import yield_no_turns
 from storage.errors import StorageError
 
 logger = logging.getLogger("metaquorum")
@@ -291,6 +292,7 @@ def run_command(
             ),
         )
         settings.check()
+        yield_no_turns()
         tune_allocator()
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(serve(QuorumServer(settings, data_dir)))
