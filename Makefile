@@ -10,6 +10,7 @@ DOCS_INSTALLED := $(VENV)/.installed-docs
 SEEDS ?= 200
 ROUNDS ?= 20
 JOBS ?= 1
+WORKERS ?= logical
 RUNS ?= 2000
 N ?= 20000
 INPUT ?=
@@ -82,8 +83,9 @@ pythons: ## Unit tests with each newer Python on this machine, each in its own .
 	    echo "== $$($$python --version)"; $(MAKE) unit PYTHON="$$python" VENV=.venv-$$version || exit 1; \
 	  else echo "== $$python: not on this machine"; fi; done
 
+# Test files are shared out to as many processes as there are cores (WORKERS=0: one process).
 unit: $(INSTALLED)
-	$(BIN)/python -m pytest -q -m 'not spark and not process and not slow'
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile -m 'not spark and not process and not slow'
 
 fix: $(INSTALLED) ## Format, and repair what can be repaired
 	$(BIN)/ruff format .

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from integration_tests.harness.ports import LOOPBACK, free_port
 from integration_tests.harness.wait import wait_for
+from metaquorum.testing.ports import LOOPBACK, free_port
 
 KAFKA_VERSION = "4.3.1"
 LOG4J_VERSION = "2.25.4"

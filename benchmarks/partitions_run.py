@@ -33,7 +33,7 @@ from lograft import Admin, aio
 from lograft.errors import LograftError
 from lograft.types import NewTopic
 
-from integration_tests.harness.ports import free_port
+from metaquorum.testing.ports import free_port
 
 SIZES: Final = (1_000, 20_000, 100_000)
 SETUPS: Final = ("dev", "split")

@@ -27,7 +27,7 @@ from benchmarks.kafka_server import kafka_servers
 from benchmarks.peers_cells import Side
 from benchmarks.peers_task import Sample, Task
 from benchmarks.processes import STOP_TIMEOUT_S, ServerProcess, ceiling_server
-from integration_tests.harness.ports import free_port
+from metaquorum.testing.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 CLIENT_TIMEOUT_S = 600.0

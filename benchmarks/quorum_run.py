@@ -34,8 +34,8 @@ from lograft.v1 import admin_pb2
 
 from benchmarks.results_table import Result, absolute, compare, markdown
 from integration_tests.harness.cluster import ADMIN_TIMEOUT_MS, HOST, Cluster
-from integration_tests.harness.ports import free_port
 from integration_tests.harness.wait import wait_for
+from metaquorum.testing.ports import free_port
 
 VALUE_BYTES = 256
 """Bytes of the value of a change or a put."""

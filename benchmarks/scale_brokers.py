@@ -16,10 +16,10 @@ import grpc.aio
 from lograft.internal.v1 import controller_pb2
 
 from integration_tests.harness.cluster import CLUSTER_ID, HOST
-from integration_tests.harness.ports import free_port
 from metaquorum.net.link import CallError
 from metaquorum.net.service import RefusalError
 from metaquorum.testing.peer_client import ControllerCalls, PeerClient
+from metaquorum.testing.ports import free_port
 
 HEARTBEAT_S = 0.5
 """Seconds between two heartbeats."""

@@ -35,8 +35,8 @@ from benchmarks.scale_brokers import HollowBrokers
 from benchmarks.scale_calls import Created, Voters, topic_name, until
 from benchmarks.scale_replicas import ReplicaAdder
 from integration_tests.harness.cluster import CLUSTER_ID, HOST, Cluster
-from integration_tests.harness.ports import free_port
 from integration_tests.harness.process import Process
+from metaquorum.testing.ports import free_port
 
 SIZES = (10_000, 100_000, 1_000_000)
 BROKERS = 10

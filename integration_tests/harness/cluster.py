@@ -17,9 +17,9 @@ from lograft import Admin
 
 from deploy.entrypoint import command_line
 from integration_tests.harness.metadata import quorum_of, unfenced_brokers
-from integration_tests.harness.ports import LOOPBACK, free_port
 from integration_tests.harness.process import Process
 from integration_tests.harness.wait import wait_for
+from metaquorum.testing.ports import LOOPBACK, free_port
 
 CLUSTER_ID = "integration"
 HOST = LOOPBACK

@@ -21,8 +21,8 @@ from typing import Final
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import OperationalError
 
-from integration_tests.harness.ports import LOOPBACK, free_port
 from integration_tests.harness.wait import wait_for
+from metaquorum.testing.ports import LOOPBACK, free_port
 
 SETUP_TIMEOUT_S: Final = 120
 START_TIMEOUT_S: Final = 60.0

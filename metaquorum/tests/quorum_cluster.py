@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -25,6 +24,7 @@ from metaquorum.process.settings import Address, QuorumServerSettings
 from metaquorum.replica.first_start import InitialVoter, format_with_voters
 from metaquorum.replica.quorum_node import SnapshotSettings
 from metaquorum.testing.peer_client import ControllerCalls, PeerClient, QuorumCalls
+from metaquorum.testing.ports import free_ports
 
 HOST = "127.0.0.1"
 CLUSTER = "test-cluster"
@@ -32,18 +32,6 @@ DEADLINE_S = 20.0
 POLL_S = 0.01
 
 T = TypeVar("T")
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that no process listens on."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind((HOST, 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 async def until(condition: Callable[[], T | None], *, what: str) -> T:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,6 +41,7 @@ from metaquorum.controller_service.commit_waiters import CommandError, Outcome
 from metaquorum.controller_service.controller_host import ControllerHost
 from metaquorum.process.settings import Address
 from metaquorum.testing.peer_client import ControllerCalls, PeerClient
+from metaquorum.testing.ports import free_port
 from storage.errors import DiskFailedError
 
 
@@ -208,10 +208,7 @@ async def test_registration_of_unknown_outcome_is_sent_again(tmp_path: Path, mon
 @pytest.fixture
 def fixed_settings(tmp_path: Path) -> BrokerSettings:
     """Settings of a cluster of one whose quorum is found at the same port after a restart."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    listen = Address(host="127.0.0.1", port=port)
+    listen = Address(host="127.0.0.1", port=free_port())
     return dataclasses.replace(
         standalone_settings(tmp_path / "1", port=0), combined=CombinedSettings(quorum_listen=listen)
     )

@@ -16,7 +16,8 @@ from brokerd.tests.api.group_clients import Member, coordinator_of, fetch_offset
 from brokerd.tests.process.programs import started
 from brokerd.tests.support import Client
 from metaquorum.replica.first_start import format_standalone
-from metaquorum.tests.quorum_cluster import HOST, free_ports
+from metaquorum.testing.ports import free_ports
+from metaquorum.tests.quorum_cluster import HOST
 
 LONG_S = 90.0
 """Seconds for starts of processes and for elections."""

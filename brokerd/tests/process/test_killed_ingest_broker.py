@@ -16,7 +16,8 @@ from brokerd.tests.process.programs import started
 from brokerd.tests.process.test_killed_coordinator import LONG_S, three_replicas
 from brokerd.tests.publishing.staging_clients import read_all
 from metaquorum.replica.first_start import format_standalone
-from metaquorum.tests.quorum_cluster import HOST, free_ports
+from metaquorum.testing.ports import free_ports
+from metaquorum.tests.quorum_cluster import HOST
 
 INGESTS = 24
 TASKS = 2

@@ -22,8 +22,9 @@ from brokerd.tests.process.programs import started
 from brokerd.tests.support import connected, refusal
 from metaquorum.process.settings import Address, SettingsError
 from metaquorum.replica.first_start import format_standalone
+from metaquorum.testing.ports import free_ports
 from metaquorum.tests.metrics_scrape import role_of, scrape
-from metaquorum.tests.quorum_cluster import HOST, free_ports
+from metaquorum.tests.quorum_cluster import HOST
 
 START_S = 60.0
 """Seconds that a process may take to start and to find its quorum."""

@@ -27,7 +27,8 @@ from brokerd.replication.repair import RepairCalls
 from brokerd.tests.replica.broker_of_three import TOPIC_ID, BrokerOfThree, Route, followed, follower, send, stamped
 from brokerd.tests.support import WAIT_S
 from metaquorum.testing.peer_client import PeerClient
-from metaquorum.tests.quorum_cluster import HOST, free_ports, until
+from metaquorum.testing.ports import free_ports
+from metaquorum.tests.quorum_cluster import HOST, until
 from storage.log.epochs import EpochStart, LeaderEpochs
 from storage.maintenance.repair import SegmentRepair
 from storage.testing.sim_disk import Refusal

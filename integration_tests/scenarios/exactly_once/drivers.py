@@ -17,10 +17,10 @@ from typing import Any, Final
 import psutil
 from lograft.spark import ensure_java
 
-from integration_tests.harness.ports import LOOPBACK, free_port
 from integration_tests.harness.wait import wait_for
 from integration_tests.scenarios.exactly_once.processes import DONE, END_TIMEOUT_S, FAILED, READY, Program
 from integration_tests.scenarios.exactly_once.spark_program import DIRECTORY
+from metaquorum.testing.ports import LOOPBACK, free_port
 
 SPARK: Final = "integration_tests.scenarios.exactly_once.spark_program"
 SDK: Final = "integration_tests.scenarios.exactly_once.ingest_program"

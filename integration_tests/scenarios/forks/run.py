@@ -25,11 +25,11 @@ from typing import Final
 from lograft import Admin, Consumer, TopicPartition
 
 from integration_tests.harness.cluster import DevServer
-from integration_tests.harness.ports import free_port
 from integration_tests.harness.process import Process
 from integration_tests.harness.wait import wait_for
 from integration_tests.scenarios.forks.parent import WAYS
 from integration_tests.scenarios.forks.work import KINDS, OWN_VALUE, environment_of
+from metaquorum.testing.ports import free_port
 
 LOADS: Final = ("idle", "busy")
 CHILDREN: Final = 1_000

@@ -14,9 +14,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from lograft.v1 import admin_pb2, admin_pb2_grpc, metadata_pb2, metadata_pb2_grpc
 
 from deploy.render import containers, render
-from integration_tests.harness.ports import free_port
 from integration_tests.harness.process import Process
 from integration_tests.harness.wait import wait_for
+from metaquorum.testing.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 DEPLOY = ROOT / "deploy"

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from integration_tests.harness.cluster import stop_in_order
-from integration_tests.harness.ports import free_port
 from integration_tests.harness.process import Process
 from integration_tests.harness.wait import wait_for
+from metaquorum.testing.ports import free_port
 
 WAIT_S = 300.0
 BLOCK = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}); print('ready', flush=True); "

@@ -17,7 +17,8 @@ from lograft.wire.codes import ErrorCode
 from metaquorum.controller.settings import ControllerSettings
 from metaquorum.controller_service import controller_service
 from metaquorum.controller_service.controller_service import is_gone
-from metaquorum.tests.quorum_cluster import HOST, BrokerStub, QuorumCluster, free_ports, quorum_cluster, refused, until
+from metaquorum.testing.ports import free_ports
+from metaquorum.tests.quorum_cluster import HOST, BrokerStub, QuorumCluster, quorum_cluster, refused, until
 
 ROOT = Path(__file__).parents[3]
 FAST = ControllerSettings(heartbeat_interval_ms=50, session_timeout_ms=400)

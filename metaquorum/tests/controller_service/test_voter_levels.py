@@ -18,13 +18,13 @@ from metaquorum.controller.settings import ControllerSettings
 from metaquorum.process.server import QuorumServer
 from metaquorum.replica.auto_join import STALE_VOTER_MS, AutoJoin
 from metaquorum.replica.first_start import format_observer
+from metaquorum.testing.ports import free_ports
 from metaquorum.tests.quorum_cluster import (
     CLUSTER,
     DEADLINE_S,
     HOST,
     POLL_S,
     QuorumCluster,
-    free_ports,
     quorum_cluster,
     refused,
     settings_for,

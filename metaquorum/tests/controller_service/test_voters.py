@@ -16,12 +16,12 @@ from metaquorum.process.server import QuorumServer
 from metaquorum.raft.voters import Voter
 from metaquorum.replica.auto_join import AutoJoin
 from metaquorum.replica.first_start import format_observer
+from metaquorum.testing.ports import free_ports
 from metaquorum.tests.quorum_cluster import (
     CLUSTER,
     HOST,
     BrokerStub,
     QuorumCluster,
-    free_ports,
     quorum_cluster,
     refused,
     settings_for,

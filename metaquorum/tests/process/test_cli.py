@@ -25,7 +25,7 @@ from metaquorum.process.settings import (
 )
 from metaquorum.replica.first_start import read_initial_voters
 from metaquorum.replica.quorum_node import SnapshotSettings
-from metaquorum.tests.quorum_cluster import free_ports
+from metaquorum.testing.ports import free_ports
 from metaquorum.tests.threads import policies
 from storage.files.posix import PosixDisk
 

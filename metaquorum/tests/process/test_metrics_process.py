@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from metaquorum.replica.first_start import InitialVoter, format_with_voters
+from metaquorum.testing.ports import free_ports
 from metaquorum.tests.metrics_scrape import role_of, scrape
-from metaquorum.tests.quorum_cluster import HOST, free_ports
+from metaquorum.tests.quorum_cluster import HOST
 
 ROOT = Path(__file__).parents[3]
 WAIT_S = 60.0

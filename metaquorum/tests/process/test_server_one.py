@@ -26,13 +26,13 @@ from metaquorum.net.peers import NotSentError
 from metaquorum.process.server import PortInUseError, QuorumServer
 from metaquorum.process.settings import SettingsError
 from metaquorum.replica.first_start import format_standalone
+from metaquorum.testing.ports import free_ports
 from metaquorum.tests.controller_world import view
 from metaquorum.tests.quorum_cluster import (
     CLUSTER,
     HOST,
     BrokerStub,
     QuorumCluster,
-    free_ports,
     quorum_cluster,
     refused,
     registration,

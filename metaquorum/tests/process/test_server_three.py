@@ -17,6 +17,7 @@ from lograft.wire.status import parse_rpc_error
 
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.process.server import QuorumServer
+from metaquorum.testing.ports import free_ports
 from metaquorum.tests.controller_world import view
 from metaquorum.tests.quorum_cluster import (
     DEADLINE_S,
@@ -24,7 +25,6 @@ from metaquorum.tests.quorum_cluster import (
     POLL_S,
     BrokerStub,
     QuorumCluster,
-    free_ports,
     quorum_cluster,
     refused,
     settings_for,

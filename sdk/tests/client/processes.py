@@ -4,21 +4,15 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from types import TracebackType
 
+from metaquorum.testing.ports import free_port
+
 START_TIMEOUT_S = 30
 """Seconds in which a process must begin to serve."""
-
-
-def free_port() -> int:
-    """Return a port without a listener."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def unused_address() -> str:

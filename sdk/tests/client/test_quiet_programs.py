@@ -12,7 +12,8 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from tests.client.processes import free_port
+
+from metaquorum.testing.ports import free_port
 
 MakeTopic = Callable[..., str]
 

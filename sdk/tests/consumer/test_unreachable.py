@@ -19,9 +19,11 @@ from lograft import Admin, Consumer, Producer, TopicPartition, aio
 from lograft._consumer import engine as fetch_engine
 from lograft.errors import InvalidSettingError, LograftError, NoBrokerError, UnreachableError
 from lograft.types import ConsumerRecord
-from tests.client.processes import DevProcess, free_port
+from tests.client.processes import DevProcess
 from tests.client.reading import DEADLINE_MS
 from tests.client.scripted_broker import Leaders, Log, ScriptedBroker, fill
+
+from metaquorum.testing.ports import free_port
 
 TIMEOUT_MS = 1_000
 TP = TopicPartition("t", 0)
