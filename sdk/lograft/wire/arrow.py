@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Record batches from and to Arrow, without a Python step for each record (record headers aside).
 
-The columns of a payload are Arrow's buffers: blobs are wrapped, not copied, and Arrow computes offsets from lengths by a
-running sum. pyarrow is an extra of the distribution and is imported at the first use.
+The columns of a payload are Arrow's buffers: blobs are wrapped, not copied, and numpy fills the columns of numbers. Most calls of
+Arrow cost more than the numbers of a batch do, so there are few. Both are an extra of the distribution and are imported at the first
+use.
 
     column        type                                        null
     key           binary                                      no key
@@ -18,7 +19,6 @@ from __future__ import annotations
 
 import importlib
 import struct
-from array import array
 from collections.abc import Collection, Sequence
 from functools import cache
 from typing import Any, Final, TypeAlias
@@ -42,13 +42,14 @@ from lograft.wire.encoder import (
 )
 from lograft.wire.errors import BatchTooLargeError, InvalidBatchError
 from lograft.wire.header import BatchHeader
-from lograft.wire.limits import MAX_INFLATED_BYTES, MAX_RECORDS_PER_BATCH
+from lograft.wire.limits import MAX_INFLATED_BYTES
 
-# pyarrow has no type stubs, so this is the only module of the package that uses Any.
+# pyarrow has no type stubs, and numpy is an extra, so this is the only module of the package that uses Any.
 ArrowRecordBatch: TypeAlias = Any
 ArrowSchema: TypeAlias = Any
 _ArrowArray: TypeAlias = Any
-_ArrowModule: TypeAlias = Any
+_Module: TypeAlias = Any
+_Numbers: TypeAlias = Any
 
 _KEY: Final = "key"
 _VALUE: Final = "value"
@@ -58,8 +59,6 @@ _TIMESTAMP: Final = "timestamp"
 _HEADERS: Final = "headers"
 COLUMN_NAMES: Final = (_KEY, _VALUE, _OFFSET, _TIMESTAMP_MS, _TIMESTAMP, _HEADERS)
 """The columns that `encode_arrow` takes."""
-LOOP_RECORDS: Final = 64
-"""Records of a batch below which a loop adds numbers faster than Arrow."""
 
 
 def arrow_schema(*, include_headers: bool = False, columns: Collection[str] | None = None) -> ArrowSchema:
@@ -101,35 +100,25 @@ def columns_to_arrow(
         columns: names of the columns to build, at least one; None builds all. Their order is always that of the schema.
 
     Raises:
-        ImportError: pyarrow is not installed.
+        ImportError: pyarrow or numpy is not installed.
         BatchError: the batch is damaged.
     """
-    pa = _import_arrow("pyarrow")
-    pc = _import_arrow("pyarrow.compute")
+    pa, np = _import_arrow("pyarrow"), _import_arrow("numpy")
     schema = arrow_schema(include_headers=include_headers, columns=columns)
-    return pa.RecordBatch.from_arrays([_column(pa, pc, name, header, payload) for name in schema.names], schema=schema)
+    return pa.RecordBatch.from_arrays([_column(pa, np, name, header, payload) for name in schema.names], schema=schema)
 
 
-def _column(pa: _ArrowModule, pc: _ArrowModule, name: str, header: BatchHeader, payload: Payload) -> _ArrowArray:
+def _column(pa: _Module, np: _Module, name: str, header: BatchHeader, payload: Payload) -> _ArrowArray:
     count = payload.record_count
     if name == _KEY:
-        return pa.nulls(count, pa.binary()) if payload.keys is None else _binary_array(pa, pc, payload.keys)
+        return pa.nulls(count, pa.binary()) if payload.keys is None else _binary_array(pa, np, payload.keys)
     if name == _VALUE:
-        return _binary_array(pa, pc, payload.values)
+        return _binary_array(pa, np, payload.values)
     if name == _OFFSET:
-        if payload.offset_deltas:
-            deltas = _int64_array(pa, array("q", payload.offset_deltas))
-        elif count <= MAX_RECORDS_PER_BATCH:
-            deltas = _counting(pa).slice(0, count)
-        else:
-            deltas = _int64_array(pa, array("q", range(count)))
-        return pc.add(deltas, _constant_int64(pa, header.base_offset, count))
+        return _int64_array(pa, _offsets(np, header, payload))
     if name == _TIMESTAMP_MS:
-        deltas_ms = payload.timestamp_deltas_ms
-        check_timestamps(header, deltas_ms)
-        base_ms = _constant_int64(pa, header.base_timestamp_ms, count)
-        return pc.add(_int64_array(pa, array("q", deltas_ms)), base_ms) if deltas_ms else base_ms
-    return _headers_array(pa, pc, payload.headers, count)
+        return _int64_array(pa, _times_ms(np, header, payload))
+    return _headers_array(pa, payload.headers, count)
 
 
 def joined_to_arrow(
@@ -144,11 +133,10 @@ def joined_to_arrow(
         columns: names of the columns to build, at least one; None builds all but `headers`.
 
     Raises:
-        ImportError: pyarrow is not installed.
+        ImportError: pyarrow or numpy is not installed.
         BatchError: a batch is damaged.
     """
-    pa = _import_arrow("pyarrow")
-    pc = _import_arrow("pyarrow.compute")
+    pa, np = _import_arrow("pyarrow"), _import_arrow("numpy")
     schema = arrow_schema(columns=columns)
     count = sum(payload.record_count for _, payload in batches)
     arrays: list[_ArrowArray] = []
@@ -156,16 +144,36 @@ def joined_to_arrow(
         if name == _KEY:
             if any(payload.keys is not None for _, payload in batches):
                 keys = [payload.keys or _absent_column(payload.record_count) for _, payload in batches]
-                arrays.append(_binary_array(pa, pc, _joined_column(keys)))
+                arrays.append(_binary_array(pa, np, _joined_column(keys)))
             else:
                 arrays.append(pa.nulls(count, pa.binary()))
         elif name == _VALUE:
-            arrays.append(_binary_array(pa, pc, _joined_column([payload.values for _, payload in batches])))
-        elif name == _OFFSET:
-            arrays.append(_joined_int64(pa, count, [_packed_offsets(pa, pc, *each) for each in batches]))
+            arrays.append(_binary_array(pa, np, _joined_column([payload.values for _, payload in batches])))
         else:
-            arrays.append(_joined_int64(pa, count, [_packed_times(pa, pc, *each) for each in batches]))
+            numbers = _offsets if name == _OFFSET else _times_ms
+            arrays.append(_int64_array(pa, np.concatenate([numbers(np, *each) for each in batches])))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _offsets(np: _Module, header: BatchHeader, payload: Payload) -> _Numbers:
+    deltas = payload.offset_deltas
+    if not deltas:
+        return np.arange(header.base_offset, header.base_offset + payload.record_count, dtype=np.int64)
+    return np.fromiter(deltas, np.int64, payload.record_count) + header.base_offset
+
+
+def _times_ms(np: _Module, header: BatchHeader, payload: Payload) -> _Numbers:
+    deltas_ms = payload.timestamp_deltas_ms
+    if not deltas_ms:
+        check_timestamps(header, ())
+        return np.full(payload.record_count, header.base_timestamp_ms, np.int64)
+    if isinstance(deltas_ms, bytes):
+        deltas = np.frombuffer(deltas_ms, np.uint8)
+    else:
+        deltas = np.fromiter(deltas_ms, np.int64, payload.record_count)
+    # The extremes say all that is checked.
+    check_timestamps(header, (int(deltas.min()), int(deltas.max())))
+    return np.add(deltas, header.base_timestamp_ms, dtype=np.int64)
 
 
 def _joined_column(columns: Sequence[BytesColumn]) -> BytesColumn:
@@ -198,30 +206,6 @@ def _absent_column(count: int) -> BytesColumn:
     return BytesColumn(
         blob=memoryview(b""), record_count=count, lengths=None, uniform_length=0, nulls=list(range(count))
     )
-
-
-def _joined_int64(pa: _ArrowModule, count: int, packed: Sequence[BytesLike]) -> _ArrowArray:
-    return pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(b"".join(packed))])
-
-
-def _packed_offsets(pa: _ArrowModule, pc: _ArrowModule, header: BatchHeader, payload: Payload) -> BytesLike:
-    if payload.record_count < LOOP_RECORDS:
-        deltas = payload.offset_deltas or range(payload.record_count)
-        return array("q", map(header.base_offset.__add__, deltas)).tobytes()
-    return _packed(_column(pa, pc, _OFFSET, header, payload))
-
-
-def _packed_times(pa: _ArrowModule, pc: _ArrowModule, header: BatchHeader, payload: Payload) -> BytesLike:
-    deltas_ms = payload.timestamp_deltas_ms
-    if payload.record_count < LOOP_RECORDS and deltas_ms:
-        check_timestamps(header, deltas_ms)
-        return array("q", map(header.base_timestamp_ms.__add__, deltas_ms)).tobytes()
-    return _packed(_column(pa, pc, _TIMESTAMP_MS, header, payload))
-
-
-def _packed(column: _ArrowArray) -> BytesLike:
-    """Return the bytes of a column of numbers that begins where its memory begins."""
-    return memoryview(column.buffers()[1])[: 8 * len(column)]
 
 
 def encode_arrow(
@@ -313,55 +297,39 @@ def compose_arrow(
     )
 
 
-def _import_arrow(name: str) -> _ArrowModule:
+def _import_arrow(name: str) -> _Module:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ImportError("Arrow columns need pyarrow: pip install 'lograft[arrow]'") from error
+        raise ImportError("Arrow columns need pyarrow and numpy: pip install 'lograft[arrow]'") from error
 
 
-def _headers_type(pa: _ArrowModule) -> Any:
+def _headers_type(pa: _Module) -> Any:
     return pa.list_(pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())]))
 
 
-def _int64_array(pa: _ArrowModule, numbers: array[int]) -> _ArrowArray:
+def _int64_array(pa: _Module, numbers: _Numbers) -> _ArrowArray:
     return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
 
 
-def _constant_int64(pa: _ArrowModule, number: int, count: int) -> _ArrowArray:
-    """Return one number many times. `pa.scalar` would load pandas, half a second, and `pa.repeat` takes longer."""
-    return pa.Array.from_buffers(
-        pa.int64(), count, [None, pa.py_buffer(number.to_bytes(8, "little", signed=True) * count)]
-    )
-
-
-@cache
-def _counting(pa: _ArrowModule) -> _ArrowArray:
-    """Return 0, 1, 2, ... for the largest batch: 800 KB, once in a process."""
-    return _int64_array(pa, array("q", range(MAX_RECORDS_PER_BATCH)))
-
-
-def _running_sum(pa: _ArrowModule, pc: _ArrowModule, packed_lengths: BytesLike) -> Any:
-    """Turn n packed lengths, which follow four zero bytes, into a buffer of n + 1 Arrow offsets."""
-    lengths = pa.Array.from_buffers(pa.int32(), len(packed_lengths) // 4, [None, pa.py_buffer(packed_lengths)])
-    return pc.cumulative_sum(lengths).buffers()[1]
-
-
-def _binary_array(pa: _ArrowModule, pc: _ArrowModule, column: BytesColumn) -> _ArrowArray:
+def _binary_array(pa: _Module, np: _Module, column: BytesColumn) -> _ArrowArray:
     count = column.record_count
-    packed = (column.uniform_length or 0).to_bytes(4, "little") * count if column.lengths is None else column.lengths
-    offsets = _running_sum(pa, pc, b"".join((bytes(4), packed)))
+    offsets = np.zeros(count + 1, np.int32)
+    if column.lengths is not None:
+        np.cumsum(np.frombuffer(column.lengths, np.uint32), dtype=np.int32, out=offsets[1:])
+    elif column.uniform_length:
+        offsets = np.arange(0, (count + 1) * column.uniform_length, column.uniform_length, dtype=np.int32)
     validity = None
     if column.nulls:
-        bits = bytearray(b"\xff" * ((count + 7) // 8))
-        for index in column.nulls:
-            bits[index >> 3] &= ~(1 << (index & 7))
-        validity = pa.py_buffer(bits)
-    buffers = [validity, offsets, pa.py_buffer(column.blob)]
+        is_valid = np.ones(count, np.bool_)
+        is_valid[column.nulls] = False
+        validity = pa.py_buffer(np.packbits(is_valid, bitorder="little"))
+    buffers = [validity, pa.py_buffer(offsets), pa.py_buffer(column.blob)]
     return pa.Array.from_buffers(pa.binary(), count, buffers, null_count=len(column.nulls))
 
 
-def _headers_array(pa: _ArrowModule, pc: _ArrowModule, headers: HeaderColumns | None, count: int) -> _ArrowArray:
+def _headers_array(pa: _Module, headers: HeaderColumns | None, count: int) -> _ArrowArray:
+    pc = _import_arrow("pyarrow.compute")
     if headers is None:
         headers = HeaderColumns(counts=[0] * count, keys=[], values=[], nulls=[])
     offsets = pc.cumulative_sum(pa.array([0, *headers.counts], pa.int32()))
@@ -385,7 +353,7 @@ def _columns_by_name(batch: ArrowRecordBatch) -> dict[str, _ArrowArray]:
 
 
 def _append_binary(
-    parts: list[BytesLike], fields: ColumnFields, pa: _ArrowModule, pc: _ArrowModule, name: str, column: _ArrowArray
+    parts: list[BytesLike], fields: ColumnFields, pa: _Module, pc: _Module, name: str, column: _ArrowArray
 ) -> None:
     """Append a column of byte strings: its blob unchanged, and its lengths from its offsets."""
     column = _plain_binary(pa, name, column)
@@ -410,7 +378,7 @@ def _append_binary(
     append_column(parts, fields, content, packed_lengths, nulls)
 
 
-def _plain_binary(pa: _ArrowModule, name: str, column: _ArrowArray) -> _ArrowArray:
+def _plain_binary(pa: _Module, name: str, column: _ArrowArray) -> _ArrowArray:
     """Return a column as binary or string with 32-bit or 64-bit offsets."""
     types = pa.types
     kind = column.type
@@ -428,8 +396,8 @@ def _plain_binary(pa: _ArrowModule, name: str, column: _ArrowArray) -> _ArrowArr
 
 def _append_timestamps(
     parts: list[BytesLike],
-    pa: _ArrowModule,
-    pc: _ArrowModule,
+    pa: _Module,
+    pc: _Module,
     columns: dict[str, _ArrowArray],
     timestamp_ms: int | None,
 ) -> tuple[int, int]:
@@ -463,7 +431,7 @@ def _append_timestamps(
     return base_ms, largest_ms
 
 
-def _append_headers(parts: list[BytesLike], pa: _ArrowModule, pc: _ArrowModule, column: _ArrowArray) -> None:
+def _append_headers(parts: list[BytesLike], pa: _Module, pc: _Module, column: _ArrowArray) -> None:
     """Append record headers. A null list counts as an empty one."""
     kind = column.type
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_struct(kind.value_type):

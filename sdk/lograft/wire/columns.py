@@ -37,7 +37,7 @@ from lograft.v1.records_pb2 import Records
 from lograft.wire.checksum import BytesLike
 from lograft.wire.errors import BatchTooLargeError, InvalidBatchError, UnsupportedBatchError
 from lograft.wire.limits import MAX_GENERIC_PAYLOAD_BYTES
-from lograft.wire.varint import MAX_LENGTH_BYTES, read_varint
+from lograft.wire.varint import MAX_LENGTH_BYTES, encode_varint, read_varint
 
 assert sys.byteorder == "little", "packed lengths are used in place: a big-endian machine is not supported"
 
@@ -235,7 +235,8 @@ class Payload:
         record_count: n.
         values: the values.
         keys: the keys; None when no record has a key.
-        timestamp_deltas_ms: n deltas to the base timestamp; empty when all records have the base timestamp.
+        timestamp_deltas_ms: n deltas to the base timestamp, as bytes if each is from 0 to 63 in the usual layout; empty when all
+            records have the base timestamp.
         offset_deltas: n strictly ascending deltas to the base offset, each at least 0; empty for 0, 1, 2, ...
         headers: record headers; None when no record has a header.
     """
@@ -281,6 +282,9 @@ def parse_payload(payload: BytesLike, record_count: int) -> Payload:
     fields = _walk(view, record_count)
     if fields is None:
         return _parse_generic(view, record_count)
+    deltas_ms = _short_deltas(fields[TIMESTAMP_DELTAS], record_count)
+    if deltas_ms is not None:
+        fields[TIMESTAMP_DELTAS] = view[:0]
     lists = b"".join([fields[field] for field in _VARINT_FIELDS])
     small = _parse_small(lists) if lists else _NO_LISTS
     return Payload(
@@ -296,7 +300,7 @@ def parse_payload(payload: BytesLike, record_count: int) -> Payload:
         keys=_optional_column(
             "key", record_count, fields[KEYS], fields[KEY_LENGTHS], _fixed32(fields[KEY_LENGTH]), small.null_keys
         ),
-        timestamp_deltas_ms=_per_record("timestamp delta", small.timestamp_deltas_ms, record_count)[:],
+        timestamp_deltas_ms=deltas_ms or _per_record("timestamp delta", small.timestamp_deltas_ms, record_count)[:],
         offset_deltas=_offset_deltas(small.offset_deltas, record_count),
         headers=None,
     )
@@ -313,6 +317,29 @@ def parse_keys(payload: BytesLike, record_count: int) -> BytesColumn | None:
         return _parse_generic(view, record_count).keys
     nulls = _parse_small(bytes(fields[NULL_KEYS])).null_keys if fields[NULL_KEYS] else ()
     return _optional_column("key", record_count, fields[KEYS], fields[KEY_LENGTHS], _fixed32(fields[KEY_LENGTH]), nulls)
+
+
+_HALVES = bytes(byte // 2 for byte in range(256))
+"""The number that each even byte stands for, as a varint of one byte in zigzag form."""
+
+_EVEN_BYTES = bytes(range(0, 0x80, 2))
+
+
+def _short_deltas(field: memoryview, record_count: int) -> bytes | None:
+    """Return the timestamp deltas as one byte for each record; None if one of them is not within 0 to 63 ms.
+
+    The records of most batches are made within that time. Then the varints are single bytes, and two calls decode all.
+
+    Args:
+        field: the whole field, or nothing.
+        record_count: n.
+    """
+    if len(field) <= record_count:
+        return None
+    content = bytes(field[len(field) - record_count :])
+    if encode_varint(TIMESTAMP_DELTAS << 3 | _WIRE_BYTES) + encode_varint(record_count) != bytes(field[:-record_count]):
+        return None
+    return None if content.translate(None, _EVEN_BYTES) else content.translate(_HALVES)
 
 
 _NO_LISTS = Records()

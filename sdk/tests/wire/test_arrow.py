@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lograft.wire import arrow as arrow_module
 from lograft.wire.arrow import arrow_schema, encode_arrow, joined_to_arrow
 from lograft.wire.batch import Codec, RecordBatch, check_batch, encode_batch
 from lograft.wire.errors import BatchTooLargeError, InvalidBatchError
@@ -51,13 +50,12 @@ def test_arrow_and_lists_encode_to_the_same_bytes(given_rows: Rows, before: int,
 @given(
     st.lists(rows(), min_size=1, max_size=4),
     st.lists(st.integers(0, 3), min_size=4, max_size=4),
-    st.sampled_from((1, arrow_module.LOOP_RECORDS)),
     st.sets(st.sampled_from(("key", "value", "offset", "timestamp_ms")), min_size=1),
 )
 def test_joined_batches_are_those_of_each_one_after_the_other(
-    batches: list[Rows], gaps: list[int], loop_records: int, columns: set[str]
+    batches: list[Rows], gaps: list[int], columns: set[str]
 ) -> None:
-    """Batches of any layout, compacted ones too, give the rows that they give alone, in order. The loop and Arrow agree."""
+    """Batches of any layout, compacted ones too, give the rows that they give alone, in order."""
     decoded: list[RecordBatch] = []
     offset = 5
     for given_rows, gap in zip(batches, gaps, strict=False):
@@ -66,9 +64,7 @@ def test_joined_batches_are_those_of_each_one_after_the_other(
         arguments = {**given_rows.arguments(), "headers": None, "base_offset": offset, "offset_deltas": deltas}
         decoded.append(RecordBatch(encode_batch(given_rows.values, **arguments)))
         offset += count * max(1, gap) + gap
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arrow_module, "LOOP_RECORDS", loop_records)
-        joined = joined_to_arrow([(batch.header, batch.payload) for batch in decoded], columns=columns)
+    joined = joined_to_arrow([(batch.header, batch.payload) for batch in decoded], columns=columns)
     joined.validate(full=True)
     each = pa.Table.from_batches([batch.to_arrow(columns=columns) for batch in decoded])
     assert joined.schema == each.schema

@@ -357,3 +357,25 @@ def test_hostile_payloads_take_bounded_memory(piece: str) -> None:
         "    assert grown < 20 * limit, grown\n"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "deltas_ms",
+    [[0, 63], [63, 0, 7], [5], [0, 64], [-1, 0], [0, -64, 63], [2**40, 0], [*range(64)] * 5],
+    ids=str,
+)
+def test_short_timestamp_deltas_are_read_as_bytes(deltas_ms: list[int]) -> None:
+    """Deltas from 0 to 63 take the short way; one that is not brings all of them the long way, to the same numbers."""
+    count = len(deltas_ms)
+    message = Records(values=b"x" * count, value_length=1, timestamp_deltas_ms=deltas_ms)
+    parsed = parse_payload(message.SerializeToString(), count)
+    assert list(parsed.timestamp_deltas_ms) == deltas_ms
+    assert isinstance(parsed.timestamp_deltas_ms, bytes) is (min(deltas_ms) >= 0 and max(deltas_ms) < 64)
+
+
+def test_padded_length_of_timestamp_deltas_is_no_short_list() -> None:
+    """A length that takes a byte too many shifts what looks like the deltas; the generated parser reads it as ever."""
+    blob = Records(values=b"xy", value_length=1).SerializeToString()
+    field = bytes((9 << 3 | 2, 0x81, 0x00, 8))
+    with pytest.raises(InvalidBatchError, match="1 timestamp deltas for 2 records"):
+        parse_payload(blob + field, 2)
