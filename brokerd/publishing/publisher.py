@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator
 
 from lograft.wire.codes import ErrorCode
 from lograft.wire.errors import BatchError
-from lograft.wire.header import iter_batches, read_header, with_producer
+from lograft.wire.header import header_of_producer, iter_batches, read_header
 
 from brokerd.failure import Failure, RefusedError, refused
 from brokerd.partition.events import AckLevel
@@ -325,11 +325,11 @@ class _Publication:
             raise self._changed(planned)
         base_sequence = (part.base_sequence + planned.first_record) % SEQUENCE_COUNT
         try:
-            batch = with_producer(data, header, producer_id=part.producer_id, base_sequence=base_sequence)
+            head = header_of_producer(data, header, producer_id=part.producer_id, base_sequence=base_sequence)
         except BatchError as error:
             message = f"the staged batch at {planned.base_offset} for {replica} is damaged: {error}"
             raise refused(ErrorCode.DATA_LOSS, message, retry_after_ms=RETRY_MS) from error
-        await self._wait_room(len(batch))
+        await self._wait_room(len(data))
         if not replica.is_leader:
             raise RefusedError(replica.refusal())
         if replica.leader_epoch != self._leader_epoch:
@@ -340,12 +340,17 @@ class _Publication:
             replica.hold_flushes()
             self._hold_end = asyncio.get_running_loop().call_later(FLUSH_HOLD_MS / 1000, self.let_flush)
         appended = replica.append(
-            memoryview(batch), read_header(batch), level=AckLevel.ALL, is_decided=True, may_skip=may_skip
+            head,
+            read_header(head),
+            payload=data[len(head) :],
+            level=AckLevel.ALL,
+            is_decided=True,
+            may_skip=may_skip,
         )
         self._search.add((KnownBatch(base_sequence, appended.base_offset, appended.next_offset),))
-        self._in_flight.append((appended.next_offset, len(batch)))
-        self._in_flight_bytes += len(batch)
-        self._held_bytes += len(batch)
+        self._in_flight.append((appended.next_offset, len(data)))
+        self._in_flight_bytes += len(data)
+        self._held_bytes += len(data)
         if self._held_bytes >= FLUSH_BYTES:
             self.let_flush()
 

@@ -457,6 +457,7 @@ class Replica:
         batch: bytes | memoryview,
         header: BatchHeader,
         *,
+        payload: memoryview | None = None,
         level: AckLevel = AckLevel.LEADER,
         is_decided: bool = False,
         may_skip: bool = False,
@@ -464,8 +465,9 @@ class Replica:
         """Append a batch that `check_batch` has accepted, for a client that waits for `level`.
 
         Args:
-            batch: the batch.
+            batch: the batch; with `payload`, its header alone, which only a decided batch may have apart.
             header: its header.
+            payload: what follows the header, if it is not in `batch`.
             level: the level that must be reachable.
             is_decided: True for a batch of an ingest. The configs of the topic judged its records when they were staged, and must not
                 refuse what is decided.
@@ -483,12 +485,13 @@ class Replica:
         if self._unlocked is not None:
             raise RefusedError(moving_failure(str(self)))
         now_ms = wall_ms()
+        assert payload is None or is_decided, f"{self}: nobody has checked a batch in two pieces"
         if not is_decided:
             check_records(batch, header, self.settings, topic=self.topic, now_ms=now_ms)
         try:
-            self.directory.space.admit(len(batch), now_ms=monotonic_ms())
+            self.directory.space.admit(header.size_bytes, now_ms=monotonic_ms())
             appended = self._log.append_as_leader(
-                batch, header, leader_epoch=leader_epoch, now_ms=now_ms, may_skip=may_skip
+                batch, header, leader_epoch=leader_epoch, now_ms=now_ms, payload=payload or b"", may_skip=may_skip
             )
         except StorageError as error:
             if isinstance(error, DiskFailedError):

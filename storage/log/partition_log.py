@@ -347,7 +347,14 @@ class PartitionLog:
     # Append.
 
     def append_as_leader(
-        self, batch: Buffer, header: BatchHeader, *, leader_epoch: int, now_ms: int, may_skip: bool = False
+        self,
+        batch: Buffer,
+        header: BatchHeader,
+        *,
+        leader_epoch: int,
+        now_ms: int,
+        payload: Buffer = b"",
+        may_skip: bool = False,
     ) -> Appended:
         """Append one batch and stamp its base offset and leader epoch, unless the log already holds it.
 
@@ -355,10 +362,11 @@ class PartitionLog:
         copy them: one writev takes a stamped 16-byte prefix and the client's bytes.
 
         Args:
-            batch: the batch.
+            batch: the batch, or what comes before `payload`.
             header: its header.
             leader_epoch: leader epoch to stamp.
             now_ms: wall clock in milliseconds.
+            payload: the rest of the batch.
             may_skip: True: the batch may leave out sequences of its producer; see `storage.log.producers`.
 
         Returns:
@@ -385,9 +393,11 @@ class PartitionLog:
             if original is not None:
                 return Appended(original.base_offset, original.next_offset, True)
         next_offset = base_offset + header.last_offset_delta + 1
-        size_bytes = len(batch)
+        size_bytes = len(batch) + len(payload)
         segment = self._active
         settings = self._settings
+        prefix = stamped_prefix(base_offset, header.batch_length, leader_epoch)
+        rest = memoryview(batch)[PREFIX_BYTES:]
         try:
             if segment.must_roll(
                 last_offset=next_offset - 1,
@@ -398,7 +408,7 @@ class PartitionLog:
             ):
                 segment = self._roll(now_ms)
             segment.append(
-                (stamped_prefix(base_offset, header.batch_length, leader_epoch), memoryview(batch)[PREFIX_BYTES:]),
+                (prefix, rest, payload) if payload else (prefix, rest),
                 base_offset=base_offset,
                 next_offset=next_offset,
                 size_bytes=size_bytes,

@@ -64,6 +64,7 @@ _PRODUCER = struct.Struct(">qhi")
 _PRODUCER_START = 43
 _CRC = struct.Struct(">I")
 _CRC_AT = 17
+_CRC_PIECE_BYTES = 64 * 1024
 _SEQUENCE_MASK = 0x7FFF_FFFF
 
 assert _HEADER.size == HEADER_BYTES, _HEADER.size
@@ -187,10 +188,10 @@ def stamped_prefix(base_offset: int, batch_length: int, leader_epoch: int) -> by
     return _PREFIX.pack(base_offset, batch_length, leader_epoch)
 
 
-def with_producer(batch: BytesLike, header: BatchHeader, *, producer_id: int, base_sequence: int) -> bytearray:
-    """Return a copy of a batch that belongs to another producer, at its epoch 0, with the CRC that fits.
+def header_of_producer(batch: BytesLike, header: BatchHeader, *, producer_id: int, base_sequence: int) -> bytes:
+    """Return the header that a batch has as one of another producer, at its epoch 0, with the CRC that fits.
 
-    Nothing else changes. The copy keeps base offset and leader epoch too: the log stamps them, as in any append.
+    The payload stays as it is, and is not copied. Base offset and leader epoch stay too: the log stamps them, as in any append.
 
     Args:
         batch: the whole batch.
@@ -198,18 +199,27 @@ def with_producer(batch: BytesLike, header: BatchHeader, *, producer_id: int, ba
         producer_id: the other producer, from 0.
         base_sequence: sequence of the first record for that producer, 0 to 2**31 - 1.
 
+    Returns:
+        `HEADER_BYTES` bytes.
+
     Raises:
         CorruptBatchError: the size or the CRC of the batch is wrong. A new CRC would hide that.
     """
     if len(batch) != header.size_bytes:
         raise CorruptBatchError(f"the batch claims {header.size_bytes} bytes and has {len(batch)}")
-    found = crc32c(memoryview(batch)[CRC_START:])
+    view = memoryview(batch)
+    other = bytearray(view[:HEADER_BYTES])
+    _PRODUCER.pack_into(other, _PRODUCER_START, producer_id, 0, base_sequence)
+    found = crc32c(view[CRC_START:HEADER_BYTES])
+    crc = crc32c(other[CRC_START:])
+    # Both checksums of a piece are computed while the processor has it at hand.
+    for start in range(HEADER_BYTES, len(view), _CRC_PIECE_BYTES):
+        piece = view[start : start + _CRC_PIECE_BYTES]
+        found, crc = crc32c(piece, found), crc32c(piece, crc)
     if found != header.crc:
         raise CorruptBatchError(f"the batch has CRC {found:#010x}, its header says {header.crc:#010x}")
-    copy = bytearray(batch)
-    _PRODUCER.pack_into(copy, _PRODUCER_START, producer_id, 0, base_sequence)
-    _CRC.pack_into(copy, _CRC_AT, crc32c(memoryview(copy)[CRC_START:]))
-    return copy
+    _CRC.pack_into(other, _CRC_AT, crc)
+    return bytes(other)
 
 
 def iter_batches(region: BytesLike) -> Iterator[tuple[int, BatchHeader]]:

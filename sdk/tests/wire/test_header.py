@@ -8,6 +8,7 @@ import struct
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lograft.wire import header as header_module
 from lograft.wire.batch import (
     BatchHeader,
     Codec,
@@ -20,7 +21,7 @@ from lograft.wire.batch import (
 )
 from lograft.wire.checksum import crc32c
 from lograft.wire.errors import CorruptBatchError, UnsupportedBatchError
-from lograft.wire.header import with_producer, write_header
+from lograft.wire.header import header_of_producer, write_header
 from lograft.wire.limits import HEADER_BYTES
 from tests.wire.batches import examples, put
 
@@ -135,11 +136,24 @@ def test_iter_batches_refuses_another_magic() -> None:
     st.sampled_from(Codec),
     st.tuples(I64, I32, st.integers(0, 2**63 - 1), st.integers(0, 2**31 - 1)),
     st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 2**31 - 1)),
+    st.sampled_from((1, 7, 64 * 1024)),
 )
 def test_other_producer_changes_nothing_else(
-    values: list[bytes | None], codec: Codec, old: tuple[int, int, int, int], new: tuple[int, int]
+    values: list[bytes | None],
+    codec: Codec,
+    old: tuple[int, int, int, int],
+    new: tuple[int, int],
+    piece_bytes: int,
 ) -> None:
-    """Payload, timestamps, codec, offsets and epoch stay, and the CRC fits. Back with the first producer, every byte is as before."""
+    """Timestamps, codec, offsets and epoch stay, and the CRC fits. Back with the first producer, every byte is as before."""
+
+    def with_producer(batch: bytes | bytearray, producer: tuple[int, int]) -> bytes:
+        head = header_of_producer(
+            memoryview(batch), read_header(batch), producer_id=producer[0], base_sequence=producer[1]
+        )
+        assert len(head) == HEADER_BYTES
+        return head + batch[HEADER_BYTES:]
+
     base_offset, leader_epoch, producer_id, base_sequence = old
     batch = encode_batch(
         values,
@@ -151,13 +165,14 @@ def test_other_producer_changes_nothing_else(
     )
     stamp(batch, base_offset=base_offset, leader_epoch=leader_epoch)
     before, header = bytes(batch), read_header(batch)
-    other = with_producer(memoryview(batch), header, producer_id=new[0], base_sequence=new[1])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(header_module, "_CRC_PIECE_BYTES", piece_bytes)
+        other = with_producer(batch, new)
+        back = with_producer(other, (producer_id, base_sequence))
     assert batch == before
     assert crc32c(bytes(other[21:])) == read_header(other).crc
     expected = header._replace(producer_id=new[0], producer_epoch=0, base_sequence=new[1], crc=read_header(other).crc)
     assert read_header(other) == expected
-    assert other[HEADER_BYTES:] == batch[HEADER_BYTES:]
-    back = with_producer(other, read_header(other), producer_id=producer_id, base_sequence=base_sequence)
     assert back == batch
 
 
@@ -171,4 +186,4 @@ def test_other_producer_never_hides_damage(data: st.DataObject) -> None:
     flipped[data.draw(st.integers(21, len(batch) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     for damaged in (flipped, batch + b"x", batch[:-1]):
         with pytest.raises(CorruptBatchError):
-            with_producer(damaged, header, producer_id=3, base_sequence=4)
+            header_of_producer(damaged, header, producer_id=3, base_sequence=4)
