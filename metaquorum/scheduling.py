@@ -18,7 +18,7 @@ import sys
 logger = logging.getLogger(__name__)
 
 
-def yield_no_turns() -> None:
+def use_batch_scheduling() -> None:
     """Let threads of this process that wake not interrupt threads that work: those that run, and those that they start.
 
     Where the system has no such policy it changes nothing; where it refuses the policy, the log says so.

@@ -485,7 +485,9 @@ class Replica:
         if self._unlocked is not None:
             raise RefusedError(moving_failure(str(self)))
         now_ms = wall_ms()
-        assert payload is None or is_decided, f"{self}: nobody has checked a batch in two pieces"
+        assert payload is None or is_decided, (
+            f"{self}: a payload apart from its header is only for the batches of an ingest"
+        )
         if not is_decided:
             check_records(batch, header, self.settings, topic=self.topic, now_ms=now_ms)
         try:
@@ -934,7 +936,8 @@ class Replica:
     def hold_flushes(self) -> None:
         """Begin no flush for appends until `release_flushes`, so that one flush covers what several appends write.
 
-        Acknowledgements that wait for a flush wait for the release: whoever holds flushes back limits the time. Holds nest.
+        Acknowledgements that need a flush wait until then, so the caller must release soon. Several callers may hold at once; the
+        last release counts.
         """
         self._flush_holds += 1
 
