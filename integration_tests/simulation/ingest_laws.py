@@ -186,12 +186,12 @@ class IngestLaws:
         on_active: Callable[..., None] = IngestCoordinators._on_active  # pyright: ignore[reportPrivateUsage]
 
         def watched_append(
-            replica: Replica, batch: Any, header: Any, *, is_decided: bool = False, **others: Any
+            replica: Replica, batch: Any, header: Any, *, is_decided: bool = False, payload: Any = None, **others: Any
         ) -> Any:
             if is_decided:
                 with self.noting():
-                    self._on_published(batch)
-            return append(replica, batch, header, is_decided=is_decided, **others)
+                    self._on_published(b"".join((batch, payload or b"")))
+            return append(replica, batch, header, is_decided=is_decided, payload=payload, **others)
 
         def watched_on_active(owner: IngestCoordinators, partition: int, is_active: bool) -> None:
             on_active(owner, partition, is_active)
