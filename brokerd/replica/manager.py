@@ -28,7 +28,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from lograft.wire.codes import ErrorCode
 
@@ -122,6 +122,9 @@ class HostedPartition:
             self._opening = None
 
 
+_Result = TypeVar("_Result")
+
+
 class ReplicaManager:
     """The replicas of one broker. Belongs to one event loop; only its own methods write its state.
 
@@ -186,6 +189,7 @@ class ReplicaManager:
         # log would be opened in that directory.
         self._closing: dict[tuple[bytes, int], asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._file_work: set[asyncio.Task[Any]] = set()
         self._stop_following: Callable[[], None] | None = None
         # True while a scan over all topics is under way; True if another one must follow.
         self._is_walking = self._walk_again = False
@@ -263,6 +267,8 @@ class ReplicaManager:
             hosted.is_removed = True
         self._opening_turns.end_burst()
         await self.wait_idle()
+        if self._file_work:
+            await asyncio.wait(self._file_work)
         await self._stop_saving_high_watermarks()
         replicas = list(self.replicas())
         self._hosted.clear()
@@ -599,6 +605,9 @@ class ReplicaManager:
 
     async def delete_due(self) -> int:
         """Delete the directories that were removed long enough ago; return their number."""
+        return await self._to_its_end(self._delete_due())
+
+    async def _delete_due(self) -> int:
         deleted = 0
         for directory, removed in self._removed.items():
             try:
@@ -756,6 +765,9 @@ class ReplicaManager:
 
     async def tend_space(self) -> None:
         """Check the space of each directory, and write or remove its ballast as needed; handle disk failures that threads met."""
+        await self._to_its_end(self._tend_space())
+
+    async def _tend_space(self) -> None:
         for directory in self._directories:
             if directory.failure is not None:
                 # Compaction, a repair or a deletion may have met it in a directory to which no client writes.
@@ -774,6 +786,13 @@ class ReplicaManager:
 
     # ------------------------------------------------------------------------------------------------------------------
     # Tasks.
+
+    async def _to_its_end(self, work: Coroutine[None, None, _Result]) -> _Result:
+        """Do work on the files of the directories. If the caller is cancelled, `stop` waits until no thread is at the files."""
+        task = asyncio.create_task(work)
+        self._file_work.add(task)
+        task.add_done_callback(self._file_work.discard)
+        return await asyncio.shield(task)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator
 
 import pytest
@@ -11,9 +13,12 @@ from lograft.wire.codes import ErrorCode
 from brokerd.failure import RefusedError
 from brokerd.limits import DELETED_PARTITION_KEEP_MS
 from brokerd.partition.events import Durability
+from brokerd.replica.removed_directories import RemovedDirectories
 from brokerd.tests.replica.lone_broker import ROOT, TOPIC_ID, Listener, LoneBroker, acked, append, empty_disk
+from brokerd.tests.support import WAIT_S
 from metaquorum.metadata.records import PartitionRecord, RemoveTopicRecord
 from storage.directory.directories import LogDirectory
+from storage.directory.space_guard import SpaceGuard
 from storage.errors import DiskFailedError, DiskSpaceLowError, DuplicatePartitionError
 from storage.testing.sim_disk import Refusal, SimDisk
 
@@ -104,6 +109,34 @@ async def test_disk_failure_that_another_thread_met_ends_the_service_too(two: tu
     assert replicas[hurt].refusal().code is ErrorCode.STORAGE_FAILED
     assert replicas[1 - hurt].is_leader
     assert not lone.manager.failed.done()
+
+
+@pytest.mark.parametrize("work", ["tend_space", "delete_due"])
+async def test_stop_waits_for_threads_at_the_files(
+    two: tuple[LoneBroker, SimDisk], monkeypatch: pytest.MonkeyPatch, work: str
+) -> None:
+    """Work in a directory goes on when its task is cancelled. The directory belongs to this broker until the work ends."""
+    lone, _ = two
+    began, may_end, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(*_: object) -> int:
+        began.set()
+        assert may_end.wait(WAIT_S)
+        ended.set()
+        return 0
+
+    monkeypatch.setattr(SpaceGuard, "tend", slow)
+    monkeypatch.setattr(RemovedDirectories, "delete_due", slow)
+    task = asyncio.create_task(getattr(lone.manager, work)())
+    assert await asyncio.to_thread(began.wait, WAIT_S)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    stopping = asyncio.create_task(lone.manager.stop())
+    assert not (await asyncio.wait((stopping,), timeout=0.2))[0]
+    may_end.set()
+    await stopping
+    assert ended.is_set()
 
 
 async def test_failure_of_the_last_or_the_first_directory_ends_the_broker(two: tuple[LoneBroker, SimDisk]) -> None:
