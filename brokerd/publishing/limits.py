@@ -78,6 +78,9 @@ STAGING_SWEEP_MS: Final = 5_000
 SWEEP_SOON_MS: Final = 50
 """Milliseconds after a publication in which its staging partition is swept: its coordinator knows of it by then, as a rule."""
 
+SWEEP_LARGE_MS: Final = 3
+"""Milliseconds after the publication of a part of more than `KEEP_BYTES` in which its staging partition is swept for the first time."""
+
 STAGING_QUOTA_SHARE: Final = 4
 """The default of the staging quota is the size of the log directory's disk divided by this."""
 

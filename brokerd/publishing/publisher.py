@@ -79,7 +79,7 @@ class Publisher:
         staged: reads staged batches.
         is_lost: returns True while another broker may lead this one's partitions, because the controller was not heard for a whole
             session: its log says nothing about losses then.
-        on_published: gets topic id and partition of each part that has been published.
+        on_published: gets topic id and partition of each part that has been published, and whether it was large.
         max_batches: most batches of one plan.
     """
 
@@ -89,7 +89,7 @@ class Publisher:
         led: LedPartitions,
         staged: StagedReads,
         is_lost: Callable[[], bool],
-        on_published: Callable[[bytes, int], None],
+        on_published: Callable[[bytes, int, bool], None],
         max_batches: int = PART_BATCHES_MAX,
     ) -> None:
         self._led = led
@@ -158,10 +158,12 @@ class Publisher:
             replica = self._led.replica(part.topic_id, part.partition)
             publication = _Publication(part, replica, self._staged, self._is_lost, self._max_batches, self._large)
             try:
-                return await publication.run()
+                published = await publication.run()
             finally:
                 publication.let_flush()
                 publication.end_turn()
+            self._on_published(part.topic_id, part.partition, publication.is_large)
+            return published
 
     def _on_done(self, key: tuple[bytes, int, int], part: Part, task: asyncio.Task[PublishedPart]) -> None:
         del self._running[key]
@@ -169,7 +171,6 @@ class Publisher:
             return
         error = task.exception()
         if error is None:
-            self._on_published(part.topic_id, part.partition)
             return
         if isinstance(error, RefusedError):
             logger.info("part not published: partition=%s-%d records=%d: %s", key[0].hex(), key[1], part.records, error)
@@ -191,7 +192,11 @@ def known_batches(replica: Replica, producer_id: int) -> list[KnownBatch]:
 
 
 class _Publication:
-    """One part under way."""
+    """One part under way.
+
+    Attributes:
+        is_large: True once so much was to be appended that it waited for a turn.
+    """
 
     def __init__(
         self,
@@ -209,6 +214,7 @@ class _Publication:
         self._max_batches = max_batches
         self._large = large
         self._has_turn = False
+        self.is_large = False
         self._leader_epoch = replica.leader_epoch
         self._search = PartSearch(part.base_sequence, part.records)
         # Appended and not known to be committed: end offset (exclusive) and bytes of each batch.
@@ -233,6 +239,7 @@ class _Publication:
         while done < part.records:
             plan, kept = await self._plan(done)
             if not kept:
+                self.is_large = True
                 await self._take_turn()
             for run in plan.runs(max_bytes=READ_BYTES):
                 await self._publish_run(run, kept)

@@ -6,7 +6,8 @@ first batch that may be needed. The log start moves there, by the rules of `Dele
 A log whose active segment lies wholly below its log start rolls it, so an idle staging partition has no batches on disk.
 
 A partition in which something was just published is swept soon, so that what was staged seldom reaches the disk: most of its pages are
-free again before the system writes them.
+free again before the system writes them. After a large part it is swept almost at once: the next part is then written to memory that
+this one was staged in. Memory that the system has to find first costs ten times as much.
 
 Owns the pace. Does not know who answers for attempts.
 Source: docs/ingest.md, section "Staging".
@@ -16,12 +17,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
 from brokerd.clock import wall_ms
 from brokerd.failure import RefusedError
 from brokerd.publishing.garbage import first_needed, is_staging_id
-from brokerd.publishing.limits import LOOK_BYTES, STAGING_SWEEP_MS, SWEEP_IDS_MAX, SWEEP_READ_BYTES, SWEEP_SOON_MS
+from brokerd.publishing.limits import (
+    LOOK_BYTES,
+    STAGING_SWEEP_MS,
+    SWEEP_IDS_MAX,
+    SWEEP_LARGE_MS,
+    SWEEP_READ_BYTES,
+    SWEEP_SOON_MS,
+)
 from brokerd.publishing.quota import staging_partitions
 from brokerd.publishing.staged_reads import staged_batch
 from brokerd.replica.replica import Replica
@@ -57,32 +66,59 @@ class StagingSweep:
         self._live_attempts = live_attempts
         self._now_ms = now_ms
         self._read_bytes = read_bytes
-        # Topic ids and partitions in which something was published. `_hurried` is set with the first of them.
-        self._published: set[tuple[bytes, int]] = set()
+        # By topic id and partition in which something was published: when to sweep, ascending, in seconds of the event loop.
+        self._due_s: dict[tuple[bytes, int], list[float]] = {}
+        # When `run` next looks by itself, and what wakes it before.
+        self._wake_s = math.inf
         self._hurried = asyncio.Event()
+        # Until then, what is published waits for the same sweep.
+        self._together_s = -math.inf
 
-    def soon(self, topic_id: bytes, partition: int) -> None:
-        """Sweep the staging partition of a partition in `SWEEP_SOON_MS`: something was published there."""
-        self._published.add((topic_id, partition))
-        self._hurried.set()
+    def soon(self, topic_id: bytes, partition: int, is_large: bool) -> None:
+        """Sweep the staging partition of a partition in `SWEEP_SOON_MS`: something was published there.
+
+        Args:
+            topic_id: id of the topic.
+            partition: partition.
+            is_large: it was much; sweep in `SWEEP_LARGE_MS` as well.
+        """
+        now_s = asyncio.get_running_loop().time()
+        if self._together_s <= now_s:
+            self._together_s = now_s + SWEEP_SOON_MS / 1000
+        due_s = [self._together_s]
+        if is_large:
+            # The coordinator may not know of the part yet. By the second sweep it does, as a rule.
+            due_s = [now_s + SWEEP_LARGE_MS / 1000, now_s + SWEEP_SOON_MS / 1000]
+        self._due_s[topic_id, partition] = due_s
+        if due_s[0] < self._wake_s:
+            self._hurried.set()
 
     async def run(self) -> None:
         """Sweep again and again, until it is cancelled."""
         loop = asyncio.get_running_loop()
-        due_s = loop.time() + STAGING_SWEEP_MS / 1000
+        all_due_s = loop.time() + STAGING_SWEEP_MS / 1000
         while True:
+            self._wake_s = min([all_due_s, *(each[0] for each in self._due_s.values())])
             try:
-                async with asyncio.timeout_at(due_s):
+                async with asyncio.timeout_at(self._wake_s):
                     await self._hurried.wait()
-                    # The coordinator learns meanwhile that the part is published.
-                    await asyncio.sleep(SWEEP_SOON_MS / 1000)
             except TimeoutError:
-                await self.sweep()
-                due_s = loop.time() + STAGING_SWEEP_MS / 1000
+                pass
             else:
                 self._hurried.clear()
-                published, self._published = self._published, set()
-                await self.sweep(published)
+                continue
+            # A timer may fire a little before its time.
+            now_s = max(loop.time(), self._wake_s)
+            if now_s >= all_due_s:
+                await self.sweep()
+                all_due_s = loop.time() + STAGING_SWEEP_MS / 1000
+                continue
+            due = [key for key, due_s in self._due_s.items() if due_s[0] <= now_s]
+            for key in due:
+                del self._due_s[key][0]
+                if not self._due_s[key]:
+                    del self._due_s[key]
+            await self.sweep(due)
 
     async def sweep(self, published: Collection[tuple[bytes, int]] | None = None) -> int:
         """Sweep every staging partition once, or those of some partitions; return the number of those whose log start has moved."""

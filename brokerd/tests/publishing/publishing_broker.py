@@ -106,13 +106,13 @@ class PublishingBroker(LoneBroker):
         self.led = LedPartitions(node_id=1, observer=self.observer, find=self.manager.find)
         self.checks = StagedChecks(led=self.led, staged=self.staged)
         self.is_session_lost = False
-        self.published: list[tuple[bytes, int]] = []
+        self.published: list[tuple[bytes, int, bool]] = []
         self.publisher = self.new_publisher()
 
     def new_publisher(self, *, max_batches: int = 1_000) -> Publisher:
         """Return a publisher that knows nothing of the earlier one."""
         return Publisher(
-            on_published=lambda topic_id, partition: self.published.append((topic_id, partition)),
+            on_published=lambda *published: self.published.append(published),
             led=self.led,
             staged=self.staged,
             is_lost=lambda: self.is_session_lost,

@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 import pytest
 from lograft.wire.codes import ErrorCode
 
 from brokerd.failure import RefusedError
 from brokerd.publishing.commits import wait_committed
-from brokerd.publishing.limits import STAGING_SWEEP_MS, SWEEP_SOON_MS
+from brokerd.publishing.limits import STAGING_SWEEP_MS, SWEEP_LARGE_MS, SWEEP_SOON_MS
 from brokerd.publishing.quota import StagingQuota, default_limit_bytes, log_bytes
 from brokerd.publishing.sweep import StagingSweep
 from brokerd.tests.publishing.publishing_broker import STAGING, STAGING_TOPIC_ID, PublishingBroker, append_foreign
@@ -121,16 +121,52 @@ async def test_what_was_published_is_freed_soon(broker: PublishingBroker) -> Non
     running = asyncio.create_task(sweep.run())
     try:
         async with asyncio.timeout(STAGING_SWEEP_MS / 1000 - 1):
-            sweep.soon(TOPIC_ID, 1)
+            sweep.soon(TOPIC_ID, 1, False)
             await asyncio.sleep(2 * SWEEP_SOON_MS / 1000)
             assert (staging.log_start_offset, answers.asked) == (0, []), "another partition"
-            sweep.soon(TOPIC_ID, 0)
+            sweep.soon(TOPIC_ID, 0, False)
             while staging.log_start_offset < 30 or _removed(broker):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
     finally:
         running.cancel()
         await asyncio.wait((running,))
     assert log_bytes(staging) == 0
+
+
+async def test_large_part_is_freed_at_once_and_tried_twice(
+    broker: PublishingBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its coordinator may know of it only at the second try. A small part published meanwhile waits for its own time."""
+    monkeypatch.setattr("brokerd.publishing.sweep.SWEEP_SOON_MS", 2_000)
+    answers, staging = Answers(), await broker.staging()
+    attempt = await broker.attempt(0)
+    for _ in range(30):
+        attempt.stage(b"x" * 100)
+    await attempt.seal()
+    loop = asyncio.get_running_loop()
+    sweep = StagingSweep(broker.manager.replicas, answers, now_ms=lambda: broker.now_ms)
+    running = asyncio.create_task(sweep.run())
+
+    async def until(is_so: Callable[[], bool]) -> float:
+        async with asyncio.timeout(STAGING_SWEEP_MS / 1000 - 1):
+            while not is_so():  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        return loop.time()
+
+    try:
+        began_s = loop.time()
+        answers.live[STAGING] = 0
+        sweep.soon(TOPIC_ID, 0, True)
+        sweep.soon(TOPIC_ID, 1, False)
+        first_s = await until(lambda: len(answers.asked) == 1)
+        assert SWEEP_LARGE_MS / 1000 <= first_s - began_s < 2
+        answers.live[STAGING] = None
+        freed_s = await until(lambda: staging.log_start_offset == 30)
+        assert freed_s - began_s >= 2
+        assert len(answers.asked) == 2
+    finally:
+        running.cancel()
+        await asyncio.wait((running,))
 
 
 async def test_what_is_no_attempt_is_garbage_and_other_topics_are_left_alone(broker: PublishingBroker) -> None:
