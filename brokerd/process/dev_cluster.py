@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,6 +32,12 @@ HOST: Final = "127.0.0.1"
 
 MAX_NODES: Final = 9
 """Servers of one cluster, at most."""
+
+PORTS: Final = range(10_000, 20_000)
+"""Ports to choose from. Systems do not give them to clients, so those of the quorum are free again at a later start."""
+
+PORT_ATTEMPTS_MAX: Final = 1_000
+"""Ports that are tried at most."""
 
 STATE_FILE: Final = "dev-cluster.json"
 """File in the data directory with the shape of its cluster."""
@@ -104,7 +111,7 @@ def run_cluster(nodes: int, *, data_directory: Path | None, port: int, min_free_
         kept = data_directory
         directory = kept or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lograft-dev-")))
         try:
-            shape = _shape(directory, nodes)
+            shape = _shape(directory, nodes, port=port)
             servers = Servers(directory, shape, port=port, more=_more(min_free_bytes, log_level))
             stack.callback(servers.stop)
             if servers.wait_serving(asked):
@@ -134,12 +141,13 @@ class Servers:
             DevClusterError: a port is in use.
         """
         count = len(shape.quorum_ports)
-        ports = [port + at for at in range(count)] if port else _free_ports(count)
+        ports = [port + at for at in range(count)] if port else free_ports(count, chosen=shape.quorum_ports)
         _check_free([*(ports if port else ()), *shape.quorum_ports])
+        metrics_ports = free_ports(count, chosen=(*shape.quorum_ports, *ports))
         voters = ",".join(f"{at + 1}@{HOST}:{quorum}" for at, quorum in enumerate(shape.quorum_ports))
         self.nodes: list[_Node] = []
         try:
-            for at, (public, metrics) in enumerate(zip(ports, _free_ports(count), strict=True)):
+            for at, (public, metrics) in enumerate(zip(ports, metrics_ports, strict=True)):
                 log = directory / f"node-{at + 1}.log"
                 arguments = [
                     *("--node-id", str(at + 1), "--data-dir", str(directory / f"node-{at + 1}")),
@@ -210,7 +218,7 @@ class Servers:
                 node.process.wait()
 
 
-def _shape(directory: Path, nodes: int) -> Shape:
+def _shape(directory: Path, nodes: int, *, port: int) -> Shape:
     """Return the shape of the cluster in a directory, and lay one down in a new directory."""
     directory.mkdir(parents=True, exist_ok=True)
     file = directory / STATE_FILE
@@ -230,7 +238,7 @@ def _shape(directory: Path, nodes: int) -> Shape:
         raise DevClusterError(
             f"{directory} has something else in it than a cluster of --nodes; give another --data-dir"
         )
-    shape = Shape(f"dev-{os.urandom(6).hex()}", tuple(_free_ports(nodes)))
+    shape = Shape(f"dev-{os.urandom(6).hex()}", tuple(free_ports(nodes, chosen=range(port, port + nodes))))
     file.write_text(json.dumps(asdict(shape)), encoding="utf-8")
     return shape
 
@@ -270,13 +278,25 @@ def _end_with_parent() -> Callable[[], None] | None:
     return ask
 
 
-def _free_ports(count: int) -> list[int]:
-    """Return ports at which nothing listens now. All are held until the last one is known, so that none comes twice."""
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind((HOST, 0))
-        return [probe.getsockname()[1] for probe in probes]
+def free_ports(count: int, *, chosen: Collection[int] = ()) -> list[int]:
+    """Return ports at which nothing listens now, none of which was `chosen` before.
+
+    Raises:
+        DevClusterError: too few were found.
+    """
+    found: list[int] = []
+    for port in random.sample(PORTS, PORT_ATTEMPTS_MAX):
+        if port in chosen:
+            continue
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((HOST, port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise DevClusterError(
+        f"of {PORT_ATTEMPTS_MAX} ports of {HOST} from {PORTS[0]} to {PORTS[-1]} only {len(found)} are free; "
+        f"{count} are needed: end servers that listen there"
+    )
 
 
 def _check_free(ports: Sequence[int]) -> None:

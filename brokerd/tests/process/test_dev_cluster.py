@@ -6,7 +6,9 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
+import sys
 import threading
 import time
 import urllib.request
@@ -14,9 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from brokerd.process.dev_cluster import STATE_FILE
+from brokerd.process import dev_cluster
+from brokerd.process.dev_cluster import STATE_FILE, DevClusterError, free_ports
 from brokerd.tests.process.programs import started
 from brokerd.tests.support import WAIT_S
+from metaquorum.testing.ports import free_port
 
 pytestmark = pytest.mark.process
 
@@ -103,3 +107,21 @@ def test_a_port_in_use_and_a_foreign_directory_are_refused(tmp_path: Path) -> No
         with started("dev", "--nodes", "3", "--port", port) as process:
             _, err = process.communicate(timeout=WAIT_S)
             assert (process.returncode, f"port {port}" in err) == (1, True)
+
+
+def test_chosen_ports_are_free_and_no_client_gets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory keeps the ports of its quorum, so they must be free again at its next start."""
+    if sys.platform == "linux":
+        first_of_clients = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+        assert max(dev_cluster.PORTS) < first_of_clients
+    with socket.socket() as taken:
+        port = free_port()
+        taken.bind((dev_cluster.HOST, port))
+        ports = range(port - 40, port + 1)
+        monkeypatch.setattr(dev_cluster, "PORTS", ports)
+        monkeypatch.setattr(dev_cluster, "PORT_ATTEMPTS_MAX", len(ports))
+        found = free_ports(3, chosen=ports[:20])
+        assert len(set(found)) == 3
+        assert set(found) <= {*ports[20:]} - {port}
+        with pytest.raises(DevClusterError, match="21 are needed"):
+            free_ports(21, chosen=ports[:20])
