@@ -49,10 +49,10 @@ demo: $(INSTALLED) ## PySpark ingest exactly once, replay, proof of equality (IN
 # `make verify test` runs each test once, without coverage: `unit` runs the quick ones, and `test` the others.
 test: $(INSTALLED) $(DOCS_INSTALLED) ## All tests: unit, property, real processes, Spark, clients in other languages; reports coverage
 ifneq ($(filter verify unit,$(MAKECMDGOALS)),)
-	$(BIN)/python -m pytest -q -m 'spark or process or slow'
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile -m 'spark or process or slow'
 else
 	$(BIN)/python -m pytest -q -m simulation
-	$(BIN)/python -m pytest -q -m 'not simulation' --cov --cov-report=term:skip-covered
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile -m 'not simulation' --cov --cov-report=term:skip-covered
 endif
 
 verify: format-check lint types imports proto-check unit ## Read-only gate: format, lint, types, contracts, protobuf, unit tests and smoke seeds

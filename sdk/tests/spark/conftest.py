@@ -16,18 +16,38 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
+APPLICATION = "lograft tests"
+
+
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    # Small Arrow batches, so that a few thousand rows make many batches. Tasks that fail are repeated.
-    session = local_session(
-        "lograft tests",
-        task_attempts=4,
-        directory=tmp_path_factory.mktemp("spark"),
-        log_level="off",
-        settings={"spark.sql.execution.arrow.maxRecordsPerBatch": "500"},
-    )
-    yield session
-    session.stop()
+def spark_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    from pyspark.sql import SparkSession
+
+    yield tmp_path_factory.mktemp("spark")
+    session = SparkSession.getActiveSession()
+    if session is not None:
+        session.stop()
+
+
+@pytest.fixture
+def spark(spark_directory: Path) -> SparkSession:
+    """The session of these tests. A page of the documentation that ran in this process may have stopped it, or left its own."""
+
+    def get_or_start() -> SparkSession:
+        # Small Arrow batches, so that a few thousand rows make many batches. Tasks that fail are repeated.
+        return local_session(
+            APPLICATION,
+            task_attempts=4,
+            directory=spark_directory,
+            log_level="off",
+            settings={"spark.sql.execution.arrow.maxRecordsPerBatch": "500"},
+        )
+
+    session = get_or_start()
+    if session.sparkContext.appName != APPLICATION:
+        session.stop()
+        session = get_or_start()
+    return session
 
 
 @pytest.fixture
