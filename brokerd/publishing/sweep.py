@@ -7,7 +7,7 @@ A log whose active segment lies wholly below its log start rolls it, so an idle 
 
 A partition in which something was just published is swept soon, so that what was staged seldom reaches the disk: most of its pages are
 free again before the system writes them. After a large part it is swept almost at once: the next part is then written to memory that
-this one was staged in. Memory that the system has to find first costs ten times as much.
+this one was staged in. On a virtual machine, memory that was not used before costs five to ten times as much.
 
 Owns the pace. Does not know who answers for attempts.
 Source: docs/ingest.md, section "Staging".
