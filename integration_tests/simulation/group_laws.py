@@ -24,7 +24,7 @@ Source: docs/groups.md "Invariants".
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -169,15 +169,20 @@ class GroupLaws:
                 self._on_answer(command, outcome)
             return outcome
 
-        async def watched_commit(
+        def watched_commit(
             owner: GroupOffsets, offsets: Mapping[Key, OffsetAndMetadata], **arguments: Any
-        ) -> None:
-            await commit(owner, offsets, **arguments)
-            group = owner._group_id  # pyright: ignore[reportPrivateUsage]
-            self._counts["group commit acknowledged"] += 1
-            for key, offset in offsets.items():
-                place = (group, *key)
-                self._acked[place] = max(self._acked.get(place, 0), offset.offset)
+        ) -> Coroutine[Any, Any, None]:
+            ended: Coroutine[Any, Any, None] = commit(owner, offsets, **arguments)
+
+            async def watched() -> None:
+                await ended
+                group = owner._group_id  # pyright: ignore[reportPrivateUsage]
+                self._counts["group commit acknowledged"] += 1
+                for key, offset in offsets.items():
+                    place = (group, *key)
+                    self._acked[place] = max(self._acked.get(place, 0), offset.offset)
+
+            return watched()
 
         def watched_hear(member: GroupMember, state: group_pb2.GroupMemberState) -> None:
             had = member.held if member.phase is Phase.MEMBER else ()

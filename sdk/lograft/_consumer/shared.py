@@ -15,11 +15,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 from lograft._client.clock import monotonic_ms, wall_clock_ms
 from lograft._client.immortal import keep_for_ever
@@ -376,22 +376,37 @@ class SharedConsumer:
             return {TopicPartition(given.topic, given.partition): OffsetAndMetadata(given.next_offset)}
         return check_commit(given)
 
-    async def commit(
-        self,
-        offsets: Mapping[TopicPartition, OffsetAndMetadata],
-        timeout_ms: int | None = None,
-        *,
-        order: int | None = None,
-    ) -> None:
-        """Commit offsets, and wait for the answer; `order` as in `GroupOffsets.commit`."""
-        if not offsets:
-            return
+    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: int | None = None) -> None:
+        """Commit offsets, and wait for the answer."""
+        if offsets:
+            await self._take_commit(offsets, timeout_ms)
+
+    def _take_commit(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: int | None = None
+    ) -> Coroutine[Any, Any, None]:
+        """Take offsets to commit. The coroutine ends with the answer.
+
+        Offsets of partitions that the group gave are under way at once: if the partitions are lost before a task awaits the coroutine,
+        the commit ends with them.
+        """
         store = self._group_offsets()
-        order = store.order() if order is None else order
-        keys = await self._keys_of(list(offsets))
+        order = store.order()
         limit_ms = self._client.request_timeout_ms if timeout_ms is None else timeout_ms
-        await store.commit({keys[tp]: offset for tp, offset in offsets.items()}, timeout_ms=limit_ms, order=order)
-        self._auto_committed |= {tp: offset.offset for tp, offset in offsets.items()}
+        stored: Coroutine[Any, Any, None] | None = None
+        if offsets and all(tp in self._keys for tp in offsets):
+            by_key = {self._keys[tp]: offset for tp, offset in offsets.items()}
+            stored = store.commit(by_key, timeout_ms=limit_ms, order=order)
+
+        async def answered() -> None:
+            if stored is not None:
+                await stored
+            elif offsets:
+                keys = await self._keys_of(list(offsets))
+                by_key = {keys[tp]: offset for tp, offset in offsets.items()}
+                await store.commit(by_key, timeout_ms=limit_ms, order=order)
+            self._auto_committed |= {tp: offset.offset for tp, offset in offsets.items()}
+
+        return answered()
 
     async def for_decision(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> OffsetsForDecision:
         """Return offsets that count with the decision of an ingest.
@@ -414,13 +429,12 @@ class SharedConsumer:
         on_done: Callable[[Mapping[TopicPartition, OffsetAndMetadata], LograftError | None], object] | None,
     ) -> None:
         """Commit offsets in the background. A later poll calls `on_done`. On the loop."""
-        # The task begins later than a commit that follows at once.
-        order = self._group_offsets().order()
+        answered = self._take_commit(offsets)
 
         async def run() -> None:
             error: LograftError | None = None
             try:
-                await self.commit(offsets, order=order)
+                await answered
             except LograftError as cause:
                 error = cause
                 logger.warning("group %s: offsets were not committed: %s", self.need_group().group, cause)
@@ -672,8 +686,11 @@ class SharedConsumer:
                             await self._commit_quietly(tps)
                         await self._tell(self._listener.on_revoked, tps, is_quiet=is_quiet)
                     finally:
-                        self._remove(tps)
-                        member.gave_up(step)
+                        try:
+                            await self._group_offsets().give_up(step.partitions, timeout_ms=REVOCATION_COMMIT_MS)
+                        finally:
+                            self._remove(tps)
+                            member.gave_up(step)
                 case Assigned():
                     tps = self._add(member, step)
                     await self._tell(self._listener.on_assigned, tps, is_quiet=is_quiet)
@@ -801,18 +818,17 @@ class SharedConsumer:
         self._is_commit_due = False
         offsets = self._processed(list(self.collector.cursors))
         if offsets:
-            self._auto_commit = asyncio.get_running_loop().create_task(self._try_commit(offsets))
+            answered = self._take_commit(offsets)
+            self._auto_commit = asyncio.get_running_loop().create_task(self._await_quietly(answered))
 
     async def _commit_quietly(self, tps: Sequence[TopicPartition]) -> None:
         offsets = self._processed(tps)
         if offsets:
-            await self._try_commit(offsets, REVOCATION_COMMIT_MS)
+            await self._await_quietly(self._take_commit(offsets, REVOCATION_COMMIT_MS))
 
-    async def _try_commit(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: int | None = None
-    ) -> None:
+    async def _await_quietly(self, answered: Coroutine[Any, Any, None]) -> None:
         try:
-            await self.commit(offsets, timeout_ms)
+            await answered
         except MembershipLostError as error:
             logger.warning("group %s: positions were not committed: %s", self.need_group().group, error)
         except LograftError as error:

@@ -8,13 +8,16 @@ for, so commits that come while a request is under way travel together. A reques
 next one has a higher number and the offsets that are newest by then. So a late copy moves nothing back (docs/groups.md). A newer
 offset that was sent may be stored although its commit was cancelled meanwhile, so an older one that still waits is replaced by it.
 
+A partition that the member gives up takes its commits with it (`drop`). If they waited on, they could be stored after the member has
+got the partition again and has looked up where to begin.
+
 Laws: a commit ends once, when every partition of it has a result, or when it is cancelled. Once an offset was sent, none that was
 given earlier for the same partition is sent. Two attempts are at least `COMMIT_RETRY_FLOOR_MS` apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -159,12 +162,7 @@ class Commits:
                 waiting = self._waiting.get(ticket)
                 if waiting is None or (error is not None and error.code.retriable):
                     continue
-                del waiting.offsets[partition]
-                if error is not None:
-                    waiting.errors[partition] = error
-                if not waiting.offsets:
-                    del self._waiting[ticket]
-                    done.append(CommitDone(ticket=ticket, errors=waiting.errors))
+                done += self._end_partition(ticket, waiting, partition, error)
         return done
 
     def unanswered(self, number: int, now_ms: int, retry_after_ms: int = 0) -> None:
@@ -172,6 +170,26 @@ class Commits:
         if self._under_way is not None and self._under_way.number == number:
             self._under_way = None
             self._pause(now_ms, retry_after_ms)
+
+    def waiting_for(self, partitions: Collection[Partition]) -> list[int]:
+        """Return the tickets of the commits that wait for the result of one of these partitions."""
+        return [
+            ticket for ticket, waiting in self._waiting.items() if not waiting.offsets.keys().isdisjoint(partitions)
+        ]
+
+    def drop(self, partitions: Collection[Partition], error: LograftError) -> list[CommitDone]:
+        """End the commits of partitions that the member has given up with an error, and return the commits that have ended.
+
+        The other partitions of a commit wait on. What is under way may take effect all the same, but is not repeated.
+        """
+        done: list[CommitDone] = []
+        for partition in partitions:
+            self._newest.pop(partition, None)
+            self._sent.pop(partition, None)
+            for ticket, waiting in list(self._waiting.items()):
+                if partition in waiting.offsets:
+                    done += self._end_partition(ticket, waiting, partition, error)
+        return done
 
     def fail(self, error: LograftError) -> list[CommitDone]:
         """End every commit with an error, because none of them can be stored any more."""
@@ -183,6 +201,17 @@ class Commits:
         self._newest.clear()
         self._under_way = None
         return ended
+
+    def _end_partition(
+        self, ticket: int, waiting: _Waiting, partition: Partition, error: LograftError | None
+    ) -> list[CommitDone]:
+        del waiting.offsets[partition]
+        if error is not None:
+            waiting.errors[partition] = error
+        if waiting.offsets:
+            return []
+        del self._waiting[ticket]
+        return [CommitDone(ticket=ticket, errors=waiting.errors)]
 
     def _pause(self, now_ms: int, advice_ms: int) -> None:
         delay_ms = max(COMMIT_RETRY_FLOOR_MS, self._backoff.next_delay_ms(at_least_ms=advice_ms))

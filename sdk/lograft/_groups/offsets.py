@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from lograft._client.backoff import Backoff
 from lograft._client.clock import monotonic_ms
@@ -22,7 +22,7 @@ from lograft._groups.commits import CommitDone, CommitRequest, Commits
 from lograft._groups.look_ups import LookUp, look_up, look_up_backoff
 from lograft._groups.messages import encode_offsets
 from lograft._groups.steps import Partition
-from lograft.errors import LograftError, RequestTimeoutError, RetriableError, UsageError, error_for
+from lograft.errors import LograftError, MembershipLostError, RequestTimeoutError, RetriableError, UsageError, error_for
 from lograft.types import OffsetAndMetadata
 from lograft.v1 import group_pb2
 from lograft.v1.group_pb2_grpc import GroupServiceStub
@@ -80,13 +80,16 @@ class GroupOffsets:
         """Return the place of a commit that the application asks for now (see `Commits.order`)."""
         return self._commits.order()
 
-    async def commit(
+    def commit(
         self, offsets: Mapping[Partition, OffsetAndMetadata], *, timeout_ms: int, order: int | None = None
-    ) -> None:
-        """Store offsets, and repeat until the coordinator has answered or the time is up.
+    ) -> Coroutine[Any, Any, None]:
+        """Take offsets to store at once. The coroutine ends when the coordinator has answered, or the time is up.
+
+        What the caller awaits later, in a task of its own, is taken now all the same. So `fail` and `drop` reach every commit that the
+        application asked for before.
 
         Args:
-            offsets: the offsets.
+            offsets: the offsets, at least one.
             timeout_ms: milliseconds to wait for the answer.
             order: place of the commit; None: the application asks for it now.
 
@@ -95,12 +98,13 @@ class GroupOffsets:
             RequestTimeoutError: no answer came in time; the offsets may be stored all the same.
             LograftError: the coordinator refused.
         """
-        if not offsets:
-            return
         ticket = self._commits.add(offsets, order)
         result: asyncio.Future[CommitDone] = asyncio.get_running_loop().create_future()
         self._results[ticket] = result
         self._start()
+        return self._ended(ticket, result, timeout_ms)
+
+    async def _ended(self, ticket: int, result: asyncio.Future[CommitDone], timeout_ms: int) -> None:
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 done = await result
@@ -113,6 +117,22 @@ class GroupOffsets:
             self._results.pop(ticket, None)
         for error in done.errors.values():
             raise error
+
+    async def give_up(self, partitions: Sequence[Partition], *, timeout_ms: int) -> None:
+        """Wait for the commits of partitions that the member gives up, and end those that have no answer in time.
+
+        Afterwards no commit of these partitions is sent that was asked for before.
+        """
+        results = [self._results[each] for each in self._commits.waiting_for(partitions) if each in self._results]
+        try:
+            if results:
+                await asyncio.wait(results, timeout=timeout_ms / 1000)
+        finally:
+            self._drop(partitions)
+
+    def _drop(self, partitions: Sequence[Partition]) -> None:
+        text = "the partition was given up before the coordinator answered; its next owner may process records again"
+        self._resolve(self._commits.drop(partitions, MembershipLostError(text, code=ErrorCode.STALE_MEMBER_EPOCH)))
 
     def for_decision(
         self, offsets: Mapping[Partition, OffsetAndMetadata], *, instance_id: str | None

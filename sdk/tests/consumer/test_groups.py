@@ -309,6 +309,26 @@ def test_commit_async_keeps_the_order_and_calls_back_in_a_poll(
         assert stored.offset == 19
 
 
+def test_commit_in_the_background_is_stored_before_a_partition_is_given_up(
+    bootstrap: str, make_topic: MakeTopic, producer: Producer, group: str
+) -> None:
+    """The callback of a revocation only starts the commit; the next owner goes on behind it."""
+    topic = make_topic(2)
+    fill(producer, topic, 2, 10)
+    with Consumer(bootstrap, group=group, auto_commit=False) as first:
+        first.subscribe([topic], on_revoked=lambda tps: first.commit_async({tp: first.position(tp) for tp in tps}))
+        drain(first, 20)
+        with Consumer(bootstrap, group=group, auto_commit=False) as second:
+            second.subscribe([topic])
+
+            def poll_both() -> None:
+                assert first.poll(timeout_ms=20) == []
+                assert second.poll(timeout_ms=20) == []
+
+            until(lambda: len(second.assignment) == 1 == len(first.assignment), poll_both)
+            assert [second.position(tp) for tp in second.assignment] == [10]
+
+
 def test_former_owner_cannot_commit(bootstrap: str, make_topic: MakeTopic, producer: Producer, group: str) -> None:
     """A commit for a partition that another member has is refused with the type that says so; nobody's commit too."""
     topic = make_topic(2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 
-from lograft._groups.commits import COMMIT_RETRY_FLOOR_MS, MAX_OFFSETS, CommitRequest, Commits
+from lograft._groups.commits import COMMIT_RETRY_FLOOR_MS, COMMIT_RETRY_LIMIT_MS, MAX_OFFSETS, CommitRequest, Commits
 from lograft.errors import MembershipLostError, RequestTimeoutError
 from lograft.types import OffsetAndMetadata
 
@@ -100,6 +100,37 @@ def test_lost_membership_ends_every_commit() -> None:
     ended = {done.ticket: dict(done.errors) for done in commits.fail(error)}
     assert ended == {first: {A: error}, second: {B: error}}
     assert commits.answered(request.number, {}, 0) == []
+
+
+def test_dropped_partition_ends_its_commits_and_leaves_the_others() -> None:
+    """The rest of a commit waits on; what is said about the dropped partition afterwards changes nothing."""
+    commits = Commits(random.Random(1))
+    both, alone = commits.add({A: at(1), B: at(2)}), commits.add({A: at(3)})
+    request = send(commits)
+    assert commits.waiting_for([A]) == [both, alone]
+    assert commits.waiting_for([B]) == [both]
+    error = MembershipLostError("given up")
+    assert [(done.ticket, dict(done.errors)) for done in commits.drop([A], error)] == [(alone, {A: error})]
+    commits.unanswered(request.number, 0)
+    request = send(commits, COMMIT_RETRY_LIMIT_MS)
+    assert request.offsets == {B: at(2)}
+    assert [(done.ticket, dict(done.errors)) for done in commits.answered(request.number, {}, 0)] == [
+        (both, {A: error})
+    ]
+    assert commits.is_idle
+
+
+def test_answer_about_a_dropped_partition_is_ignored() -> None:
+    """It was under way when the member gave it up. A commit from after that gets a result of its own."""
+    commits = Commits(random.Random(1))
+    commits.add({A: at(3)})
+    request = send(commits)
+    commits.drop([A], MembershipLostError("given up"))
+    later = commits.add({A: at(2)})
+    assert commits.answered(request.number, {}, 0) == []
+    request = send(commits)
+    assert request.offsets == {A: at(2)}
+    assert [done.ticket for done in commits.answered(request.number, {}, 0)] == [later]
 
 
 def test_an_older_offset_never_follows_a_newer_one_whose_commit_was_given_up() -> None:

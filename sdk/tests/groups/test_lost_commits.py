@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A commit that is under way when the membership is lost."""
+"""Commits that wait when their partitions are lost or given up."""
 
 from __future__ import annotations
 
@@ -55,6 +55,58 @@ def test_commit_of_a_lost_membership_is_not_repeated() -> None:
         carrier.is_answering = True
         await offsets.commit({PARTITION: OffsetAndMetadata(109)}, timeout_ms=60_000)
         assert carrier.sent == [110, 109]
+        await offsets.close()
+
+    asyncio.run(run())
+
+
+def test_commit_that_was_asked_for_before_the_loss_is_not_sent_after_it() -> None:
+    """A task that awaits it begins later. The world simulator saw such a commit stored after the partition had come back (seed 228)."""
+
+    async def run() -> None:
+        carrier: Any = SilentCarrier()
+        carrier.is_answering = True
+        offsets = GroupOffsets(carrier, "g", lambda: ("member", 9))
+        waiting = offsets.commit({PARTITION: OffsetAndMetadata(188)}, timeout_ms=60_000)
+        offsets.fail(MembershipLostError("the application asked for no records"))
+        with pytest.raises(MembershipLostError):
+            await waiting
+        await asyncio.sleep(0)
+        assert carrier.sent == []
+        await offsets.close()
+
+    asyncio.run(run())
+
+
+def test_commit_of_a_partition_that_was_given_up_is_not_repeated() -> None:
+    """Its next owner may be this member again, later and from a higher offset."""
+
+    async def run() -> None:
+        carrier: Any = SilentCarrier()
+        offsets = GroupOffsets(carrier, "g", lambda: ("member", 9))
+        waiting = asyncio.create_task(offsets.commit({PARTITION: OffsetAndMetadata(110)}, timeout_ms=60_000))
+        while not carrier.sent:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        await offsets.give_up([PARTITION], timeout_ms=1)
+        with pytest.raises(MembershipLostError, match="given up"):
+            await waiting
+        await offsets.close()
+        assert carrier.sent == [110]
+
+    asyncio.run(run())
+
+
+def test_giving_up_waits_for_an_answer() -> None:
+    """A commit in the background, asked for in the callback of a revocation, is stored before the partition goes."""
+
+    async def run() -> None:
+        carrier: Any = SilentCarrier()
+        carrier.is_answering = True
+        offsets = GroupOffsets(carrier, "g", lambda: ("member", 9))
+        waiting = offsets.commit({PARTITION: OffsetAndMetadata(110)}, timeout_ms=60_000)
+        await offsets.give_up([PARTITION], timeout_ms=60_000)
+        assert carrier.sent == [110]
+        await waiting
         await offsets.close()
 
     asyncio.run(run())
