@@ -25,6 +25,7 @@ from metaquorum.raft.types import LOG_BEGIN, Offset, QuorumEpoch, SnapshotId
 from metaquorum.raft.voters import VoterSet
 from metaquorum.raft_codec.control_codec import decode_control_batch, encode_control_record
 from metaquorum.replica.gathered import GatheredProposals
+from metaquorum.replica.recent_batches import RECENT_BYTES, RecentBatches
 from metaquorum.replica.room import no_room, write_with_room
 from storage.errors import DataLossError
 from storage.files.disk import Disk
@@ -38,9 +39,6 @@ logger = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 """Bytes of a segment of the metadata log: small, so that trimming frees space soon."""
-
-RECENT_BYTES = 256 * 1024
-"""Largest number of log bytes that are kept in memory for the next read."""
 
 SCAN_BYTES = 1024 * 1024
 """Bytes of one read while the log is being opened."""
@@ -88,18 +86,6 @@ class LogOptions:
     make_room: Callable[[], bool] = no_room
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _RecentRead:
-    """The last bytes read or appended, already checked.
-
-    Both followers of a round need the same ones, and so does the node's own image.
-    """
-
-    offset: int
-    end_offset: int
-    data: bytes
-
-
 @dataclass(frozen=True, slots=True)
 class _Decoded:
     """The last decoded batches, which every listener of the node needs. Committed batches are never truncated, so it stays valid."""
@@ -129,7 +115,7 @@ class LogStore:
         self._start: SnapshotId | None = None
         self._flush: FlushWork | None = None
         self._gathered = GatheredProposals()
-        self._recent: _RecentRead | None = None
+        self._recent = RecentBatches(_decode_all)
         self._committed: _Decoded | None = None
         self.voters: tuple[tuple[Offset, VoterSet], ...] = ()
         self.committed_offset = base.image_offset
@@ -256,7 +242,7 @@ class LogStore:
 
     def truncate_prefix(self, to: SnapshotId) -> None:
         """Move the log start to a snapshot's end, durably, and remove whole segments below."""
-        self._recent = None
+        self._recent.clear()
         self._write_gathered()
         self._log.truncate_prefix(to.end_offset, self._options.clock())
         assert self._log.log_start_offset == to.end_offset, f"log starts at {self._log.log_start_offset}, not at {to}"
@@ -269,7 +255,7 @@ class LogStore:
         contain the end of the newest snapshot, so the next `open` repeats the steps. A flush under way must have ended in its thread;
         its result is taken here.
         """
-        self._recent = None
+        self._recent.clear()
         self._write_gathered()
         if self._flush is not None:
             self.end_flush(self._flush)
@@ -293,11 +279,14 @@ class LogStore:
     def _write_gathered(self) -> None:
         if self._gathered:
             effect, records = self._gathered.take()
-            self.append_as_leader(effect, encode_records(records))
+            self._append_as_leader(effect, encode_records(records), records)
 
     def append_as_leader(self, effect: AppendAsLeader, batch: bytes | bytearray) -> None:
         """Append an encoded batch at the offset that the core assigned."""
         self._write_gathered()
+        self._append_as_leader(effect, batch, None)
+
+    def _append_as_leader(self, effect: AppendAsLeader, batch: bytes | bytearray, records: list[bytes] | None) -> None:
         header = read_header(batch)
         appended = write_with_room(
             lambda: self._log.append_as_leader(
@@ -308,9 +297,22 @@ class LogStore:
         assert (appended.base_offset, appended.next_offset) == (effect.base_offset, effect.next_offset), (
             f"appended at {appended}, the core meant {effect}"
         )
-        if len(batch) <= RECENT_BYTES:
-            prefix = stamped_prefix(appended.base_offset, header.batch_length, effect.quorum_epoch)
-            self._remember(appended.base_offset, appended.next_offset, prefix + memoryview(batch)[len(prefix) :])
+        prefix = stamped_prefix(appended.base_offset, header.batch_length, effect.quorum_epoch)
+        batches: list[CommittedBatch] | None = None
+        if records is not None:
+            batches = [
+                CommittedBatch(
+                    base_offset=appended.base_offset,
+                    next_offset=appended.next_offset,
+                    quorum_epoch=effect.quorum_epoch,
+                    append_timestamp_ms=header.max_timestamp_ms,
+                    records=records,
+                    is_control=False,
+                    size_bytes=header.size_bytes,
+                )
+            ]
+        data = prefix + memoryview(batch)[len(prefix) :]
+        self._recent.add(appended.base_offset, appended.next_offset, data, batches)
 
     def append_as_follower(self, effect: AppendAsFollower) -> None:
         """Append fetched batches unchanged."""
@@ -324,12 +326,12 @@ class LogStore:
         )
         spans = effect.batches.spans
         end_offset = spans[-1].next_offset
-        self._remember(spans[0].base_offset, end_offset, effect.batches.data)
+        self._recent.add(spans[0].base_offset, end_offset, effect.batches.data)
         assert self._log.log_end_offset == end_offset, f"log ends at {self._log.log_end_offset}, not at {end_offset}"
 
     def truncate_suffix(self, to_offset: Offset) -> None:
         """Remove everything from `to_offset` (inclusive) on, durably."""
-        self._recent = None
+        self._recent.clear()
         self._write_gathered()
         self._log.truncate_suffix(to_offset)
         assert self._log.log_end_offset == to_offset, f"log ends at {self._log.log_end_offset}, not at {to_offset}"
@@ -342,31 +344,24 @@ class LogStore:
             storage.errors.DataLossError: the first batch is damaged.
         """
         self._write_gathered()
-        recent = self._recent
-        is_whole = recent is not None and recent.offset == offset and recent.end_offset == self._log.log_end_offset
-        if recent is not None and is_whole and len(recent.data) <= max_bytes:
-            return recent.data
+        recent = self._recent.bytes_from(offset, max_bytes)
+        if recent is not None:
+            return recent
         read = self._log.read(offset, max_bytes)
         for _ in self._walk(read.data):
             pass
-        self._remember(offset, read.next_offset, read.data)
         return read.data
-
-    def _remember(self, offset: int, end_offset: int, data: bytes) -> None:
-        small = len(data) <= RECENT_BYTES
-        self._recent = _RecentRead(offset=offset, end_offset=end_offset, data=data) if small else None
 
     def read_committed(self, offset: int, max_bytes: int, *, commit_offset: int) -> Sequence[CommittedBatch]:
         """Read and decode whole batches below `commit_offset` (exclusive)."""
+        recent = self._recent.batches_from(offset, max_bytes, end_offset=commit_offset)
+        if recent is not None:
+            return recent
         last = self._committed
         if last is not None and (last.offset, last.commit_offset, last.max_bytes) == (offset, commit_offset, max_bytes):
             return last.batches
-        recent = self._recent
-        if recent is not None and recent.offset == offset and offset < recent.end_offset <= commit_offset:
-            data = recent.data
-        else:
-            self._write_gathered()
-            data = self._log.read(offset, max_bytes, end_offset=commit_offset).data
+        self._write_gathered()
+        data = self._log.read(offset, max_bytes, end_offset=commit_offset).data
         batches = [_decode(batch) for header, batch in self._walk(data) if header.base_offset >= offset]
         small = len(data) <= RECENT_BYTES
         self._committed = _Decoded(offset, commit_offset, max_bytes, batches) if small else None
@@ -437,6 +432,11 @@ def encode_control(content: LeaderChange | VotersChange) -> bytearray:
 def wall_clock_ms() -> int:
     """Return milliseconds since 1970; only stamped into batches, never used for a decision."""
     return time.time_ns() // 1_000_000
+
+
+def _decode_all(data: bytes) -> list[CommittedBatch]:
+    view = memoryview(data)
+    return [_decode(view[position : position + header.size_bytes]) for position, header in iter_batches(view)]
 
 
 def _decode(batch: memoryview) -> CommittedBatch:

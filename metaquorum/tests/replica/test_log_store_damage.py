@@ -39,7 +39,8 @@ def log_of_two_epochs() -> tuple[SimDisk, LogStore]:
 
 
 def damage_epoch(disk: SimDisk, store: LogStore, offset: int) -> None:
-    """Write epoch 4 into the header of the batch with one record."""
+    """Write epoch 4 into the header of the batch with one record, of which the memory keeps nothing any more."""
+    store._recent.clear()
     batch_bytes = store.size_bytes() // 6
     disk.corrupt(FILE, offset * batch_bytes + EPOCH_END - 1, b"\x04")
 

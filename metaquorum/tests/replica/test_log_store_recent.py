@@ -9,8 +9,8 @@ from lograft.wire.batch import RecordBatch
 from metaquorum.raft.effects import AppendAsFollower, AppendAsLeader, Proposal
 from metaquorum.raft.messages import BatchSpan, FetchedBatches
 from metaquorum.raft.types import Offset, QuorumEpoch
-from metaquorum.replica import log_store as log_store_module
-from metaquorum.replica.log_store import LogStore, encode_records
+from metaquorum.replica import recent_batches
+from metaquorum.replica.log_store import LogStore
 from storage.testing.sim_disk import SimDisk
 
 LIMIT = 1 << 20
@@ -33,7 +33,8 @@ def append(store: LogStore, *values: bytes, epoch: int = 1) -> None:
         quorum_epoch=QuorumEpoch(epoch),
         content=Proposal(proposal_id=offset),
     )
-    store.append_as_leader(effect, encode_records(list(values)))
+    store.gather(effect, values)
+    store._write_gathered()
 
 
 def values(data: bytes) -> list[bytes | None]:
@@ -47,23 +48,24 @@ def test_second_follower_of_a_round_and_the_own_image_cost_no_read() -> None:
     append(store, b"first")
     append(store, b"second")
     data = store.read(1, LIMIT)
-    read_once = store.read_bytes
-    assert store.read(1, LIMIT) is data
-    assert store.read_bytes == read_once
+    assert store.read(1, LIMIT) == data
     assert [batch.records for batch in store.read_committed(1, LIMIT, commit_offset=2)] == [[b"second"]]
+    assert store.read_bytes == 0
     assert values(data) == [b"second"]
 
 
-def test_what_a_leader_appended_is_sent_from_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first follower of a round costs no read either, and gets what the disk has, offset and epoch included."""
+def test_what_a_leader_appended_is_sent_and_told_from_memory_as_the_disk_has_it() -> None:
+    """The first follower of a round costs no read either; offset, epoch and time included."""
     store = new_store()
     append(store, b"first")
     append(store, b"second", b"third", epoch=3)
     data = store.read(1, LIMIT)
     assert store.read_bytes == 0
-    monkeypatch.setattr(store, "_recent", None)
+    kept = store.read_committed(0, LIMIT, commit_offset=3)
+    store._recent.clear()
     assert store.read(1, LIMIT) == data
     assert store.read_bytes == len(data)
+    assert store.read_committed(0, LIMIT, commit_offset=3) == kept
 
 
 def test_what_a_follower_appended_is_delivered_as_it_came() -> None:
@@ -110,15 +112,37 @@ def test_truncated_records_are_forgotten() -> None:
     assert [batch.records for batch in store.read_committed(1, LIMIT, commit_offset=2)] == [[b"kept"]]
 
 
-def test_small_limit_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A caller with a small limit gets fewer bytes; a read that is too large is not remembered."""
+def test_small_limit_is_kept() -> None:
+    """A caller with a small limit gets fewer bytes, but at least one batch."""
     store = new_store()
     append(store, b"a" * 100)
+    size_bytes = len(store.read(0, LIMIT))
     append(store, b"b" * 100)
-    whole = store.read(0, LIMIT)
+    append(store, b"c" * 100)
     assert values(store.read(0, 10)) == [b"a" * 100]
-    monkeypatch.setattr(log_store_module, "RECENT_BYTES", len(whole) - 1)
+    assert len(store.read(0, 3 * size_bytes - 1)) == 2 * size_bytes
+    assert len(store.read(0, 3 * size_bytes)) == 3 * size_bytes
+    assert len(store.read_committed(0, 1, commit_offset=3)) == 1
+    assert len(store.read_committed(0, size_bytes + 1, commit_offset=3)) == 2
+    assert len(store.read_committed(0, LIMIT, commit_offset=2)) == 2
+
+
+def test_memory_is_bounded_and_older_batches_come_from_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest appends go first. One that is too large for itself is not kept, and nothing before it."""
+    store = new_store()
+    append(store, b"a" * 100)
+    size_bytes = len(store.read(0, LIMIT))
+    monkeypatch.setattr(recent_batches, "RECENT_BYTES", 2 * size_bytes)
+    append(store, b"b" * 100)
+    append(store, b"c" * 100)
+    assert store.read(1, LIMIT)
+    assert store.read_bytes == 0
+    assert len(store.read(0, LIMIT)) == store.read_bytes == 3 * size_bytes
+    append(store, b"d" * 1_000)
+    assert values(store.read(3, LIMIT)) == [b"d" * 1_000]
+    assert store.read_bytes > 4 * size_bytes
+    append(store, b"e" * 100)
     before = store.read_bytes
-    assert store.read(0, LIMIT) == whole
-    assert store.read(0, LIMIT) == whole
-    assert store.read_bytes == before + 2 * len(whole)
+    assert values(store.read(4, LIMIT)) == [b"e" * 100]
+    assert [each.records for each in store.read_committed(4, LIMIT, commit_offset=5)] == [[b"e" * 100]]
+    assert store.read_bytes == before
