@@ -287,7 +287,15 @@ class Connection:
         due = self._heard_ms + (self._limits.ping_after_ms if self._pinged_ms is None else self._limits.liveness_ms)
         if self._suspected_ms is not None:
             due = min(due, self._suspected_ms)
-        return min(due, self._deadlines[0][0]) if self._deadlines else due
+        deadlines, calls = self._deadlines, self._calls
+        while deadlines:
+            deadline_ms, call_id = deadlines[0]
+            call = calls.get(call_id)
+            if call is not None and call.role is _Role.ASKED:
+                return min(due, deadline_ms)
+            # It was answered, or given up.
+            heappop(deadlines)
+        return due
 
     # Calls of this side.
 

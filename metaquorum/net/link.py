@@ -519,7 +519,8 @@ class Link(asyncio.Protocol):
         if transport is None:
             return
         while not self._is_full and (out := self._core.output(WRITE_BYTES)):
-            if sum(map(len, out)) <= JOINED_BYTES:
+            size_bytes = sum(map(len, out))
+            if size_bytes <= JOINED_BYTES:
                 out = [b"".join(out)]
             try:
                 # Not writelines(): that of CPython 3.12.0 to 3.12.8, 3.13.0 and 3.13.1 never pauses the writer (CVE-2024-12254).
@@ -529,6 +530,9 @@ class Link(asyncio.Protocol):
                 # uvloop raises it after an attempt to connect that was cancelled just before its end: it closes the transport
                 # silently.
                 self._tell(self._core.lose(f"the connection is closed: {error}"))
+                return
+            if size_bytes < WRITE_BYTES:
+                # Nothing else waits.
                 return
 
     def _arm(self) -> None:

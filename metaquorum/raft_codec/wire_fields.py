@@ -38,10 +38,15 @@ def check(condition: bool, text: str) -> None:
         raise InvalidMessageError(text)
 
 
+# These checks run for each field of each message, so they make the text of an error only if there is one.
+
+
 def to_replica_key(message: pb.ReplicaKey, field: str) -> ReplicaKey:
     """Return a replica key from the wire; errors name the `field`."""
-    check(len(message.directory_id) == DIRECTORY_ID_BYTES, f"{field}.directory_id must have 16 bytes")
-    return ReplicaKey(node_id=to_node_id(message.node_id, field), directory_id=message.directory_id)
+    directory_id = message.directory_id
+    if len(directory_id) != DIRECTORY_ID_BYTES:
+        raise InvalidMessageError(f"{field}.directory_id must have 16 bytes")
+    return ReplicaKey(node_id=to_node_id(message.node_id, field), directory_id=directory_id)
 
 
 def from_replica_key(key: ReplicaKey) -> pb.ReplicaKey:
@@ -51,19 +56,22 @@ def from_replica_key(key: ReplicaKey) -> pb.ReplicaKey:
 
 def to_node_id(number: int, field: str) -> NodeId:
     """Return a node id from the wire (0 or more); errors name the `field`."""
-    check(number >= 0, f"{field}: node ids start at 0, not {number}")
+    if number < 0:
+        raise InvalidMessageError(f"{field}: node ids start at 0, not {number}")
     return NodeId(number)
 
 
 def to_epoch(number: int, field: str) -> QuorumEpoch:
     """Return an epoch from the wire (0 to `MAX_QUORUM_EPOCH`); errors name the `field`."""
-    check(0 <= number <= MAX_QUORUM_EPOCH, f"{field}: epochs go from 0 to {MAX_QUORUM_EPOCH}, not {number}")
+    if not 0 <= number <= MAX_QUORUM_EPOCH:
+        raise InvalidMessageError(f"{field}: epochs go from 0 to {MAX_QUORUM_EPOCH}, not {number}")
     return QuorumEpoch(number)
 
 
 def to_offset(number: int, field: str) -> Offset:
     """Return an offset from the wire (0 to `MAX_OFFSET`); errors name the `field`."""
-    check(0 <= number <= MAX_OFFSET, f"{field}: offsets go from 0 to {MAX_OFFSET}, not {number}")
+    if not 0 <= number <= MAX_OFFSET:
+        raise InvalidMessageError(f"{field}: offsets go from 0 to {MAX_OFFSET}, not {number}")
     return Offset(number)
 
 
@@ -73,8 +81,10 @@ def to_address(text: str, field: str) -> str:
     The host has 1 to `MAX_HOST_CHARACTERS` printable characters without spaces. The port is from 1 to `MAX_PORT`.
     """
     # The error text goes to logs and to the peer, so it must not contain an address as long as a message.
-    check(len(text) <= MAX_ADDRESS_CHARACTERS, f"{field} of {len(text)} characters")
-    check(_is_address(text), f"{field}: {text!r} is not host:port with a port from 1 to {MAX_PORT}")
+    if len(text) > MAX_ADDRESS_CHARACTERS:
+        raise InvalidMessageError(f"{field} of {len(text)} characters")
+    if not _is_address(text):
+        raise InvalidMessageError(f"{field}: {text!r} is not host:port with a port from 1 to {MAX_PORT}")
     return text
 
 

@@ -132,6 +132,19 @@ def test_request_without_an_answer_in_time_fails_and_the_other_side_hears_that_n
     assert [end.open_count for end in pair.ends] == [0, 0]
 
 
+def test_answered_request_needs_no_timer(pair: Pair) -> None:
+    """Each request would wake its sender once more, long after its answer."""
+    answered = pair.ends[0].request(1, b"", timeout_ms=300, now_ms=0)
+    pair.settle()
+    pair.ends[1].respond(answered, b"")
+    pair.settle()
+    assert pair.taken(0) == [Answered(answered, b"")]
+    assert pair.ends[0].deadline_ms() == LIMITS.ping_after_ms
+    pair.pass_ms(100)
+    pair.ends[0].request(1, b"", timeout_ms=300, now_ms=100)
+    assert pair.ends[0].deadline_ms() == 400
+
+
 def test_work_that_nobody_waits_for_is_abandoned_and_owes_nothing(pair: Pair) -> None:
     """The final frame is sent nevertheless, so that the caller's end can forget the call."""
     asked = pair.ends[0].request(1, b"", timeout_ms=300, now_ms=0)
