@@ -10,7 +10,7 @@ A staging topic gets the values that it follows with its topic, in the same batc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -141,15 +141,16 @@ def alter(image: AppendedImage, settings: ControllerSettings, command: AlterConf
             if refusal is not None:
                 return Decision(response=refusal)
             seen.add((changes.resource, changes.name, name))
-            configs = changed.setdefault((changes.resource, changes.name), dict(found.configs))
-            if value is None:
-                configs.pop(name, None)
-            else:
-                configs[name] = value
-            records.extend(_records(changes.resource, found, name, value))
+            if changes.resource in OF_GROUPS:
+                configs = changed.setdefault((changes.resource, changes.name), dict(found.configs))
+                if value is None:
+                    configs.pop(name, None)
+                else:
+                    configs[name] = value
+            _add_records(records, changes.resource, found, name, value)
             staging = staging_of(image, found.topic) if found.topic is not None and name in FOLLOWED_CONFIGS else None
             if staging is not None:
-                records.extend(_records(changes.resource, _of_topic(staging), name, value))
+                _add_records(records, changes.resource, _of_topic(staging), name, value)
     refusal = _group_problem(image, settings, changed, seen)
     if refusal is not None:
         return Decision(response=refusal)
@@ -160,11 +161,13 @@ def alter(image: AppendedImage, settings: ControllerSettings, command: AlterConf
     return Decision(response=Done(), records=tuple(records), then=SweepPartitions() if records and elects else None)
 
 
-def _records(resource: ConfigResource, found: _Resource, name: str, value: str | None) -> Iterator[MetadataRecord]:
+def _add_records(
+    records: list[MetadataRecord], resource: ConfigResource, found: _Resource, name: str, value: str | None
+) -> None:
     if value is not None or name in found.configs:
-        yield ConfigRecord(resource=resource, resource_name=found.record_name, name=name, value=value)
+        records.append(ConfigRecord(resource=resource, resource_name=found.record_name, name=name, value=value))
     if name == MIN_INSYNC_REPLICAS and found.topic is not None:
-        yield from cleared_elr(found.topic, int(value or TOPIC_CONFIGS[name].default))
+        records.extend(cleared_elr(found.topic, int(value or TOPIC_CONFIGS[name].default)))
 
 
 def _change_problem(
@@ -198,15 +201,13 @@ def _group_problem(
     Args:
         image: the metadata before the request.
         settings: limits.
-        changed: configs of each resource after the request.
+        changed: configs of each changed resource of `OF_GROUPS` after the request.
         named: resource, its name and the config of each change.
     """
     of_cluster = changed.get((ConfigResource.CLUSTER, ""))
     inherited = image.configs_of(ConfigResource.CLUSTER, "") if of_cluster is None else of_cluster
     new_count = 0
     for (resource, name), configs in changed.items():
-        if resource not in OF_GROUPS:
-            continue
         is_group = resource is ConfigResource.GROUP
         # A change of the cluster does not look at every group: a coordinator shortens the heartbeat interval if need be.
         is_session = any((resource, name, each) in named for each in (GROUP_SESSION_TIMEOUT, GROUP_HEARTBEAT_INTERVAL))

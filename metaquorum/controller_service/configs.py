@@ -43,19 +43,12 @@ def alter(request: admin_pb2.AlterConfigsRequest, _member: Member) -> AlterConfi
     Raises:
         CommandError: INVALID_REQUEST: the type of a resource is unknown.
     """
-    return AlterConfigs(
-        resources=tuple(
-            ResourceChanges(
-                resource=_kind(each.resource),
-                name=each.resource.name,
-                changes=tuple(
-                    (change.name, change.value if change.HasField("value") else None) for change in each.changes
-                ),
-            )
-            for each in request.resources
-        ),
-        validate_only=request.validate_only,
-    )
+    resources: list[ResourceChanges] = []
+    for each in request.resources:
+        resource = each.resource
+        changes = [(change.name, change.value if change.HasField("value") else None) for change in each.changes]
+        resources.append(ResourceChanges(resource=_kind(resource), name=resource.name, changes=tuple(changes)))
+    return AlterConfigs(resources=tuple(resources), validate_only=request.validate_only)
 
 
 def describe_configs(

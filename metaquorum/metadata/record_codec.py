@@ -47,6 +47,10 @@ OtherRecord = (
 """Every kind except the one of `partition_change_codec`."""
 
 
+_RESOURCE_NUMBERS: Final = {each: pb.ConfigResource.ValueType(each.value) for each in ConfigResource}
+_RESOURCES: Final = {number: each for each, number in _RESOURCE_NUMBERS.items()}
+
+
 class RecordDecodeError(Exception):
     """This version cannot read these bytes of the metadata log or of an image: they are damaged, or a newer version wrote them."""
 
@@ -105,14 +109,15 @@ def _to_message(record: OtherRecord) -> pb.MetadataRecord:
         case RemoveTopicRecord():
             return pb.MetadataRecord(remove_topic=pb.RemoveTopicRecord(topic_id=record.topic_id))
         case ConfigRecord():
-            return pb.MetadataRecord(
-                config=pb.ConfigRecord(
-                    resource=pb.ConfigResource.ValueType(record.resource.value),
-                    resource_name=record.resource_name,
-                    name=record.name,
-                    value=record.value,
-                )
-            )
+            # Filled in place, which costs half as much as a message that is copied into another.
+            message = pb.MetadataRecord()
+            config = message.config
+            config.resource = _RESOURCE_NUMBERS[record.resource]
+            config.resource_name = record.resource_name
+            config.name = record.name
+            if record.value is not None:
+                config.value = record.value
+            return message
         case BrokerRecord():
             return pb.MetadataRecord(broker=_broker_message(record))
         case BrokerChangeRecord():
@@ -236,8 +241,11 @@ def _read_partition(message: pb.PartitionRecord) -> PartitionRecord:
 
 
 def _read_config(message: pb.ConfigRecord) -> ConfigRecord:
+    resource = _RESOURCES.get(message.resource)
+    if resource is None:
+        raise ValueError(f"{message.resource} is no kind of resource")
     return ConfigRecord(
-        resource=ConfigResource(message.resource),
+        resource=resource,
         resource_name=message.resource_name,
         name=message.name,
         value=message.value if message.HasField("value") else None,
