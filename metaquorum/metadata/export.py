@@ -85,6 +85,7 @@ class MetadataExports:
         thread = ThreadPoolExecutor(1, thread_name_prefix="export")
         found = _pieces(part, self._cluster_id)
         try:
+            self._files.store.write()
             await loop.run_in_executor(thread, self._files.store.checkpoint, part)
             while (piece := await loop.run_in_executor(thread, next, found, None)) is not None:
                 yield piece

@@ -3,9 +3,9 @@
 
 Owns the database below `<data>/metadata/image`. Laws:
 
-* Each write batch carries the rows of one committed batch *and* the offset, epoch and voters after it. So the database that survives
-  a crash is the image of exactly one offset. The write-ahead log is not synced: after a power failure the image is only older, and a
-  replay of the quorum log fills the gap.
+* Each write batch carries the rows of committed batches *and* the offset, epoch and voters after them. So the database that survives
+  a crash is the image of exactly one offset. Writes come a little after the commits (`note`, then `write`), for nobody waits for
+  them. The write-ahead log is not synced: after a power failure the image is only older, and a replay of the quorum log fills the gap.
 * The image is never the truth: an unreadable one is discarded, and rebuilt from the newest snapshot and the log above it.
 * A full disk is not damage: the image is read without a write, its owner continues in memory, and the store remembers the keys of all
   unwritten rows (*owed* rows). It writes them in one batch once there is room again.
@@ -58,7 +58,10 @@ REOPEN_ROOM_BYTES: Final = 32 * 1024 * 1024
 """Free bytes on the disk at which a store without room tries to write again: tables, logs and reserves of RocksDB fit."""
 
 MAX_RETRY_AFTER_APPLIES: Final = 1_024
-"""Largest number of committed batches between two attempts to write again; the first attempt comes with the next batch."""
+"""Largest number of writes between two attempts to write again; the first attempt comes with the next write."""
+
+MAX_UNWRITTEN_ROWS: Final = 10_000
+"""Number of owed rows at which a store with room writes them without waiting for `write`."""
 
 MAX_OWED_ROWS: Final = 100_000
 """Largest number of owed rows whose keys are kept; beyond it, the whole image is written once there is room."""
@@ -84,6 +87,8 @@ class ImageStore:
         self._source = directory
         self._voters_record = b""
         self._owed: dict[bytes, None] = {}
+        # The image, and its epoch, that the database does not have yet; None: it has everything, or owes it until there is room.
+        self._noted: tuple[MetadataImage, int] | None = None
         # True if the database is useless: the whole image is owed.
         self._is_stale = False
         self._applies_until_retry = 0
@@ -131,12 +136,13 @@ class ImageStore:
         self._close_database()
         self._source = source
         self._is_stale = True
+        self._noted = None
         self._voters_record = encode_voters(loaded.voters)
 
-    def apply(
+    def note(
         self, image: MetadataImage, keys: Sequence[bytes], *, quorum_epoch: int, voters: VoterSet | None = None
     ) -> None:
-        """Write rows of the image and its offset as one atomic batch. While the disk is full, the rows are owed.
+        """Owe rows of the image until the next `write`, which one write of several committed batches makes cheaper.
 
         Args:
             image: the committed image after a committed batch.
@@ -145,9 +151,19 @@ class ImageStore:
             voters: voters that the batch names; None if it names none.
         """
         assert not self._closed, f"{self._directory}: the image store is closed"
+        self._noted = (image, quorum_epoch)
         self._owe(keys)
         if voters is not None:
             self._voters_record = encode_voters(voters)
+        if len(self._owed) >= MAX_UNWRITTEN_ROWS and self.is_writable:
+            self.write()
+
+    def write(self) -> None:
+        """Write the rows that are owed, and the offset of the image, as one atomic batch. While the disk is full, they stay owed."""
+        if self._noted is None:
+            return
+        image, quorum_epoch = self._noted
+        self._noted = None
         database = self._database if self.is_writable else self._reopen(image)
         if database is None:
             return
@@ -178,7 +194,7 @@ class ImageStore:
         return [(key, decode_row(key, value)) for key, value in items(self._database) if key != STATE_KEY]
 
     def checkpoint(self, directory: Path) -> None:
-        """Make a copy of the database at its current offset. Nothing of it is synced. May run in any thread.
+        """Make a copy of the database at its current offset. Nothing of it is synced. May run in any thread, after `write`.
 
         Args:
             directory: place of the copy; must not exist. Table files are hard links.
@@ -209,6 +225,7 @@ class ImageStore:
         directory.rename(self._directory)
         self._source = self._directory
         self._owed.clear()
+        self._noted = None
         self._is_failed = self._is_stale = False
         self._database = self._open_if_room()
         database = self._database or open_read_only(self._directory)
@@ -255,7 +272,7 @@ class ImageStore:
         if self._is_stale:
             return
         self._owed.update(dict.fromkeys(keys))
-        if len(self._owed) > MAX_OWED_ROWS:
+        if len(self._owed) > MAX_OWED_ROWS and not self.is_writable:
             self._owed.clear()
             self._is_stale = True
 

@@ -105,6 +105,10 @@ class MetadataListener(Protocol):
         """Apply one committed batch. Batches come in offset order without gaps."""
         ...
 
+    def settle(self) -> None:
+        """Carry out what `on_commit` has put off, because nobody waits for it. Comes a little after commits, and before the end."""
+        ...
+
     def on_snapshot(self, loaded: LoadedImage) -> None:
         """Replace everything by the image of a snapshot; the listener now owns it. Never called while this node leads."""
         ...

@@ -143,7 +143,7 @@ class MetadataLoader:
         return self._controller is None or self._controller.may_lag
 
     def on_commit(self, batch: CommittedBatch) -> None:
-        """Apply a committed batch to the image and to its copy on disk, then notify the controller, subscribers and waiters."""
+        """Apply a committed batch to the image, then notify the controller, subscribers and waiters. `settle` writes it to disk."""
         image, store = self.image, self._store
         collector = ChangeCollector()
         keys: list[bytes] = []
@@ -156,10 +156,15 @@ class MetadataLoader:
                 image.replay(run, offset)
         image.advance(batch.next_offset)
         if store is not None:
-            store.apply(image, keys, quorum_epoch=batch.quorum_epoch, voters=control_voters(batch))
+            store.note(image, keys, quorum_epoch=batch.quorum_epoch, voters=control_voters(batch))
         change = collector.finish(batch.next_offset)
         self.history.add(change, base_offset=batch.base_offset)
         self._tell(change)
+
+    def settle(self) -> None:
+        """Write what was committed to the copy of the image on disk."""
+        if self._store is not None:
+            self._store.write()
 
     def on_snapshot(self, loaded: LoadedImage) -> None:
         """Switch to the image of a snapshot, which the store has already. For subscribers, everything in either image has changed."""

@@ -20,6 +20,9 @@ from metaquorum.replica.log_store import LogStore
 SLICE_BYTES = 256 * 1024
 """Bytes of log that one slice decodes."""
 
+SETTLE_MS = 20
+"""Longest time in milliseconds after a commit until the listener carries out what it has put off."""
+
 STANDBY_LAG_MS = 20
 """Longest time in milliseconds that a commit waits for further ones before a listener that may lag gets it."""
 
@@ -43,6 +46,7 @@ class ListenerFeed:
         self._deactivation_offset: int | None = None
         self._is_active = False
         self._scheduled: asyncio.Handle | None = None
+        self._settling: asyncio.Handle | None = None
         self._is_lagging = False
         self._is_closed = False
         if self._next_offset < log.log_start_offset:
@@ -119,6 +123,7 @@ class ListenerFeed:
         self._activation = None
         if self._is_active and not self._is_closed:
             self._end_leadership()
+        self._settle()
         self._is_closed = True
         if self._scheduled is not None:
             self._scheduled.cancel()
@@ -132,10 +137,20 @@ class ListenerFeed:
             self._scheduled = self._loop.call_soon(self._run_slice)
 
     def _run_slice(self) -> None:
+        is_late = self._is_lagging
         self._scheduled = None
         self._is_lagging = False
         if not self._is_closed:
             self._guard(self._deliver)
+        if is_late:
+            self._settle()
+
+    def _settle(self) -> None:
+        if self._settling is not None:
+            self._settling.cancel()
+            self._settling = None
+        if not self._is_closed:
+            self._guard(self._listener.settle)
 
     def _deliver(self) -> None:
         # The listener must learn that a leadership has ended before it gets later commits.
@@ -147,6 +162,8 @@ class ListenerFeed:
                 assert batch.base_offset == self._next_offset, f"gap: {batch.base_offset} after {self._next_offset}"
                 self._listener.on_commit(batch)
                 self._next_offset = batch.next_offset
+            if self._settling is None:
+                self._settling = self._loop.call_later(SETTLE_MS / 1_000, self._settle)
         if self._deactivation_offset is not None and self._next_offset >= self._deactivation_offset:
             self._end_leadership()
         if self._activation is not None and not self._is_active and self._next_offset >= self._activation[1]:

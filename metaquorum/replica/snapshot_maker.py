@@ -88,6 +88,9 @@ class SnapshotMaker:
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._overdue)
         self._make_if_due()
 
+    def settle(self) -> None:
+        """Do nothing: the count puts nothing off."""
+
     def on_snapshot(self, loaded: LoadedImage) -> None:
         """Start a new count: the leader's snapshot covers everything before."""
         self._offset = loaded.image.metadata_offset
@@ -134,6 +137,7 @@ class SnapshotMaker:
         part = self._files.snapshots.part()
         started_s = asyncio.get_running_loop().time()
         try:
+            self._files.store.write()
             made = await asyncio.get_running_loop().run_in_executor(self._thread, self._prepare, part)
             newest = self._files.snapshots.newest
             if made is None or (newest is not None and made.end_offset <= newest.end_offset):

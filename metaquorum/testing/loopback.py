@@ -66,6 +66,9 @@ class RecordingListener:
         if not batch.is_control:
             self.records.extend(batch.records)
 
+    def settle(self) -> None:
+        """Do nothing: nothing was put off."""
+
     def on_snapshot(self, loaded: LoadedImage) -> None:
         """Refuse a snapshot: this listener has no image."""
         raise AssertionError(f"snapshot at {loaded.image.metadata_offset} for a listener without an image")

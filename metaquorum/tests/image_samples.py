@@ -14,13 +14,20 @@ EPOCH = 3
 
 
 def write(store: ImageStore, image: MetadataImage, log: list[tuple[int, MetadataRecord]], *, batch: int = 3) -> None:
-    """Replay a log on an image and a store, some records at a time, as the host does with committed batches."""
+    """Replay a log on an image and a store, some records at a time, and write each batch."""
+    for start in range(0, len(log), batch):
+        note(store, image, log[start : start + batch])
+        store.write()
+
+
+def note(store: ImageStore, image: MetadataImage, log: list[tuple[int, MetadataRecord]], *, batch: int = 3) -> None:
+    """Replay a log on an image and a store, some records at a time, as the loader does with committed batches."""
     for start in range(0, len(log), batch):
         keys: list[bytes] = []
         for offset, record in log[start : start + batch]:
             keys.extend(image_rows.touched_keys(record, image))
             image.replay(record, offset)
-        store.apply(image, keys, quorum_epoch=EPOCH)
+        store.note(image, keys, quorum_epoch=EPOCH)
 
 
 def sample_world() -> World:

@@ -57,7 +57,8 @@ def filled(path: Path, world: World) -> ImageStore:
     store = ImageStore(path / "image")
     image = MetadataImage()
     write(store, image, world.log)
-    store.apply(image, [], quorum_epoch=EPOCH, voters=VOTERS)
+    store.note(image, [], quorum_epoch=EPOCH, voters=VOTERS)
+    store.write()
     return store
 
 
@@ -149,7 +150,8 @@ def test_a_kill_keeps_what_was_written_and_a_loss_of_power_an_older_offset(tmp_p
         flushed_offset = image.metadata_offset
         files.store.checkpoint(directory / "snapshots" / "000001.part")
         image.advance(flushed_offset + 5)
-        files.store.apply(image, [], quorum_epoch=EPOCH)
+        files.store.note(image, [], quorum_epoch=EPOCH)
+        files.store.write()
         databases.end_process("broker-1", has_power=seed % 2 == 0)
         assert offset() in ({flushed_offset + 5} if seed % 2 == 0 else {flushed_offset, flushed_offset + 5})
         databases.wipe("broker-1")

@@ -320,6 +320,7 @@ async def test_restart_replays_only_what_the_image_lacks(shell: Shell, tmp_path:
     shell.loader.on_deactivate()
     before = view(shell.host.image)
     offset = shell.loader.applied_offset
+    shell.loader.settle()
     shell.store.close()
     again = Shell(tmp_path / "image")
     assert again.loader.applied_offset == offset

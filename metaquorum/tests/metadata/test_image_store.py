@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from metaquorum.metadata import image_format, image_rows
+from metaquorum.metadata import image_format, image_rows, image_store
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.image_format import ImageUnreadableError
 from metaquorum.metadata.image_store import ImageStore, open_image
 from metaquorum.tests.controller_steps import STEPS, prepared, step
 from metaquorum.tests.controller_world import World, create_topic, topic_id, view
-from metaquorum.tests.image_samples import EPOCH, as_format_2, sample_world, write
+from metaquorum.tests.image_samples import EPOCH, as_format_2, note, sample_world, write
 
 
 def test_empty_store_gives_an_empty_image_at_offset_zero(tmp_path: Path) -> None:
@@ -41,7 +41,8 @@ def test_image_is_read_back_with_offset_and_epoch(tmp_path: Path) -> None:
     store, _ = open_image(tmp_path / "image")
     write(store, image, world.log)
     image.advance(world.log_end_offset + 2)
-    store.apply(image, [], quorum_epoch=EPOCH + 1)
+    store.note(image, [], quorum_epoch=EPOCH + 1)
+    store.write()
     assert store.rows() == view(image)
     store.close()
     store, loaded = open_image(tmp_path / "image")
@@ -266,9 +267,31 @@ def test_close_releases_the_lock_and_later_writes_are_refused(tmp_path: Path) ->
     first.close()
     second = ImageStore(tmp_path / "image")
     with pytest.raises(AssertionError, match="closed"):
-        first.apply(loaded.image, [], quorum_epoch=1)
+        first.note(loaded.image, [], quorum_epoch=1)
     second.close()
     gc.collect()
+
+
+def test_noted_batches_are_written_together_and_only_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the write, the database is the image of an older offset; many rows do not wait for it."""
+    world = sample_world()
+    image = MetadataImage()
+    store, _ = open_image(tmp_path / "image")
+    half = len(world.log) // 2
+    note(store, image, world.log[:half])
+    assert store.rows() == []
+    store.write()
+    assert store.rows() == view(image)
+    before, before_offset = view(image), image.metadata_offset
+    note(store, image, world.log[half:])
+    assert store.rows() == before != view(image)
+    store.close()
+    store, loaded = open_image(tmp_path / "image")
+    assert (view(loaded.image), loaded.image.metadata_offset) == (before, before_offset)
+    monkeypatch.setattr(image_store, "MAX_UNWRITTEN_ROWS", 1)
+    note(store, loaded.image, world.log[half:])
+    assert store.rows() == view(loaded.image) == view(image)
+    store.close()
 
 
 def test_rows_of_what_is_not_there_are_none() -> None:

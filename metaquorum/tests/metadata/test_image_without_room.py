@@ -189,7 +189,8 @@ def with_snapshot(tmp_path: Path) -> tuple[Any, MetadataImage, MetadataFiles]:
     ahead, _ = open_image(tmp_path / "ahead")
     newer = MetadataImage()
     write(ahead, newer, world.log)
-    ahead.apply(newer, [], quorum_epoch=EPOCH, voters=VOTERS)
+    ahead.note(newer, [], quorum_epoch=EPOCH, voters=VOTERS)
+    ahead.write()
     part = files.snapshots.part()
     ahead.checkpoint(part)
     files.snapshots.publish(part, SnapshotId(end_offset=Offset(newer.metadata_offset), epoch=QuorumEpoch(EPOCH)))
@@ -281,11 +282,13 @@ def test_attempts_in_vain_become_rare(tmp_path: Path, disk: Disk, monkeypatch: p
 
     monkeypatch.setattr(image_store, "has_room", room)
     monkeypatch.setattr(image_store, "MAX_RETRY_AFTER_APPLIES", 8)
-    store.apply(loaded.image, [], quorum_epoch=EPOCH)
+    store.note(loaded.image, [], quorum_epoch=EPOCH)
+    store.write()
     attempts: list[int] = []
     for number in range(40):
         before = disk.refused
-        store.apply(loaded.image, [], quorum_epoch=EPOCH)
+        store.note(loaded.image, [], quorum_epoch=EPOCH)
+        store.write()
         if disk.refused > before:
             attempts.append(number)
     assert attempts == [0, 2, 6, 14, 22, 30, 38]

@@ -47,7 +47,8 @@ def filled(directory: Path) -> tuple[ImageStore, MetadataImage]:
     world = sample_world()
     store, loaded = open_image(directory)
     write(store, loaded.image, world.log)
-    store.apply(loaded.image, [], quorum_epoch=EPOCH, voters=VOTERS)
+    store.note(loaded.image, [], quorum_epoch=EPOCH, voters=VOTERS)
+    store.write()
     return store, loaded.image
 
 
@@ -115,7 +116,8 @@ def test_a_checkpoint_is_the_image_of_one_offset_whatever_is_written_afterwards(
     snapshot = made(files, store, image)
     rows = store.rows()
     image.advance(image.metadata_offset + 5)
-    store.apply(image, [], quorum_epoch=EPOCH + 1)
+    store.note(image, [], quorum_epoch=EPOCH + 1)
+    store.write()
     store.close()
     link_tree(files.path(snapshot), tmp_path / "copy")
     copy, loaded = open_image(tmp_path / "copy")
@@ -269,7 +271,8 @@ def test_an_image_that_is_older_than_the_newest_snapshot_is_replaced(tmp_path: P
     # Records that are applied from now on keep the voters, and do not change the snapshot.
     digest = snapshot_digest(opened.snapshots.path(snapshot), snapshot)
     opened.loaded.image.advance(snapshot.end_offset + 4)
-    opened.store.apply(opened.loaded.image, [], quorum_epoch=EPOCH + 1)
+    opened.store.note(opened.loaded.image, [], quorum_epoch=EPOCH + 1)
+    opened.store.write()
     opened.store.close()
     again = open_metadata(tmp_path)
     assert again.loaded.snapshot_id == snapshot_id(snapshot.end_offset + 4, EPOCH + 1)
@@ -284,10 +287,12 @@ def uncompacted(directory: Path) -> tuple[ImageStore, MetadataImage]:
     for _ in range(2):
         store.close()
         store, _ = open_image(directory)
-        store.apply(image, image_rows.all_keys(image), quorum_epoch=EPOCH)
+        store.note(image, image_rows.all_keys(image), quorum_epoch=EPOCH)
+        store.write()
     store.close()
     store, _ = open_image(directory)
-    store.apply(image, image_rows.all_keys(image), quorum_epoch=EPOCH)
+    store.note(image, image_rows.all_keys(image), quorum_epoch=EPOCH)
+    store.write()
     return store, image
 
 

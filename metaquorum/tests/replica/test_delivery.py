@@ -26,11 +26,16 @@ class Story(RecordingListener):
     def __init__(self) -> None:
         super().__init__()
         self.told: list[int | str] = []
+        self.settled: list[int] = []
 
     def on_commit(self, batch: CommittedBatch) -> None:
         """Remember the offset."""
         super().on_commit(batch)
         self.told.append(batch.base_offset)
+
+    def settle(self) -> None:
+        """Count it."""
+        self.settled.append(self.applied_offset)
 
     def on_snapshot(self, loaded: LoadedImage) -> None:
         """Take it; a leader never does."""
@@ -244,6 +249,44 @@ async def test_leadership_and_whoever_waits_end_the_lag() -> None:
     one.feed.close()
     await asyncio.sleep(2 * delivery.STANDBY_LAG_MS / 1_000)
     assert one.listener.told[-1] == 4
+
+
+async def test_listener_settles_a_little_later_once_for_all_commits_until_then() -> None:
+    """Nobody waits for what it puts off, so several commits share it. A listener that lags settles at once."""
+    one = Delivery(6)
+    await one.lead(delivered=1)
+    one.feed.advance(2)
+    await turns()
+    one.feed.advance(3)
+    await turns()
+    assert (one.listener.told, one.listener.settled) == ([1, 2], [])
+    await asyncio.sleep(2 * delivery.SETTLE_MS / 1_000)
+    assert one.listener.settled == [3]
+    one.feed.deactivate()
+    one.listener.may_lag = True
+    one.feed.advance(5)
+    await asyncio.sleep(2 * delivery.STANDBY_LAG_MS / 1_000)
+    assert one.listener.settled == [3, 5]
+    one.listener.may_lag = False
+    one.feed.advance(6)
+    await turns()
+    one.feed.close()
+    assert one.listener.settled == [3, 5, 6]
+    await asyncio.sleep(2 * delivery.SETTLE_MS / 1_000)
+    assert (one.listener.settled, one.failures) == ([3, 5, 6], [])
+
+
+async def test_listener_that_failed_does_not_settle() -> None:
+    """Its state may be in the middle of a batch."""
+    one = Delivery(2)
+    one.feed.advance(1)
+    await turns()
+    one.listener.failure = ValueError("a contradiction")
+    one.feed.advance(2)
+    await turns()
+    one.feed.close()
+    await asyncio.sleep(2 * delivery.SETTLE_MS / 1_000)
+    assert (one.listener.settled, one.failures) == ([], [one.listener.failure])
 
 
 async def test_listeners_of_a_node_share_what_was_read_and_decoded() -> None:
