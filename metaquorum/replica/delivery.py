@@ -20,7 +20,7 @@ from metaquorum.replica.log_store import LogStore
 SLICE_BYTES = 256 * 1024
 """Bytes of log that one slice decodes."""
 
-SETTLE_MS = 20
+SETTLE_MS = 100
 """Longest time in milliseconds after a commit until the listener carries out what it has put off."""
 
 STANDBY_LAG_MS = 20
@@ -137,13 +137,10 @@ class ListenerFeed:
             self._scheduled = self._loop.call_soon(self._run_slice)
 
     def _run_slice(self) -> None:
-        is_late = self._is_lagging
         self._scheduled = None
         self._is_lagging = False
         if not self._is_closed:
             self._guard(self._deliver)
-        if is_late:
-            self._settle()
 
     def _settle(self) -> None:
         if self._settling is not None:
