@@ -30,6 +30,7 @@ class Join:
         processing_limit_ms: see `MemberValue`; 0: the default.
         beat_number: number of the request, rising over joins, beats and leaves of the member id; 0: not numbered.
         stream: number that the shell gave to the heartbeat stream of the process; None: a unary call.
+        lost_epoch: epoch at which the member has lost its partitions; 0: it had none, or does not say.
     """
 
     group_id: str
@@ -43,6 +44,7 @@ class Join:
     processing_limit_ms: int = 0
     beat_number: int = 0
     stream: int | None = None
+    lost_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

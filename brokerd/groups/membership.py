@@ -76,6 +76,9 @@ def join(state: CoordinatorState, assignors: Sequence[str], command: Join) -> Gr
     if member is not None and member.known_about.instance_id != command.instance_id:
         return refused(Refusal.INVALID_REQUEST, "a member cannot change its instance id; join under a new member id")
     if member is not None and not member.is_away:
+        if _holds_at(member.known_current, command.lost_epoch):
+            # It lost this without a word from here. Its commits and prepares from before may still be on the way.
+            return _hand_over(state, group, member, command, about)
         return _join_again(state, group, member, command, about)
     former = None if command.instance_id is None else group.member_of_instance(command.instance_id)
     if former is not None:
@@ -261,6 +264,13 @@ def _take_over(
             "stop it, or wait until its session ends",
             max(INSTANCE_RETRY_MIN_MS, left_ms),
         )
+    return _hand_over(state, group, former, command, about)
+
+
+def _hand_over(
+    state: CoordinatorState, group: Group, former: Member, command: Join, about: MemberValue
+) -> GroupDecision:
+    """Give the target of a member that is gone to the one that joins, at an epoch of its own."""
     value = _taken_over_value(state, group, former, about)
     target: TargetValue | None = None
     if not group.is_frozen:
@@ -313,6 +323,16 @@ def _moved_on(
         target_epoch=group.known_value.target_epoch,
         owned=owned,
         is_free=group.is_free,
+    )
+
+
+def _holds_at(current: CurrentValue, epoch: int) -> bool:
+    """Return True if a member holds a partition since this epoch or an earlier one."""
+    return any(
+        assignment_epoch <= epoch
+        for held in (current.assigned, current.revoking)
+        for numbers in held.values()
+        for assignment_epoch in numbers.values()
     )
 
 

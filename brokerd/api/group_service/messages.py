@@ -92,8 +92,9 @@ def member_command(
         RefusedError: INVALID_REQUEST.
     """
     instance_id = beat.instance_id or None
-    if min(beat.beat_number, beat.assignment_number, beat.idle_ms, beat.processing_limit_ms) < 0:
-        raise refused(ErrorCode.INVALID_REQUEST, "beat_number, assignment_number, idle_ms and limits are 0 or more")
+    if min(beat.beat_number, beat.assignment_number, beat.idle_ms, beat.processing_limit_ms, beat.lost_epoch) < 0:
+        message = "beat_number, assignment_number, idle_ms, lost_epoch and limits are 0 or more"
+        raise refused(ErrorCode.INVALID_REQUEST, message)
     match beat.member_epoch:
         case epoch if epoch == JOIN_EPOCH:
             if not beat.HasField("subscription"):
@@ -110,6 +111,7 @@ def member_command(
                 processing_limit_ms=beat.processing_limit_ms,
                 beat_number=beat.beat_number,
                 stream=stream,
+                lost_epoch=beat.lost_epoch,
             )
         case epoch if epoch in (LEAVE_EPOCH, AWAY_EPOCH):
             return Leave(

@@ -280,6 +280,14 @@ MUTANTS: Final = (
         directed="test_push_waits_for_the_echo",
     ),
     GroupMutant(
+        name="a member that has lost everything keeps what it had",
+        owner=membership,
+        function="join",
+        old="if _holds_at(member.known_current, command.lost_epoch):",
+        new="if False:",
+        directed="test_join_after_a_loss_that_the_coordinator_did_not_see_gets_everything_anew",
+    ),
+    GroupMutant(
         name="a takeover waits for the process that it replaces",
         owner=Group,
         function="is_free",

@@ -71,6 +71,7 @@ class ModelClient:
     last_ask_ms: int = 0
     must_leave: bool = False
     will_be_back: bool = False
+    _lost_epoch: int = 0
     _beat_number: int = 0
     _commit_number: int = 0
     _number: int = 0
@@ -254,6 +255,7 @@ class ModelClient:
                 processing_limit_ms=self.processing_limit_ms,
                 beat_number=self._beat_number,
                 stream=self.stream,
+                lost_epoch=self._lost_epoch,
             )
         return Beat(
             group_id=self.group_id,
@@ -272,6 +274,7 @@ class ModelClient:
         if self.phase is Phase.JOINING:
             self.phase = Phase.MEMBER
             self._number = 0
+            self._lost_epoch = 0
         if sent_ms is not None:
             self._answered_sent_ms = sent_ms
             self._heartbeat_ms, self._session_ms = state.heartbeat_interval_ms, state.session_timeout_ms
@@ -318,6 +321,7 @@ class ModelClient:
             self.log.append(("lost", lost))
         if self.phase is Phase.MEMBER:
             self.phase = Phase.JOINING
+            self._lost_epoch = self.epoch or self._lost_epoch
             self.epoch, self._number = 0, 0
             self._under_way = None
             self._has_news, self._subscription_answered, self._subscription_number = True, False, None

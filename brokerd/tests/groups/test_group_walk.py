@@ -32,6 +32,7 @@ DIRECTED: dict[str, Callable[[], None]] = {
         test_committed_offsets.test_late_copy_of_a_commit_moves_nothing_back,
         test_known_bugs.test_released_partition_is_pushed_at_once,
         test_known_bugs.test_replacement_takes_over_when_the_stream_is_closed,
+        test_membership.test_join_after_a_loss_that_the_coordinator_did_not_see_gets_everything_anew,
         test_membership.test_push_waits_for_the_echo,
         test_pending_offsets.test_expiry_leaves_pending_offsets_alone,
         test_pending_offsets.test_late_copy_of_a_prepare_is_refused,

@@ -106,6 +106,54 @@ def test_join_may_be_repeated() -> None:
     assert before[1].revoking
 
 
+def test_join_after_a_loss_that_the_coordinator_did_not_see_gets_everything_anew() -> None:
+    """Commits of the member from before the loss are refused, and other members keep what they have."""
+    host = CoordinatorHost(T)
+    host.join("a", "t")
+    host.settle("a")
+    host.join("b", "t")
+    host.run(200)
+    host.settle("a", "b")
+    lost, other = host.member("a").known_current, host.member("b").known_current
+    (kept, *_) = lost.assigned[T.topic_id]
+    assert host.commit(T.topic_id, kept, 177, member_id="a", member_epoch=lost.member_epoch) is None
+    state = host.join("a", "t", lost_epoch=lost.member_epoch)
+    anew = host.member("a").known_current
+    assert state.assignment == assigned(host.member("a")) == {T.topic_id: tuple(lost.assigned[T.topic_id])}
+    assert state.member_epoch == anew.member_epoch > lost.member_epoch
+    late = host.commit(T.topic_id, kept, 188, member_id="a", member_epoch=lost.member_epoch)
+    assert late is Refusal.STALE_MEMBER_EPOCH
+    assert host.commit(T.topic_id, kept, 180, member_id="a", member_epoch=anew.member_epoch) is None
+    assert host.member("b").known_current == other
+    value = host.group().known_value
+    assert value.group_epoch == value.target_epoch, "nothing has to be assigned"
+    # Its answer was lost, or a copy of it comes late: nothing is lost since.
+    for lost_epoch in (lost.member_epoch, 0):
+        repeated = host.join("a", "t", lost_epoch=lost_epoch)
+        assert (repeated.member_epoch, repeated.assignment) == (state.member_epoch, state.assignment)
+    assert (host.member("a").known_current, host.group().known_value) == (anew, value)
+    host.settle("a", "b")
+    assert host.member("b").known_current.assigned == other.assigned
+
+
+def test_join_after_a_loss_frees_what_the_member_had_to_give_up() -> None:
+    """It holds nothing any more, so nobody waits for it."""
+    host = CoordinatorHost(T)
+    host.join("a", "t")
+    host.settle("a")
+    host.join("b", "t")
+    host.run(200)
+    host.beat("a")
+    lost = host.member("a").known_current
+    assert lost.revoking
+    host.join("a", "t", lost_epoch=lost.member_epoch)
+    assert not host.member("a").known_current.revoking
+    host.settle("a", "b")
+    held = [sorted(assigned(host.member(each))[T.topic_id]) for each in ("a", "b")]
+    assert sorted(held[0] + held[1]) == [0, 1, 2, 3]
+    assert len(held[0]) == len(held[1])
+
+
 def test_session_ends_without_beats_and_not_before() -> None:
     """A member is removed when its session is over; each beat begins it anew."""
     host = CoordinatorHost(T)

@@ -15,6 +15,7 @@ Laws:
 * Two attempts of anything that failed are at least `RETRY_FLOOR_MS` apart.
 * The numbers of requests rise. One request is under way at a time.
 * The end of a stream changes nothing of what the member holds; only the coordinator and the end of the session do.
+* A join after a loss names the epoch that was lost, until it is answered: the coordinator may not know of the loss.
 Source: docs/groups.md, "What a client does"; KIP-848.
 """
 
@@ -95,6 +96,7 @@ class Request:
         idle_ms: milliseconds since the application last asked for records.
         owned: all partitions that the member uses or has not given up, ascending; None in a join or leave.
         subscription: what the member wants; None: as before.
+        lost_epoch: in a join, the epoch at which everything was lost; 0: the member had none.
     """
 
     member_epoch: int
@@ -103,6 +105,7 @@ class Request:
     idle_ms: int = 0
     owned: tuple[Partition, ...] | None = None
     subscription: Subscription | None = None
+    lost_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +180,8 @@ class Membership:
         self._subscription = subscription
         self._limit_ms = processing_limit_ms
         self._is_static = is_static
+        # Its epoch when it lost everything last, for the joins after that; 0: it has not joined yet, or is a member.
+        self._lost_epoch = 0
         # Its delays lie in [half the base, limit].
         self._backoff = Backoff(base_ms=2 * RETRY_FLOOR_MS, limit_ms=RETRY_LIMIT_MS, rng=rng)
         self._beat_number = 0
@@ -344,7 +349,12 @@ class Membership:
         if self._subscription_number is None:
             self._subscription_number = self._beat_number
         if self.phase is Phase.JOINING:
-            return Request(member_epoch=JOIN, beat_number=self._beat_number, subscription=self._subscription)
+            return Request(
+                member_epoch=JOIN,
+                beat_number=self._beat_number,
+                subscription=self._subscription,
+                lost_epoch=self._lost_epoch,
+            )
         return Request(
             member_epoch=self.epoch,
             beat_number=self._beat_number,
@@ -424,6 +434,7 @@ class Membership:
         if self.phase is Phase.JOINING:
             # Numbers begin anew with each join: `_lose` has set the last one to 0.
             self.phase = Phase.MEMBER
+            self._lost_epoch = 0
         if sent_ms is not None:
             self._backoff.reset()
             self._answered_sent_ms = sent_ms
@@ -483,6 +494,7 @@ class Membership:
         self._drop_held(why)
         self._over_limit_ms = None
         self.phase = Phase.JOINING
+        self._lost_epoch = self.epoch or self._lost_epoch
         self.epoch, self._number = 0, 0
         self._under_way = None
         self._must_tell, self._is_subscription_known, self._subscription_number = True, False, None

@@ -56,6 +56,7 @@ def encode_beat(identity: Identity, request: Request) -> group_pb2.MemberBeat:
     if request.subscription is not None:
         beat.subscription.CopyFrom(_encode_subscription(request.subscription))
     if request.member_epoch == JOIN:
+        beat.lost_epoch = request.lost_epoch
         beat.rack = identity.rack or ""
         beat.client_id = identity.client_id
         beat.processing_limit_ms = identity.processing_limit_ms

@@ -276,6 +276,7 @@ class MemberBeat(_message.Message):
     PROCESSING_LIMIT_MS_FIELD_NUMBER: _builtins.int
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     HANDLE_FIELD_NUMBER: _builtins.int
+    LOST_EPOCH_FIELD_NUMBER: _builtins.int
     group_id: _builtins.str
     """Group id, 1 to 255 bytes. On a stream it may be empty once the handle is bound."""
     member_id: _builtins.str
@@ -304,6 +305,10 @@ class MemberBeat(_message.Message):
     """Name of the client program. For a join."""
     handle: _builtins.int
     """Number from 1 that stands for group and member for the life of a stream, chosen by the client; 0 on unary calls."""
+    lost_epoch: _builtins.int
+    """In a join: epoch at which the member has lost its partitions, as the coordinator may not know; 0: it had none. It is then
+    a new member under the old id: what it gets, it gets at a higher epoch, and commits at the lost one count no more.
+    """
     @_builtins.property
     def owned(self) -> Global___GroupAssignment:
         """All partitions that the member uses or has not given up yet. Absent: as in the last beat that was answered. A beat with
@@ -331,10 +336,11 @@ class MemberBeat(_message.Message):
         processing_limit_ms: _builtins.int = ...,
         client_id: _builtins.str = ...,
         handle: _builtins.int = ...,
+        lost_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_assignor", b"_assignor", "assignor", b"assignor", "owned", b"owned", "subscription", b"subscription"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_assignor", b"_assignor", "assignment_number", b"assignment_number", "assignor", b"assignor", "beat_number", b"beat_number", "client_id", b"client_id", "group_id", b"group_id", "handle", b"handle", "idle_ms", b"idle_ms", "instance_id", b"instance_id", "member_epoch", b"member_epoch", "member_id", b"member_id", "owned", b"owned", "processing_limit_ms", b"processing_limit_ms", "rack", b"rack", "subscription", b"subscription"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_assignor", b"_assignor", "assignment_number", b"assignment_number", "assignor", b"assignor", "beat_number", b"beat_number", "client_id", b"client_id", "group_id", b"group_id", "handle", b"handle", "idle_ms", b"idle_ms", "instance_id", b"instance_id", "lost_epoch", b"lost_epoch", "member_epoch", b"member_epoch", "member_id", b"member_id", "owned", b"owned", "processing_limit_ms", b"processing_limit_ms", "rack", b"rack", "subscription", b"subscription"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__assignor: _TypeAlias = _typing.Literal["assignor"]  # noqa: Y015
     _WhichOneofArgType__assignor: _TypeAlias = _typing.Literal["_assignor", b"_assignor"]  # noqa: Y015
