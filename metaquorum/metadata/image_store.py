@@ -4,8 +4,9 @@
 Owns the database below `<data>/metadata/image`. Laws:
 
 * Each write batch carries the rows of committed batches *and* the offset, epoch and voters after them. So the database that survives
-  a crash is the image of exactly one offset. Writes come a little after the commits (`note`, then `write`), for nobody waits for
-  them. The write-ahead log is not synced: after a power failure the image is only older, and a replay of the quorum log fills the gap.
+  a crash is the image of exactly one offset. The owner reports each commit (`note`) and writes several of them together (`write`),
+  because no caller waits for the database. The write-ahead log is not synced: after a power failure the image is only older, and a
+  replay of the quorum log fills the gap.
 * The image is never the truth: an unreadable one is discarded, and rebuilt from the newest snapshot and the log above it.
 * A full disk is not damage: the image is read without a write, its owner continues in memory, and the store remembers the keys of all
   unwritten rows (*owed* rows). It writes them in one batch once there is room again.
@@ -142,7 +143,7 @@ class ImageStore:
     def note(
         self, image: MetadataImage, keys: Sequence[bytes], *, quorum_epoch: int, voters: VoterSet | None = None
     ) -> None:
-        """Owe rows of the image until the next `write`, which one write of several committed batches makes cheaper.
+        """Owe rows of the image until the next `write`. One write for several committed batches is cheaper.
 
         Args:
             image: the committed image after a committed batch.
@@ -163,9 +164,9 @@ class ImageStore:
         if self._noted is None:
             return
         image, quorum_epoch = self._noted
-        self._noted = None
         database = self._database if self.is_writable else self._reopen(image)
         if database is None:
+            self._noted = None
             return
         batch = WriteBatch(raw_mode=True)
         for key in self._owed:
@@ -187,6 +188,8 @@ class ImageStore:
         else:
             self._owed.clear()
             self._is_stale = False
+        # After another error it stays, so that the next `write` of the owner meets the error too.
+        self._noted = None
 
     def rows(self) -> list[tuple[bytes, Row]]:
         """Return every row except the state row, in key order; for tests."""

@@ -294,6 +294,26 @@ def test_noted_batches_are_written_together_and_only_whole(tmp_path: Path, monke
     store.close()
 
 
+def test_write_that_fails_is_due_again(tmp_path: Path) -> None:
+    """An export or a snapshot may meet the error first. The owner must meet it too, and nothing of the batch is forgotten."""
+
+    class Broken:
+        def write(self, _batch: object) -> None:
+            raise OSError("input/output error")
+
+    image = MetadataImage()
+    store, _ = open_image(tmp_path / "image")
+    note(store, image, sample_world().log)
+    database, store._database = store._database, Broken()
+    for _ in range(2):
+        with pytest.raises(OSError, match="input/output"):
+            store.write()
+    store._database = database
+    store.write()
+    assert store.rows() == view(image)
+    store.close()
+
+
 def test_rows_of_what_is_not_there_are_none() -> None:
     """An absent object has no row; a key of an unknown kind stops the process."""
     image = sample_world().image
