@@ -251,7 +251,8 @@ class RebalanceListener:
     def on_revoked(self, partitions: Sequence[TopicPartition]) -> Awaitable[None] | None:
         """The consumer gives these partitions up. They deliver nothing more, and nobody else has them before this call returns.
 
-        Commit here what you have processed. With `auto_commit` that is done already.
+        Commit here what you have processed. With `auto_commit` that is done already. A commit that is under way when this call returns
+        has 5,000 milliseconds to be answered; after that it ends with `MembershipLostError`.
         """
 
     def on_lost(self, partitions: Sequence[TopicPartition]) -> Awaitable[None] | None:
