@@ -77,7 +77,7 @@ def join(state: CoordinatorState, assignors: Sequence[str], command: Join) -> Gr
         return refused(Refusal.INVALID_REQUEST, "a member cannot change its instance id; join under a new member id")
     if member is not None and not member.is_away:
         if _holds_at(member.known_current, command.lost_epoch):
-            # It lost this without a word from here. Its commits and prepares from before may still be on the way.
+            # The member lost its partitions without the coordinator's knowledge. Commits that it sent before may still arrive.
             return _hand_over(state, group, member, command, about)
         return _join_again(state, group, member, command, about)
     former = None if command.instance_id is None else group.member_of_instance(command.instance_id)

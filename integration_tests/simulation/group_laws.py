@@ -272,7 +272,8 @@ class GroupLaws:
             group.offsets[key] = offset
             return
         known, acked = group.offsets.get(key, 0), self._acked.get((record.group_id, *key), 0)
-        # Not even one that nobody has heard of: a member that gets a partition again has it at another epoch than its late commits.
+        # This holds for unacknowledged offsets too: a member that gets a partition back has it at a new epoch, so its late commits
+        # are refused.
         require(offset >= max(known, acked), "a committed offset does not move back", (record, known, acked))
         processed = self._processed.get((record.group_id, *key), 0)
         require(offset <= processed, "only what was processed is committed", (record, processed))
@@ -300,7 +301,7 @@ class GroupLaws:
     def _check_kept(self, group_id: str, group: _Group, member_id: str, old: CurrentValue, new: CurrentValue) -> None:
         target = group.targets.get(member_id)
         if new.previous_epoch == JOIN_EPOCH and old.member_epoch < new.member_epoch:
-            # It has lost what it had, without a word from the coordinator, and got it anew.
+            # The member had lost its partitions without the coordinator's knowledge, and got them back at a new epoch.
             return
         if target is None or AWAY_EPOCH in (old.member_epoch, new.member_epoch):
             return

@@ -106,7 +106,7 @@ class MetadataListener(Protocol):
         ...
 
     def settle(self) -> None:
-        """Carry out what `on_commit` has put off, because nobody waits for it. Comes a little after commits, and before the end."""
+        """Do the work that `on_commit` postponed. The node calls this shortly after commits, and once more when it stops."""
         ...
 
     def on_snapshot(self, loaded: LoadedImage) -> None:

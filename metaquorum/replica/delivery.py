@@ -21,7 +21,7 @@ SLICE_BYTES = 256 * 1024
 """Bytes of log that one slice decodes."""
 
 SETTLE_MS = 100
-"""Longest time in milliseconds after a commit until the listener carries out what it has put off."""
+"""Longest time in milliseconds after a commit until the listener does the work that it has postponed."""
 
 STANDBY_LAG_MS = 20
 """Longest time in milliseconds that a commit waits for further ones before a listener that may lag gets it."""

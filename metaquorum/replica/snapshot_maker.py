@@ -89,7 +89,7 @@ class SnapshotMaker:
         self._make_if_due()
 
     def settle(self) -> None:
-        """Do nothing: the count puts nothing off."""
+        """Do nothing: counting postpones no work."""
 
     def on_snapshot(self, loaded: LoadedImage) -> None:
         """Start a new count: the leader's snapshot covers everything before."""

@@ -67,7 +67,7 @@ class RecordingListener:
             self.records.extend(batch.records)
 
     def settle(self) -> None:
-        """Do nothing: nothing was put off."""
+        """Do nothing: no work was postponed."""
 
     def on_snapshot(self, loaded: LoadedImage) -> None:
         """Refuse a snapshot: this listener has no image."""

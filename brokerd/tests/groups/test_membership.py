@@ -107,7 +107,7 @@ def test_join_may_be_repeated() -> None:
 
 
 def test_join_after_a_loss_that_the_coordinator_did_not_see_gets_everything_anew() -> None:
-    """Commits of the member from before the loss are refused, and other members keep what they have."""
+    """The coordinator refuses commits from before the loss. Other members keep what they have."""
     host = CoordinatorHost(T)
     host.join("a", "t")
     host.settle("a")
@@ -118,26 +118,26 @@ def test_join_after_a_loss_that_the_coordinator_did_not_see_gets_everything_anew
     (kept, *_) = lost.assigned[T.topic_id]
     assert host.commit(T.topic_id, kept, 177, member_id="a", member_epoch=lost.member_epoch) is None
     state = host.join("a", "t", lost_epoch=lost.member_epoch)
-    anew = host.member("a").known_current
+    renewed = host.member("a").known_current
     assert state.assignment == assigned(host.member("a")) == {T.topic_id: tuple(lost.assigned[T.topic_id])}
-    assert state.member_epoch == anew.member_epoch > lost.member_epoch
+    assert state.member_epoch == renewed.member_epoch > lost.member_epoch
     late = host.commit(T.topic_id, kept, 188, member_id="a", member_epoch=lost.member_epoch)
     assert late is Refusal.STALE_MEMBER_EPOCH
-    assert host.commit(T.topic_id, kept, 180, member_id="a", member_epoch=anew.member_epoch) is None
+    assert host.commit(T.topic_id, kept, 180, member_id="a", member_epoch=renewed.member_epoch) is None
     assert host.member("b").known_current == other
     value = host.group().known_value
     assert value.group_epoch == value.target_epoch, "nothing has to be assigned"
-    # Its answer was lost, or a copy of it comes late: nothing is lost since.
+    # A repeated or late copy of this join changes nothing.
     for lost_epoch in (lost.member_epoch, 0):
         repeated = host.join("a", "t", lost_epoch=lost_epoch)
         assert (repeated.member_epoch, repeated.assignment) == (state.member_epoch, state.assignment)
-    assert (host.member("a").known_current, host.group().known_value) == (anew, value)
+    assert (host.member("a").known_current, host.group().known_value) == (renewed, value)
     host.settle("a", "b")
     assert host.member("b").known_current.assigned == other.assigned
 
 
 def test_join_after_a_loss_frees_what_the_member_had_to_give_up() -> None:
-    """It holds nothing any more, so nobody waits for it."""
+    """The member has lost everything, so no other member waits for its revocation."""
     host = CoordinatorHost(T)
     host.join("a", "t")
     host.settle("a")

@@ -252,7 +252,7 @@ async def test_leadership_and_whoever_waits_end_the_lag() -> None:
 
 
 async def test_listener_settles_a_little_later_once_for_all_commits_until_then() -> None:
-    """Nobody waits for what it puts off, so several commits share it."""
+    """No caller waits for postponed work, so one call serves several commits."""
     one = Delivery(5)
     await one.lead(delivered=1)
     one.feed.advance(2)

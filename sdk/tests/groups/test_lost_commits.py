@@ -24,11 +24,13 @@ class SilentCarrier:
         self.sent: list[int] = []
         self.given_up: list[int] = []
         self.is_answering = False
+        self.is_asked = asyncio.Event()
 
     async def call(self, _group: str, _method: object, request: group_pb2.CommitOffsetsRequest, **_others: Any) -> Any:
         """Take a commit."""
         (commit,) = request.commitment.offsets
         self.sent.append(commit.offset)
+        self.is_asked.set()
         if not self.is_answering:
             try:
                 await asyncio.Event().wait()
@@ -46,8 +48,7 @@ def test_commit_of_a_lost_membership_is_not_repeated() -> None:
         carrier: Any = SilentCarrier()
         offsets = GroupOffsets(carrier, "g", lambda: ("member", 9))
         waiting = asyncio.create_task(offsets.commit({PARTITION: OffsetAndMetadata(110)}, timeout_ms=60_000))
-        while not carrier.sent:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await carrier.is_asked.wait()
         offsets.fail(MembershipLostError("no answer for a session"))
         with pytest.raises(MembershipLostError):
             await waiting
@@ -85,8 +86,7 @@ def test_commit_of_a_partition_that_was_given_up_is_not_repeated() -> None:
         carrier: Any = SilentCarrier()
         offsets = GroupOffsets(carrier, "g", lambda: ("member", 9))
         waiting = asyncio.create_task(offsets.commit({PARTITION: OffsetAndMetadata(110)}, timeout_ms=60_000))
-        while not carrier.sent:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await carrier.is_asked.wait()
         await offsets.give_up([PARTITION], timeout_ms=1)
         with pytest.raises(MembershipLostError, match="given up"):
             await waiting
