@@ -80,17 +80,20 @@ class HostedPartition:
     """A partition with a replica on this broker, whose log is being opened, is open, or did not open. Only `ReplicaManager` writes it.
 
     Args:
+        name: name of the directory that holds its log.
         closing: task that removes the directory of an earlier replica of the partition here; None: there is none.
 
     Attributes:
+        name: name of the directory that holds its log.
         replica: the open replica, or None.
         problem: why the log could not be opened.
         is_removed: True once the replica no longer belongs here.
     """
 
-    __slots__ = ("_closing", "_opening", "is_removed", "problem", "replica")
+    __slots__ = ("_closing", "_opening", "is_removed", "name", "problem", "replica")
 
-    def __init__(self, closing: asyncio.Task[None] | None = None) -> None:
+    def __init__(self, name: str, closing: asyncio.Task[None] | None = None) -> None:
+        self.name = name
         self._closing = closing
         self.replica: Replica | None = None
         self.problem: StorageError | None = None
@@ -412,7 +415,8 @@ class ReplicaManager:
             if hosted is None and not self._may_open(topic, image):
                 are_waiting = True
             elif hosted is None:
-                hosted = HostedPartition(self._closing.get((topic.topic_id, image.partition)))
+                name = directory_name(topic.topic_id, image.partition)
+                hosted = HostedPartition(name, self._closing.get((topic.topic_id, image.partition)))
                 partitions[image.partition] = hosted
                 self._spawn(self._open(topic.topic, topic.topic_id, image.partition, hosted, settings))
             elif hosted.replica is not None:
@@ -567,7 +571,7 @@ class ReplicaManager:
             await self.moves.end(replica)
             is_deleted = self._observer.image.topic_by_id(topic_id) is None
             await replica.close(TOPIC_DELETED if is_deleted else MOVED_AWAY)
-        await self._remove_directory(directory_name(topic_id, partition), is_known=True)
+        await self._remove_directory(hosted.name, is_known=True)
 
     def _note_closing(self, topic_id: bytes, partition: int, task: asyncio.Task[None]) -> None:
         key = topic_id, partition
@@ -701,10 +705,10 @@ class ReplicaManager:
 
     async def _save_high_watermarks(self) -> None:
         present: dict[LogDirectory, dict[str, int]] = {directory: {} for directory in self._saved_high_watermarks}
-        for replica in self.replicas():
-            if not replica.is_alone:
-                name = directory_name(replica.topic_id, replica.partition)
-                present.setdefault(replica.directory, {})[name] = replica.high_watermark
+        for hosted in self._all_hosted():
+            replica = hosted.replica
+            if replica is not None and not replica.is_alone:
+                present.setdefault(replica.directory, {})[hosted.name] = replica.high_watermark
         changed = {
             directory: offsets
             for directory, offsets in present.items()

@@ -78,7 +78,8 @@ class LogScrubbing:
         Raises:
             WorkStopped: the work must end.
         """
-        targets = call_list(self._loop, self._replicas, lambda _: True)
+        # In most logs nothing is sealed; these are left out, since each call of the event loop wakes both threads.
+        targets = call_list(self._loop, self._replicas, lambda replica: replica.log.segment_count > 1)
         names = {target.name for target in targets}
         self._scrubs = {name: scrub for name, scrub in self._scrubs.items() if name in names}
         return sum(map(self._scrub_log, targets))
@@ -113,9 +114,6 @@ class LogScrubbing:
         return checked
 
     def _begin(self, name: str, log: PartitionLog) -> ScrubWork | None:
-        if log.segment_count == 1:
-            # Nothing is sealed; most logs are like this one, and cost no memory here.
-            return None
         known, scrub = self._scrubs.get(name, (None, None))
         if scrub is None or known is not log:
             # The log is new or was opened again: after a move, or because the replica left this broker and came back.

@@ -6,11 +6,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lograft.wire.codes import ErrorCode
 
 from brokerd.process.server import BrokerServer
+from brokerd.replica.log_calls import LogCaller
 from brokerd.replica.scrubbing import LogScrubbing, ScrubSettings
 from brokerd.tests.support import WAIT_S, Client, connected, refusal, running_broker
 
@@ -57,6 +59,24 @@ async def test_good_segments_are_sealed_once(server: BrokerServer, client: Clien
     assert await asyncio.to_thread(scrubbing.run_round) == 0
     response = await client.read("t", offset=RECORDS - 1)
     assert response.records[0].offset == RECORDS - 1
+
+
+async def test_a_log_without_sealed_segments_costs_no_call(
+    server: BrokerServer, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call wakes two threads, so a broker with many small partitions makes none for them."""
+    await client.create_topic("idle")
+    await client.append("idle", [b"1"], partition=0)
+    called: set[str] = set()
+    call = LogCaller.call
+
+    def note(self: LogCaller, *arguments: Any) -> Any:
+        called.add(self.name)
+        return call(self, *arguments)
+
+    monkeypatch.setattr(LogCaller, "call", note)
+    assert await asyncio.to_thread(make_scrubbing(server).run_round) >= 2
+    assert called == {"t-0"}
 
 
 async def test_rotten_bytes_are_put_out_of_service_and_nothing_else(
