@@ -21,7 +21,7 @@ Decode = Callable[[bytes], list[CommittedBatch]]
 
 @dataclass(slots=True)
 class _Append:
-    """The batches of one append: their offsets, their bytes, and, once somebody needed it, what is in them."""
+    """The batches of one append: their offsets, their bytes, and what is in them, from when it is known until listeners have it."""
 
     base_offset: int
     next_offset: int
@@ -74,8 +74,10 @@ class RecentBatches:
     def batches_from(self, offset: int, max_bytes: int, *, end_offset: int) -> list[CommittedBatch] | None:
         """Return the batches of whole appends from an offset on and below `end_offset` (exclusive).
 
-        At most `max_bytes`, but at least one append; None if the first one is not kept, or ends above.
+        At most `max_bytes`, but at least one append; None if the first one is not kept, or ends above. What is in appends before the
+        offset is forgotten: listeners ask for what is next, and it takes several times the memory of the bytes.
         """
+        self._forget_decoded(offset)
         found: list[CommittedBatch] = []
         for each in self._from(offset):
             if each.next_offset > end_offset or max_bytes <= 0:
@@ -85,6 +87,14 @@ class RecentBatches:
                 each.batches = self._decode(each.data)
             found += each.batches
         return found or None
+
+    def _forget_decoded(self, end_offset: int) -> None:
+        for each in reversed(self._appends):
+            if each.next_offset <= end_offset:
+                if each.batches is None:
+                    # What is older was forgotten before, unless a listener far behind has decoded it again.
+                    return
+                each.batches = None
 
     def _from(self, offset: int) -> Sequence[_Append]:
         """Return the appends from an offset on, the oldest first; none if no append begins there."""

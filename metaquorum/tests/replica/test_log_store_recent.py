@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 from lograft.wire.batch import RecordBatch
 
+from metaquorum.metadata.listener import CommittedBatch
 from metaquorum.raft.effects import AppendAsFollower, AppendAsLeader, Proposal
 from metaquorum.raft.messages import BatchSpan, FetchedBatches
 from metaquorum.raft.types import Offset, QuorumEpoch
@@ -146,3 +147,27 @@ def test_memory_is_bounded_and_older_batches_come_from_the_disk(monkeypatch: pyt
     assert values(store.read(4, LIMIT)) == [b"e" * 100]
     assert [each.records for each in store.read_committed(4, LIMIT, commit_offset=5)] == [[b"e" * 100]]
     assert store.read_bytes == before
+
+
+def test_what_listeners_have_is_kept_as_bytes_only() -> None:
+    """Decoded records take several times the memory of their bytes. A listener that is behind gets them all the same."""
+    decoded: list[bytes] = []
+
+    def decode(data: bytes) -> list[CommittedBatch]:
+        decoded.append(data)
+        return [
+            CommittedBatch(
+                base_offset=0, next_offset=1, quorum_epoch=1, append_timestamp_ms=0, records=[data], is_control=False
+            )
+        ]
+
+    recent = recent_batches.RecentBatches(decode)
+    for number, data in enumerate((b"a", b"b", b"c")):
+        recent.add(number, number + 1, data)
+    for number in (0, 0, 1, 1, 2, 2):
+        assert recent.batches_from(number, LIMIT, end_offset=number + 1)
+    assert decoded == [b"a", b"b", b"c"]
+    found = recent.batches_from(0, LIMIT, end_offset=1)
+    assert found is not None
+    assert found[0].records == [b"a"]
+    assert decoded == [b"a", b"b", b"c", b"a"]
