@@ -41,6 +41,19 @@ _REFUSED = (
 serve yet."""
 
 
+async def is_serving_at(address: str) -> bool:
+    """Return True if a health service says that its server serves. A broker does once it has the metadata and is let in."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        check = channel.unary_unary(
+            "/grpc.health.v1.Health/Check", response_deserializer=health_pb2.HealthCheckResponse.FromString
+        )
+        try:
+            answer = await check(b"", timeout=PROBE_TIMEOUT_S)
+        except grpc.aio.AioRpcError:
+            return False
+        return answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
 @dataclass(slots=True)
 class Created:
     """The created topics.
@@ -85,15 +98,7 @@ class Voters:
 
     async def is_serving(self, node_id: int) -> bool:
         """Return True if the voter's health service says that it serves."""
-        async with grpc.aio.insecure_channel(self.addresses[node_id]) as channel:
-            check = channel.unary_unary(
-                "/grpc.health.v1.Health/Check", response_deserializer=health_pb2.HealthCheckResponse.FromString
-            )
-            try:
-                answer = await check(b"", timeout=PROBE_TIMEOUT_S)
-            except grpc.aio.AioRpcError:
-                return False
-            return answer.status == health_pb2.HealthCheckResponse.SERVING
+        return await is_serving_at(self.addresses[node_id])
 
     async def has_everything(self, node_id: int, *, votes: bool | None = None) -> bool:
         """Return True if a replica has reached the high watermark and fetches. `votes`: only as a voter, or only as an observer."""
@@ -152,23 +157,6 @@ class Voters:
             return None
 
         await until(attempt, CALL_TIMEOUT_S, "a change to be committed")
-
-    async def broker_serves(self, broker_id: int, address: str) -> bool:
-        """Return True if a broker answers and does not see itself fenced."""
-        async with grpc.aio.insecure_channel(address) as channel:
-            call = channel.unary_unary(
-                "/lograft.v1.MetadataService/GetCluster",
-                response_deserializer=metadata_pb2.GetClusterResponse.FromString,
-            )
-            try:
-                # The request names a topic that does not exist, because only the brokers are needed.
-                request = metadata_pb2.GetClusterRequest(topics=["none"]).SerializeToString()
-                answer = await call(request, timeout=PROBE_TIMEOUT_S)
-            except grpc.aio.AioRpcError as error:
-                if error.code() not in _REFUSED:
-                    raise
-                return False
-        return any(each.broker_id == broker_id and not each.fenced for each in answer.brokers)
 
     async def leader_of(self, topic: str) -> dict[int, int | None]:
         """Return the leaders of the partitions of a topic, by a linearizable read."""

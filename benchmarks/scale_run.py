@@ -32,7 +32,7 @@ import grpc.aio
 import psutil
 
 from benchmarks.scale_brokers import HollowBrokers
-from benchmarks.scale_calls import Created, Voters, topic_name, until
+from benchmarks.scale_calls import Created, Voters, is_serving_at, topic_name, until
 from benchmarks.scale_replicas import ReplicaAdder
 from integration_tests.harness.cluster import CLUSTER_ID, HOST, Cluster
 from integration_tests.harness.process import Process
@@ -199,10 +199,10 @@ class Run:
             await self._wait_for(self.combined_id)
 
     async def _combined_serves(self) -> bool:
-        return await self.voters.broker_serves(self.combined_id, self.combined_address)
+        return await is_serving_at(self.combined_address)
 
     async def _broker_serves(self) -> bool:
-        return await self.voters.broker_serves(*next(iter(self.cluster.broker_addresses.items())))
+        return await is_serving_at(next(iter(self.cluster.broker_addresses.values())))
 
     async def _fail_over(self, empty: int) -> None:
         """Kill the leader, commit a change, and start it again."""
