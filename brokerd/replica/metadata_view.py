@@ -10,7 +10,6 @@ Source: docs/replication.md section "Starts"; R13.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from brokerd.failure import LeaderPlace
 from brokerd.partition.events import BrokerState, PartitionChanged
@@ -53,7 +52,7 @@ class OwnBroker:
         """Return a partition as this process sees it: without a leader if that is this broker and it may not lead."""
         if partition.leader_id != self.node_id or self.may_lead:
             return partition
-        return replace(partition, leader_id=None)
+        return partition._replace(leader_id=None)
 
 
 def partition_changed(image: MetadataImage, topic: TopicImage, partition: PartitionImage) -> PartitionChanged:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -194,7 +193,7 @@ async def test_a_follower_out_of_sync_serves_nobody(cluster: Cluster) -> None:
         replica = await cluster.committed(2, number, 1)
         stream, _ = await open_at(other, number, 1)
         known = cluster.partition(number, 2)
-        without = replace(known, isr=(1, 3), partition_epoch=known.partition_epoch + 1)
+        without = known._replace(isr=(1, 3), partition_epoch=known.partition_epoch + 1)
         replica.take_partition(PartitionChanged(partition=without, min_isr=1, brokers=()))
         for ended in (stream, (await open_at(other, number, 1))[0]):
             error = (await ended.route_end()).error

@@ -10,8 +10,6 @@ Source: KIP-497, KIP-841, KIP-903, KIP-966; `docs/controller.md` section "AlterP
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from lograft.wire.codes import ErrorCode
 
 from metaquorum.controller.appended import AppendedImage
@@ -49,7 +47,7 @@ def alter_partition(image: AppendedImage, settings: ControllerSettings, command:
         if isinstance(result, PartitionImage) and result != before:
             done = completed(topic, result, fit.__contains__)
             # A lost leader and a completed reassignment in one step raise the leader epoch only once.
-            result = replace(done, leader_epoch=min(done.leader_epoch, before.leader_epoch + 1))
+            result = done._replace(leader_epoch=min(done.leader_epoch, before.leader_epoch + 1))
             records.append(record_of(topic.topic_id, before, result))
         results.append(result)
     return Decision(response=PartitionsAltered(results=tuple(results)), records=tuple(records))
@@ -67,8 +65,7 @@ def _alter(
         return partition
     isr = tuple(node_id for node_id in partition.replicas if node_id in proposed)
     state = changed_isr(partition, isr, min_isr=min_insync_replicas(topic))
-    return replace(
-        partition,
+    return partition._replace(
         isr=state.isr,
         elr=state.elr,
         last_known_elr=state.last_known_elr,

@@ -167,8 +167,7 @@ def preferred_change(topic_id: bytes, partition: PartitionImage, can_lead: CanLe
 def after_election(partition: PartitionImage, change: PartitionChangeRecord) -> PartitionImage:
     """Return the partition after a change that gives it another leader."""
     assert change.leader is not None, f"an election without a leader: {change}"
-    return replace(
-        partition,
+    return partition._replace(
         leader_id=change.leader.leader_id,
         leader_epoch=partition.leader_epoch + 1,
         partition_epoch=partition.partition_epoch + 1,

@@ -15,8 +15,6 @@ Source: KIP-858, "Broker"; KIP-966; `docs/controller.md` section "Lost replicas"
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from lograft.wire.codes import ErrorCode
 
 from metaquorum.controller.appended import AppendedImage
@@ -78,18 +76,17 @@ def with_found(
             message=f"partition {proposal.partition} of broker {broker_id}, found in {proposal.found_directory_id.hex()}: the log "
             f"is awaited in {', '.join(each.hex() for each in awaited)}",
         )
-    found = replace(partition, awaited=without(partition.awaited, broker_id))
+    found = partition._replace(awaited=without(partition.awaited, broker_id))
     change = partition_change(topic.topic_id, found, can_lead, rules=rules_of(image, topic))
     if change is None:
-        return replace(found, partition_epoch=partition.partition_epoch + 1)
+        return found._replace(partition_epoch=partition.partition_epoch + 1)
     return _changed(found, change)
 
 
 def _changed(partition: PartitionImage, change: PartitionChangeRecord) -> PartitionImage:
     if change.leader is not None:
         return after_election(partition, change)
-    return replace(
-        partition,
+    return partition._replace(
         partition_epoch=partition.partition_epoch + 1,
         isr=partition.isr if change.isr is None else change.isr,
         elr=partition.elr if change.elr is None else change.elr,

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from lograft.wire.codes import ErrorCode
 
@@ -161,8 +161,7 @@ def _moved(
     refusal = _target_problem(cluster, partition, target)
     if refusal is not None:
         return refusal
-    begun = replace(
-        partition,
+    begun = partition._replace(
         replicas=(*target, *(node_id for node_id in original if node_id not in target)),
         adding=tuple(node_id for node_id in target if node_id not in original),
         removing=tuple(node_id for node_id in original if node_id not in target),
@@ -179,7 +178,7 @@ def _moved(
         return partition
     # However many replicas are removed, the leader epoch rises only once.
     leader_epoch = partition.leader_epoch + (done.leader_epoch > partition.leader_epoch)
-    return replace(done, leader_epoch=leader_epoch, partition_epoch=partition.partition_epoch + 1)
+    return done._replace(leader_epoch=leader_epoch, partition_epoch=partition.partition_epoch + 1)
 
 
 def settled_replicas(partition: PartitionImage) -> tuple[int, ...]:
@@ -216,7 +215,7 @@ def completed(topic: TopicImage, partition: PartitionImage, can_lead: CanLead) -
     in_sync = set(partition.adding) <= set(staying)
     if not in_sync or len(staying) < min(min_insync_replicas(topic), len(target)):
         return partition
-    done = _without(topic, replace(partition, adding=(), removing=()), target, can_lead)
+    done = _without(topic, partition._replace(adding=(), removing=()), target, can_lead)
     return partition if isinstance(done, Refusal) or done.leader_id is None else done
 
 
@@ -226,8 +225,8 @@ def _cancel(topic: TopicImage, partition: PartitionImage, can_lead: CanLead) -> 
             code=ErrorCode.INVALID_REQUEST,
             message=f"no reassignment of {topic.topic} partition {partition.partition} is under way",
         )
-    back = _without(topic, replace(partition, adding=(), removing=()), settled_replicas(partition), can_lead)
-    return back if isinstance(back, Refusal) else replace(back, partition_epoch=partition.partition_epoch + 1)
+    back = _without(topic, partition._replace(adding=(), removing=()), settled_replicas(partition), can_lead)
+    return back if isinstance(back, Refusal) else back._replace(partition_epoch=partition.partition_epoch + 1)
 
 
 def _without(
@@ -240,11 +239,10 @@ def _without(
             code=ErrorCode.INVALID_REQUEST,
             message=f"no replica of {list(replicas)} is in sync: what is committed would be lost; wait until one is",
         )
-    smaller = replace(partition, replicas=replicas, elr=_kept(partition.elr, replicas))
+    smaller = partition._replace(replicas=replicas, elr=_kept(partition.elr, replicas))
     state = changed_isr(smaller, isr, min_isr=min_insync_replicas(topic))
     gone = awaited_brokers(partition.awaited)
-    return replace(
-        smaller,
+    return smaller._replace(
         isr=state.isr,
         elr=state.elr,
         last_known_elr=_kept(state.last_known_elr, replicas),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 
 from lograft.wire.codes import ErrorCode
 
@@ -170,7 +169,7 @@ def _place(
         return _brokers_full(settings)
     present = PartitionCounts()
     for partition in () if topic is None else topic.partitions:
-        present.add(replace(partition, leader_id=partition.replicas[0]))
+        present.add(partition._replace(leader_id=partition.replicas[0]))
     placed = place(
         count,
         factor,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar, overload
+from typing import NamedTuple, TypeVar, overload
 
 from metaquorum.metadata import partition_blocks
 from metaquorum.metadata.partition_blocks import BLOCK_PARTITIONS, Members, OpenBlock
@@ -65,9 +65,8 @@ class BrokerImage:
         return not self.fenced and not self.in_controlled_shutdown
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionImage:
-    """A partition.
+class PartitionImage(NamedTuple):
+    """A partition. A named tuple, as its records are.
 
     Attributes:
         partition: number, from 0.

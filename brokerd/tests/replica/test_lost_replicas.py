@@ -113,7 +113,7 @@ async def test_log_is_made_only_once_this_process_is_let_in(three: BrokerOfThree
 async def test_waiting_logs_are_not_forgotten_when_another_partition_of_the_topic_changes(three: BrokerOfThree) -> None:
     """The change concerns a partition without a replica here. Logs that wait for permission are created once it comes."""
     fenced = replace(three.registration(1, broker_epoch=1), fenced=True)
-    elsewhere = replace(partition(1), replicas=(2, 3), isr=(2, 3))
+    elsewhere = partition(1)._replace(replicas=(2, 3), isr=(2, 3))
     three.commit(fenced, TopicRecord(topic="t", topic_id=TOPIC_ID), partition(0), elsewhere)
     await three.manager.start()
     assert three.manager.replica_count == 0

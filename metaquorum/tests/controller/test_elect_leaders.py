@@ -159,7 +159,7 @@ def test_unclean_election_takes_a_replica_that_is_being_added_last(world: World)
     world.run(ReassignPartitions(reassignments=(Reassignment(topic="t", partition=0, replicas=(3, 0)),)))
     partition = world.partition("t")
     assert (partition.replicas[0], partition.adding) == (3, (3,))
-    away = replace(partition, leader_id=None, isr=(0,))
+    away = partition._replace(leader_id=None, isr=(0,))
     rules = ElectionRules(unclean=True)
     change = partition_change(topic_id("t"), away, {1, 3}.__contains__, rules=rules)
     assert change is not None

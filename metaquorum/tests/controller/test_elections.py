@@ -188,7 +188,7 @@ def _partition_record(**changes: object) -> PartitionRecord:
     record = PartitionRecord(
         topic_id=TOPIC, partition=0, replicas=(1, 2), isr=(1,), leader_id=1, leader_epoch=0, partition_epoch=0
     )
-    return replace(record, **changes)
+    return record._replace(**changes)
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def refusal(world: World, partition: LedPartition, *, broker_id: int = 0) -> Ref
 
 def change(world: World, **changes: object) -> None:
     """Write a change of the first partition."""
-    world.write(replace(PartitionChangeRecord(topic_id=T, partition=0), **changes))
+    world.write(PartitionChangeRecord(topic_id=T, partition=0)._replace(**changes))
 
 
 def test_next_replica_leads_and_the_broker_stays_in_sync(world: World) -> None:

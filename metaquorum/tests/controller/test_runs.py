@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -50,7 +48,7 @@ BATCHES = st.lists(
         st.lists(changes(), max_size=12),
         # The records of long work: one topic, ascending.
         st.lists(changes(), max_size=30).map(
-            lambda some: sorted((replace(each, topic_id=topic_id("a")) for each in some), key=lambda one: one.partition)
+            lambda some: sorted((each._replace(topic_id=topic_id("a")) for each in some), key=lambda one: one.partition)
         ),
         st.just([NoOpRecord()]),
     ),
@@ -118,7 +116,7 @@ def test_partition_that_goes_back_and_forth_in_one_batch_is_counted_at_every_ste
     world = World()
     world.write_topic("a", (1, 2))
     there = PartitionChangeRecord(topic_id=topic_id("a"), partition=0, leader=LeaderChange(leader_id=2))
-    back = replace(there, leader=LeaderChange(leader_id=1))
+    back = there._replace(leader=LeaderChange(leader_id=1))
     batch = [there, back, there]
     found = list(runs(batch, world.log_end_offset))
     assert [run for _, run in found] == batch

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from lograft.internal.v1 import metadata_record_pb2 as pb
 
 from metaquorum.metadata import record_codec
+from metaquorum.metadata.awaited import AwaitedReplica, pack
 from metaquorum.metadata.record_codec import RecordDecodeError
 from metaquorum.metadata.records import (
     BrokerChangeRecord,
@@ -32,6 +33,10 @@ INT64 = st.integers(0, 2**63 - 1)
 IDS = st.binary(min_size=16, max_size=16)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 NODE_IDS = st.lists(INT32, max_size=4).map(tuple)
+AWAITED = st.lists(
+    st.builds(AwaitedReplica, broker_id=INT32, directory_ids=st.lists(IDS, min_size=1, max_size=2).map(tuple)),
+    max_size=2,
+).map(pack)
 OPTIONAL_NODE = st.none() | INT32
 
 RECORDS: st.SearchStrategy[MetadataRecord] = st.one_of(
@@ -72,6 +77,7 @@ RECORDS: st.SearchStrategy[MetadataRecord] = st.one_of(
         last_known_elr=NODE_IDS,
         adding=NODE_IDS,
         removing=NODE_IDS,
+        awaited=AWAITED,
     ),
     st.builds(
         PartitionChangeRecord,
@@ -84,6 +90,7 @@ RECORDS: st.SearchStrategy[MetadataRecord] = st.one_of(
         last_known_elr=st.none() | NODE_IDS,
         adding=st.none() | NODE_IDS,
         removing=st.none() | NODE_IDS,
+        awaited=st.none() | AWAITED,
     ),
     st.builds(
         ConfigRecord, resource=st.sampled_from(ConfigResource), resource_name=TEXT, name=TEXT, value=st.none() | TEXT

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -72,11 +71,11 @@ def test_table_equals_the_plain_list_whatever_its_history(
         table.append(each)
     for grows, number, state in steps:
         if grows or not plain:
-            plain.append(replace(state, partition=len(plain)))
+            plain.append(state._replace(partition=len(plain)))
             table.append(plain[-1])
         else:
             number %= len(plain)
-            plain[number] = replace(state, partition=number)
+            plain[number] = state._replace(partition=number)
             put(table, plain[number])
             assert table[number] == plain[number]
     assert len(table) == len(plain)
@@ -103,7 +102,7 @@ def test_table_equals_the_plain_list_whatever_its_history(
 
 def test_block_has_the_layout_that_is_written_down() -> None:
     """Byte for byte: the format is persistent, and nodes compare these bytes."""
-    table = Partitions([image(0, 7, 8), image(1, 9), replace(image(2, 7, 8), leader_epoch=1, partition_epoch=2)])
+    table = Partitions([image(0, 7, 8), image(1, 9), image(2, 7, 8)._replace(leader_epoch=1, partition_epoch=2)])
     first = struct.pack(">iBHHiiii", 7, 2, 2, 2, 7, 8, 7, 8)
     second = struct.pack(">iBHHii", 9, 2, 1, 1, 9, 9)
     columns = struct.pack(">HH3B3I3I2I", 3, 2, 0, 1, 0, 0, 0, 1, 0, 0, 2, len(first), len(first) + len(second))

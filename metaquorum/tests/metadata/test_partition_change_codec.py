@@ -10,10 +10,19 @@ from hypothesis import strategies as st
 from lograft.internal.v1 import metadata_record_pb2 as pb
 
 from metaquorum.metadata import partition_change_codec, record_codec
+from metaquorum.metadata.awaited import AwaitedReplica, pack, unpack
 from metaquorum.metadata.record_codec import RecordDecodeError
 from metaquorum.metadata.records import LeaderChange, PartitionChangeRecord
 
 NODE_IDS = st.none() | st.lists(st.integers(0, 2**31 - 1) | st.integers(0, 5), max_size=4).map(tuple)
+AWAITED = st.lists(
+    st.builds(
+        AwaitedReplica,
+        broker_id=st.integers(0, 2**31 - 1),
+        directory_ids=st.lists(st.binary(min_size=16, max_size=16), min_size=1, max_size=2).map(tuple),
+    ),
+    max_size=2,
+).map(pack)
 LEADERS = st.none() | st.builds(LeaderChange, leader_id=st.none() | st.integers(0, 2**31 - 1))
 CHANGES = st.builds(
     PartitionChangeRecord,
@@ -26,6 +35,7 @@ CHANGES = st.builds(
     last_known_elr=NODE_IDS,
     adding=NODE_IDS,
     removing=NODE_IDS,
+    awaited=st.none() | AWAITED,
 )
 CHECKED = settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 
@@ -43,6 +53,10 @@ def by_protobuf(record: PartitionChangeRecord) -> bytes:
             field = getattr(message, name)
             field.SetInParent()
             field.node_ids.extend(node_ids)
+    if record.awaited is not None:
+        message.awaited.SetInParent()
+        for each in unpack(record.awaited):
+            message.awaited.replicas.add(broker_id=each.broker_id, directory_ids=each.directory_ids)
     return pb.MetadataRecord(partition_change=message).SerializeToString()
 
 
