@@ -251,7 +251,7 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
         owner=lost_replicas,
         function="without_lost",
         old="rules_of(image, topic)",
-        new="replace(rules_of(image, topic), unclean=True)",
+        new="type(rules_of(image, topic))(rules_of(image, topic).min_isr, unclean=True)",
         storm=directory_storm,
     ),
     WorldMutant(
