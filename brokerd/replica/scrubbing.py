@@ -78,7 +78,7 @@ class LogScrubbing:
         Raises:
             WorkStopped: the work must end.
         """
-        # In most logs nothing is sealed; these are left out, since each call of the event loop wakes both threads.
+        # Most logs have no sealed segment. They are left out here, because each call into the event loop wakes two threads.
         targets = call_list(self._loop, self._replicas, lambda replica: replica.log.segment_count > 1)
         names = {target.name for target in targets}
         self._scrubs = {name: scrub for name, scrub in self._scrubs.items() if name in names}

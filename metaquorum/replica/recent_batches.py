@@ -21,7 +21,7 @@ Decode = Callable[[bytes], list[CommittedBatch]]
 
 @dataclass(slots=True)
 class _Append:
-    """The batches of one append: their offsets, their bytes, and what is in them, from when it is known until listeners have it."""
+    """The batches of one append. `batches` is their decoded form: None before it is needed, and again once listeners have read it."""
 
     base_offset: int
     next_offset: int
@@ -74,8 +74,8 @@ class RecentBatches:
     def batches_from(self, offset: int, max_bytes: int, *, end_offset: int) -> list[CommittedBatch] | None:
         """Return the batches of whole appends from an offset on and below `end_offset` (exclusive).
 
-        At most `max_bytes`, but at least one append; None if the first one is not kept, or ends above. What is in appends before the
-        offset is forgotten: listeners ask for what is next, and it takes several times the memory of the bytes.
+        At most `max_bytes`, but at least one append; None if the first one is not kept, or ends above. The decoded form of
+        earlier appends is dropped: listeners read forward, and it takes several times the memory of the bytes.
         """
         self._forget_decoded(offset)
         found: list[CommittedBatch] = []
