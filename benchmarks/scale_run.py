@@ -4,8 +4,9 @@
 Three voters run as processes on loopback and sync every change. Topics have 100 partitions on ten brokers. The brokers register and
 send heartbeats but have no replicas (`scale_brokers`). Beside them, one real broker process without partitions holds a broker's view
 of all. For a while, one of the voters runs as voter and broker in one process ("combined"), also without partitions of its own. Each
-size has its own cluster. Memory is resident memory minus that of the same process before the first topic. With few
-partitions that is mostly what any working process takes.
+size has its own cluster. Memory for each partition is resident memory minus that of the same process before the first topic. With few
+partitions that is mostly what any working process takes. A process that loads less before its first topic shows more, so the
+resident memory of the whole process stands beside it ("in all").
 
 A killed voter is started again with its data ("restart"), and without ("catch-up": it joins under another directory id). The lost
 broker has a tenth of the partitions. If the cluster offers only one replica, its partitions have no leader until it is back. Both
@@ -58,7 +59,7 @@ RESULTS = Path(__file__).parent / "results"
 
 @dataclass(slots=True, kw_only=True)
 class Row:
-    """The figures for one number of partitions. Times are in seconds, memory in bytes for each partition."""
+    """The figures for one number of partitions. Times are in seconds, memory in bytes for each partition, or in MB (10^6) in all."""
 
     partitions: int
     replication_factor: int = 0
@@ -68,6 +69,10 @@ class Row:
     restarted_voter_bytes: float = 0.0
     broker_bytes: float = 0.0
     combined_bytes: float = 0.0
+    voter_mb: float = 0.0
+    restarted_voter_mb: float = 0.0
+    broker_mb: float = 0.0
+    combined_mb: float = 0.0
     broker_start_s: float = 0.0
     restart_s: float = 0.0
     restart_replayed_records: int = 0
@@ -120,12 +125,14 @@ class Run:
         created = await self._create()
         self._say("created")
         await self._settle()
-        grown = max(_resident(process) - empty[node_id] for node_id, process in self.cluster.voters.items())
-        self.row.voter_bytes = round(grown / self.row.partitions, 1)
+        full = {node_id: _resident(process) for node_id, process in self.cluster.voters.items()}
+        self.row.voter_bytes = round(max(full[each] - empty[each] for each in full) / self.row.partitions, 1)
+        self.row.voter_mb = _megabytes(max(full.values()))
         await self._start_broker(empty_broker)
         self._say("broker started")
         combined = await self._combined_resident()
         self.row.combined_bytes = round((combined - empty_combined) / self.row.partitions, 1)
+        self.row.combined_mb = _megabytes(combined)
         self._say("voter and broker in one process")
         await self._fail_over(min(empty.values()))
         self._say("leader replaced")
@@ -172,7 +179,9 @@ class Run:
         self.broker.start()
         await until(self._broker_serves, PHASE_TIMEOUT_S, "the broker to serve")
         self.row.broker_start_s = round(time.monotonic() - started, 2)
-        self.row.broker_bytes = round((_resident(self.broker) - empty) / self.row.partitions, 1)
+        resident = _resident(self.broker)
+        self.row.broker_bytes = round((resident - empty) / self.row.partitions, 1)
+        self.row.broker_mb = _megabytes(resident)
 
     async def _combined_resident(self) -> int:
         """Run one voter as voter and broker in one process. Return its resident memory once it serves as both."""
@@ -222,7 +231,9 @@ class Run:
         self.row.restart_s = round(time.monotonic() - started, 2)
         offsets = re.findall(r"event=image_open metadata_offset=(\d+)", process.log_path.read_text()[log_bytes:])
         self.row.restart_replayed_records = max(0, high_watermark - int(offsets[-1]))
-        self.row.restarted_voter_bytes = round((_resident(process) - empty) / self.row.partitions, 1)
+        resident = _resident(process)
+        self.row.restarted_voter_bytes = round((resident - empty) / self.row.partitions, 1)
+        self.row.restarted_voter_mb = _megabytes(resident)
 
     async def _snapshot(self) -> None:
         """Grow the log until every voter makes a snapshot. The slowest snapshot counts."""
@@ -315,6 +326,10 @@ def _resident(process: Process) -> int:
     return psutil.Process(process.pid).memory_info().rss
 
 
+def _megabytes(resident: int) -> float:
+    return round(resident / 1e6, 1)
+
+
 COLUMNS = (
     ("partitions", "partitions", ""),
     ("replicas of each", "replication_factor", ""),
@@ -324,6 +339,10 @@ COLUMNS = (
     ("voter after a restart, B a partition", "restarted_voter_bytes", "<= 300"),
     ("broker, B a partition", "broker_bytes", "<= 300"),
     ("voter and broker in one process, B a partition", "combined_bytes", "<= 300"),
+    ("voter in all, MB", "voter_mb", ""),
+    ("voter after a restart in all, MB", "restarted_voter_mb", ""),
+    ("broker in all, MB", "broker_mb", ""),
+    ("voter and broker in one process in all, MB", "combined_mb", ""),
     ("broker to serving, s", "broker_start_s", ""),
     ("voter restart to serving, s", "restart_s", "< 3"),
     ("records replayed by it", "restart_replayed_records", ""),
