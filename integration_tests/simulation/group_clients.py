@@ -212,6 +212,8 @@ class MemberClient:
     async def _commit(self, consumer: Consumer, offsets: Mapping[TopicPartition, int]) -> None:
         if not offsets:
             return
+        # A commit that was begun before the last fault may wait for its answer for longer than the processing limit.
+        was_unsteady, self._is_unsteady = self._is_unsteady, True
         try:
             if self._rng.random() < 0.3:
                 consumer.commit_async(offsets)
@@ -219,6 +221,8 @@ class MemberClient:
                 await consumer.commit(offsets, timeout_ms=COMMIT_TIMEOUT_MS)
         except LograftError as error:
             self._world.counts[f"group commit: {error.code.name}"] += 1
+        finally:
+            self._is_unsteady = was_unsteady
 
     # Rebalances.
 

@@ -87,7 +87,7 @@ class MemberView(Protocol):
 
     @property
     def member_id(self) -> str:
-        """Its member id; empty while it is away from the group, leaves it, or its application stalls."""
+        """Its member id; empty while it is away from the group, leaves it, or its application stalls or waits for a commit."""
         ...
 
     @property
