@@ -114,9 +114,6 @@ def bidirectional(behaviour: Callable[[ServicerContext], Awaitable[None]]) -> gr
         await context.send_initial_metadata(())
         try:
             await behaviour(context)
-        except grpc.aio.InternalError:
-            # A write failed, so the client has gone. gRPC cancels this handler a moment later anyway.
-            raise asyncio.CancelledError from None
         except RefusedError as error:
             await abort(context, error)
         except Exception as error:
@@ -136,8 +133,15 @@ async def abort(context: ServicerContext, error: RefusedError) -> NoReturn:
 
 
 async def abort_internal(context: ServicerContext, error: Exception) -> NoReturn:
-    """End a call after a fault of this server. The log gets the traceback; the client learns only that the broker failed."""
-    if isinstance(error, grpc.aio.AbortError | grpc.aio.UsageError):
+    """End a call after a fault of this server. The log gets the traceback; the client learns only that the broker failed.
+
+    What gRPC itself raises is no fault of the broker: the call has ended.
+    """
+    if isinstance(error, grpc.aio.InternalError):
+        # A write failed, so the client has gone. gRPC cancels this handler a moment later anyway.
+        raise asyncio.CancelledError from None
+    if isinstance(error, grpc.aio.BaseError):
+        # It was aborted, or the server has stopped.
         raise error
     logger.error("call of %s failed by a fault of this broker", caller(context), exc_info=error)
     failure = Failure(code=ErrorCode.INTERNAL, message="a fault of the broker; its log says more")
