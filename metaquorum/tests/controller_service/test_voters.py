@@ -59,6 +59,14 @@ async def caught_up(server: QuorumServer, node_id: int, directory_id: bytes) -> 
     )
 
 
+async def all_caught_up(server: QuorumServer) -> None:
+    """Wait until the leader knows that every voter has caught up: one with a slow disk may not have fetched yet."""
+    await until(
+        lambda: all(voter.last_caught_up_age_ms is not None for voter in server.node.status().voters),
+        what="everybody to have everything",
+    )
+
+
 async def join(
     cluster: QuorumCluster, node_id: int, port: int, *, first_start: bool, auto_join: bool = False
 ) -> QuorumServer:
@@ -89,6 +97,7 @@ async def test_wiped_voter_is_replaced_and_takes_part_in_commits(cluster: Quorum
     await BrokerStub(cluster, 7).join(leader)
     await create(cluster, "before")
     wiped, other = (node_id for node_id in cluster.voters if node_id != leader)
+    await all_caught_up(cluster.servers[leader])
     old_id = voters_of(cluster.servers[leader])[wiped]
     await cluster.stop(wiped)
     shutil.rmtree(cluster.path(wiped))
@@ -127,10 +136,7 @@ async def test_fourth_voter_is_added_and_the_leader_removed(cluster: QuorumClust
     await caught_up(cluster.servers[leader], 4, fourth.node.directory_id)
     await cluster.admin(leader).AddVoter(admin_pb2.AddVoterRequest(node_id=4))
     assert list(voters_of(cluster.servers[leader])) == [1, 2, 3, 4]
-    await until(
-        lambda: all(voter.last_caught_up_age_ms is not None for voter in cluster.servers[leader].node.status().voters),
-        what="all four to have everything",
-    )
+    await all_caught_up(cluster.servers[leader])
     answer = await cluster.admin(leader).RemoveVoter(admin_pb2.RemoveVoterRequest(node_id=leader))
     assert answer.metadata_offset > 0
     await until(lambda: not cluster.servers[leader].host.is_active, what="the removed leader to resign")
@@ -150,10 +156,7 @@ async def test_leadership_goes_to_the_voter_that_is_named_and_nothing_is_lost(cl
     await BrokerStub(cluster, 7).join(leader)
     await create(cluster, "before")
     target = next(node_id for node_id in cluster.voters if node_id != leader)
-    await until(
-        lambda: all(voter.last_caught_up_age_ms is not None for voter in cluster.servers[leader].node.status().voters),
-        what="everybody to have everything",
-    )
+    await all_caught_up(cluster.servers[leader])
     request = admin_pb2.TransferLeadershipRequest(node_id=target)
     answer = await cluster.admin(leader).TransferLeadership(request)
     assert answer.leader_id == target
@@ -191,10 +194,7 @@ async def test_change_without_a_majority_has_an_unknown_outcome(cluster: QuorumC
     leader = await cluster.active()
     admin = cluster.admin(leader)
     others = [node_id for node_id in cluster.voters if node_id != leader]
-    await until(
-        lambda: all(voter.last_caught_up_age_ms is not None for voter in cluster.servers[leader].node.status().voters),
-        what="everybody to have everything",
-    )
+    await all_caught_up(cluster.servers[leader])
     await asyncio.gather(*(cluster.stop(node_id) for node_id in others))
     call = admin.RemoveVoter(admin_pb2.RemoveVoterRequest(node_id=others[0]), timeout=5)
     await refused(call, ErrorCode.OUTCOME_UNKNOWN)
