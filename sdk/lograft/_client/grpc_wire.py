@@ -83,15 +83,16 @@ class MessageReader:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._parts: list[bytes] = []
-        self._have_bytes = 0
-        # Bytes of the current message, once its prefix is complete.
+        self._head = bytearray()
+        # Bytes of the current message, once its prefix is complete, and what has come of it.
         self._size: int | None = None
+        self._parts: list[memoryview] = []
+        self._have_bytes = 0
 
     @property
     def is_inside(self) -> bool:
         """True between the first and the last byte of a message."""
-        return self._have_bytes > 0 or self._size is not None
+        return bool(self._head) or self._size is not None
 
     def take(self, data: bytes) -> list[bytes]:
         """Take bytes and return the messages that they complete.
@@ -100,27 +101,27 @@ class MessageReader:
             MessageError: a message is too large, or is compressed, which the client did not offer.
         """
         messages: list[bytes] = []
-        self._parts.append(data)
-        self._have_bytes += len(data)
-        if self._have_bytes < self._needed_bytes():
-            return messages
-        joined, position = b"".join(self._parts), 0
-        while len(joined) - position >= (needed := self._needed_bytes()):
+        position = 0
+        while position < len(data) or self._size == 0:
             if self._size is None:
-                self._size = self._read_head(joined[position : position + MESSAGE_HEAD_BYTES])
-            else:
-                messages.append(joined[position : position + needed])
-                self._size = None
-            position += needed
-        rest = joined[position:]
-        self._parts = [rest] if rest else []
-        self._have_bytes = len(rest)
+                piece = data[position : position + MESSAGE_HEAD_BYTES - len(self._head)]
+                position += len(piece)
+                self._head += piece
+                if len(self._head) == MESSAGE_HEAD_BYTES:
+                    self._size = self._read_head(self._head)
+                    self._head.clear()
+                continue
+            part = memoryview(data)[position : position + self._size - self._have_bytes]
+            position += len(part)
+            self._parts.append(part)
+            self._have_bytes += len(part)
+            if self._have_bytes == self._size:
+                messages.append(b"".join(self._parts))
+                self._parts.clear()
+                self._size, self._have_bytes = None, 0
         return messages
 
-    def _needed_bytes(self) -> int:
-        return MESSAGE_HEAD_BYTES if self._size is None else self._size
-
-    def _read_head(self, head: bytes) -> int:
+    def _read_head(self, head: bytearray) -> int:
         size = int.from_bytes(head[1:], "big")
         if head[0]:
             raise MessageError(WireStatus(INTERNAL, "a compressed message, which was not asked for"))

@@ -11,10 +11,11 @@ It must not know gRPC, sockets or the time. Source: RFC 9113; ADR 17.
 
 from __future__ import annotations
 
+import struct
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 from h2 import events as h2_events
 from h2.config import H2Configuration
@@ -23,9 +24,12 @@ from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError, StreamClosedError
 from h2.settings import SettingCodes, Settings
 from hpack import NeverIndexedHeaderTuple
+from hyperframe.frame import DataFrame, Frame
 
-FRAME_BYTES: Final = 16_384
-"""Largest payload of a frame in bytes, both ways. This is the default of HTTP/2 (RFC 9113 section 6.5.2)."""
+from lograft.wire.keepalive import MAX_FRAME_BYTES
+
+SEND_FRAME_BYTES: Final = 256 * 1024
+"""Largest payload of a frame that is sent, in bytes, if the server takes as much. Streams take turns by frames."""
 DEFAULT_WINDOW_BYTES: Final = 65_535
 CONNECTION_WINDOW_BYTES: Final = 1 << 30
 """Bytes that all streams together may receive ahead. The window of each stream is the bound that counts."""
@@ -34,7 +38,10 @@ MAX_HEADERS_BYTES: Final = 65_536
 MAX_CONTROL_BYTES: Final = 1 << 20
 """Bytes of answers (to pings and settings) that may wait to be sent. A peer that causes more without reading is disconnected."""
 
-_HEAD_BYTES: Final = 9
+_HEAD: Final = struct.Struct(">IBI")
+"""The head of a frame: length (3 bytes) and type (1), flags, stream (RFC 9113 section 4.1). DATA frames have type 0."""
+_HEAD_BYTES: Final = _HEAD.size
+_END_STREAM: Final = 1
 _HEADERS, _PUSH_PROMISE, _CONTINUATION, _END_HEADERS = 1, 5, 9, 4
 
 
@@ -90,8 +97,19 @@ class _LastingStates(H2ConnectionStateMachine):
         return [] if input_ is ConnectionInputs.RECV_GOAWAY else super().process_input(input_)
 
 
+class _QuietDataFrame(DataFrame):
+    """A received DATA frame with a short `repr`. `h2` makes one of each frame for its log; the bytes in hex took most of its time."""
+
+    def _body_repr(self) -> str:
+        return f"{len(self.data)} bytes"
+
+
 class _Connection(H2Connection):
-    """`h2`'s connection, but one that goes on after GOAWAY."""
+    """`h2`'s connection, but one that goes on after GOAWAY, and that does not copy data on its way out.
+
+    Attributes:
+        output: bytes to send, in pieces. They follow what `data_to_send` returns, which is only the beginning of the connection.
+    """
 
     def __init__(self, stream_window_bytes: int) -> None:
         # Latin-1 decodes any bytes. The headers of a peer need not be valid in another encoding.
@@ -103,9 +121,28 @@ class _Connection(H2Connection):
             initial_values={
                 SettingCodes.ENABLE_PUSH: 0,
                 SettingCodes.INITIAL_WINDOW_SIZE: stream_window_bytes,
+                SettingCodes.MAX_FRAME_SIZE: MAX_FRAME_BYTES,
                 SettingCodes.MAX_HEADER_LIST_SIZE: MAX_HEADERS_BYTES,
             },
         )
+        self.max_inbound_frame_size = MAX_FRAME_BYTES
+        handlers = cast("dict[type[Frame], object]", vars(self)["_frame_dispatch_table"])
+        handlers[_QuietDataFrame] = handlers[DataFrame]
+        self.output: list[bytes] = []
+
+    def _prepare_for_sending(self, frames: list[Frame]) -> None:
+        for frame in frames:
+            if type(frame) is DataFrame:
+                assert len(frame.data) <= self.max_outbound_frame_size, f"a frame of {len(frame.data)} bytes"
+                flags = _END_STREAM if "END_STREAM" in frame.flags else 0
+                self.output += (_HEAD.pack(len(frame.data) << 8, flags, frame.stream_id), frame.data)
+            else:
+                self.output.append(frame.serialize())
+
+    def _receive_frame(self, frame: Frame) -> list[h2_events.Event]:
+        if type(frame) is DataFrame:
+            frame.__class__ = _QuietDataFrame
+        return super()._receive_frame(frame)
 
     def clear_outbound_data_buffer(self) -> None:
         """Keep the bytes to send, which `h2` would drop at GOAWAY."""
@@ -139,7 +176,7 @@ class _FrameHeads:
         size, kind, flags = int.from_bytes(self._head[:3], "big"), self._head[3], self._head[4]
         self._head.clear()
         self._left_bytes = size
-        if size > FRAME_BYTES:
+        if size > MAX_FRAME_BYTES:
             return ErrorCodes.FRAME_SIZE_ERROR, f"a frame of {size} bytes"
         if kind in (_HEADERS, _PUSH_PROMISE, _CONTINUATION):
             self._block_bytes += size
@@ -176,7 +213,6 @@ class Http2Connection:
         self._heads = _FrameHeads()
         self._is_going_away = False
         self._is_broken = False
-        self._control = bytearray()
         self._h2 = _Connection(stream_window_bytes)
         self._h2.initiate_connection()
         self._h2.increment_flow_control_window(CONNECTION_WINDOW_BYTES - DEFAULT_WINDOW_BYTES)
@@ -235,14 +271,14 @@ class Http2Connection:
         if not self._is_broken:
             self._h2.ping(bytes(8))
 
-    def take_output(self, limit_bytes: int) -> tuple[bytes, list[int]]:
+    def take_output(self, limit_bytes: int) -> tuple[list[bytes], list[int]]:
         """Take bytes to send.
 
         Args:
             limit_bytes: approximate limit for the bytes of data, at least 1.
 
         Returns:
-            The bytes, and the streams that have no more data waiting.
+            The bytes in pieces, and the streams that have no more data waiting.
         """
         drained: list[int] = []
         while self._can_send() and limit_bytes > 0:
@@ -250,7 +286,8 @@ class Http2Connection:
             stream = self._streams.get(stream_id)
             if stream is None or stream.has_ended:
                 continue
-            size = min(FRAME_BYTES, stream.pending_bytes, max(0, self._h2.local_flow_control_window(stream_id)))
+            room = max(0, self._h2.local_flow_control_window(stream_id))
+            size = min(SEND_FRAME_BYTES, self._h2.max_outbound_frame_size, stream.pending_bytes, room)
             if stream.pending_bytes and not size:
                 continue
             limit_bytes -= size
@@ -261,14 +298,19 @@ class Http2Connection:
                 self._ready.append(stream_id)
             else:
                 drained.append(stream_id)
-        self._control += self._h2.data_to_send()
-        output, self._control = bytes(self._control), bytearray()
+        self._take_beginning()
+        output, self._h2.output = self._h2.output, []
         return output, drained
 
     def has_output(self) -> bool:
         """True if `take_output` may return bytes."""
-        self._control += self._h2.data_to_send()
-        return bool(self._control) or self._can_send()
+        self._take_beginning()
+        return bool(self._h2.output) or self._can_send()
+
+    def _take_beginning(self) -> None:
+        beginning = self._h2.data_to_send()
+        if beginning:
+            self._h2.output.insert(0, beginning)
 
     def _can_send(self) -> bool:
         return bool(self._ready) and self._h2.outbound_flow_control_window > 0
@@ -296,8 +338,7 @@ class Http2Connection:
             # `h2` has queued the GOAWAY frame itself.
             raise self._broken(f"{type(error).__name__}: {error}") from None
         self._top_up()
-        self._control += self._h2.data_to_send()
-        if len(self._control) > MAX_CONTROL_BYTES:
+        if sum(map(len, self._h2.output)) > MAX_CONTROL_BYTES:
             raise self._fault(ErrorCodes.ENHANCE_YOUR_CALM, "more questions than answers are read")
         return events
 

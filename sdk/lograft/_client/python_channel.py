@@ -505,7 +505,7 @@ class _Link(asyncio.Protocol):
             data, drained = self._core.take_output(WRITE_BYTES)
             if not data:
                 break
-            transport.write(data)
+            transport.writelines(data)
             for stream_id in drained:
                 call = self._calls.get(stream_id)
                 if call is not None:

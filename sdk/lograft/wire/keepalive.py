@@ -23,6 +23,10 @@ of what the lowest liveness bound produces, because delayed pings may arrive clo
 RECEIVE_WINDOW_BYTES: Final = 4 * 1024 * 1024
 """Bytes of one stream that a client accepts ahead of its reads. To choose the window itself, gRPC would need pings while data comes."""
 
+MAX_FRAME_BYTES: Final = 1024 * 1024
+"""Largest payload of an HTTP/2 frame that clients and servers accept; 16 KiB is HTTP/2's default. Each frame costs a step, above all
+in Python. The stream's window bounds what arrives ahead; frames only say in how many pieces it comes."""
+
 Options = tuple[tuple[str, int], ...]
 
 
@@ -41,6 +45,7 @@ def client_options(liveness_ms: int) -> Options:
         # look dead.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", RECEIVE_WINDOW_BYTES),
+        ("grpc.http2.max_frame_size", MAX_FRAME_BYTES),
         # By default gRPC sends only two pings until it has other bytes to send.
         ("grpc.http2.max_pings_without_data", 0),
     )
@@ -58,6 +63,7 @@ def server_options(*, quiet_ms: int, timeout_ms: int) -> Options:
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
         ("grpc.http2.max_ping_strikes", 2),
+        ("grpc.http2.max_frame_size", MAX_FRAME_BYTES),
     )
 
 

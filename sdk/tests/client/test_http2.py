@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 from contextlib import suppress
 
@@ -11,7 +12,16 @@ from h2.errors import ErrorCodes
 from hypothesis import given
 from hypothesis import strategies as st
 from lograft._client import http2
-from lograft._client.http2 import ConnectionFaultError, DataCame, GoingAway, HeadersCame, Http2Connection, StreamReset
+from lograft._client.http2 import (
+    SEND_FRAME_BYTES,
+    ConnectionFaultError,
+    DataCame,
+    GoingAway,
+    HeadersCame,
+    Http2Connection,
+    StreamReset,
+)
+from lograft.wire.keepalive import MAX_FRAME_BYTES
 from tests.client.frames import (
     CONTINUATION,
     DATA,
@@ -45,7 +55,7 @@ def frames(data: bytes) -> list[tuple[int, int, int, bytes]]:
 
 
 def settings(**values: int) -> bytes:
-    names = {"table": 1, "streams": 3, "window": 4}
+    names = {"table": 1, "streams": 3, "window": 4, "frame": 5}
     return frame(SETTINGS, 0, 0, b"".join(struct.pack(">HI", names[name], value) for name, value in values.items()))
 
 
@@ -61,23 +71,29 @@ def end(stream_id: int) -> bytes:
     return frame(HEADERS, END_HEADERS | END_STREAM, stream_id, encode_headers([("grpc-status", "0")]))
 
 
+def taken(connection: Http2Connection, limit_bytes: int) -> tuple[bytes, list[int]]:
+    """Return what the connection sends now, in one piece, and the streams that have no more data waiting."""
+    pieces, drained = connection.take_output(limit_bytes)
+    return b"".join(pieces), drained
+
+
 def connected(**values: int) -> Http2Connection:
     connection = Http2Connection(WINDOW)
-    connection.take_output(1)
+    taken(connection, 1)
     connection.receive(settings(**values))
-    connection.take_output(1)
+    taken(connection, 1)
     return connection
 
 
 def sent(connection: Http2Connection, stream_id: int) -> int:
     """Return the bytes of a stream's data that are sent now."""
-    data, _ = connection.take_output(1 << 30)
+    data, _ = taken(connection, 1 << 30)
     return sum(len(each[3]) for each in frames(data) if each[0] == DATA and each[2] == stream_id)
 
 
 def test_greeting_is_preface_settings_and_a_wide_window() -> None:
     """The greeting is sent before anything comes from the server."""
-    data, drained = Http2Connection(WINDOW).take_output(1)
+    data, drained = taken(Http2Connection(WINDOW), 1)
     assert data.startswith(PREFACE)
     assert not drained
     assert [each[0] for each in frames(data[len(PREFACE) :])] == [SETTINGS, WINDOW_UPDATE]
@@ -91,13 +107,13 @@ def test_data_waits_for_the_windows_of_stream_and_connection() -> None:
     connection.send(second, (b"b" * 100_000,), is_end=True)
     assert sent(connection, first) == 100
     connection.receive(update(first, 50))
-    data, drained = connection.take_output(1 << 30)
+    data, drained = taken(connection, 1 << 30)
     assert drained == [first]
     connection.receive(update(second, 200_000))
     assert sent(connection, second) == 65_535 - 150 - 100
     assert not connection.has_output()
     connection.receive(update(0, 100_000))
-    data, drained = connection.take_output(1 << 30)
+    data, drained = taken(connection, 1 << 30)
     assert drained == [second]
     assert [each[1] for each in frames(data) if each[0] == DATA][-1] == END_STREAM
 
@@ -121,8 +137,44 @@ def test_streams_take_turns() -> None:
     streams = [connection.open(CALL) for _ in range(3)]
     for stream in streams:
         connection.send(stream, (b"x" * 20_000,))
-    data, _ = connection.take_output(1 << 30)
+    data, _ = taken(connection, 1 << 30)
     assert [each[2] for each in frames(data) if each[0] == DATA] == [1, 3, 5] * 2
+
+
+@pytest.mark.parametrize(("accepted", "largest"), [(None, 16_384), (20_000, 20_000), (1 << 24, SEND_FRAME_BYTES)])
+def test_frames_are_as_large_as_the_server_takes(accepted: int | None, largest: int) -> None:
+    """Up to a limit of our own, so that streams take turns. Without a word of the server it is HTTP/2's default."""
+    values = {} if accepted is None else {"frame": min(accepted, (1 << 24) - 1)}
+    connection = connected(window=1 << 30, **values)
+    connection.receive(update(0, 1 << 24))
+    stream = connection.open(CALL)
+    content = random.Random(1).randbytes(600_000)
+    connection.send(stream, (content[:5], content[5:]), is_end=True)
+    data, drained = taken(connection, 1 << 30)
+    found = [each for each in frames(data) if each[0] == DATA]
+    assert drained == [stream]
+    assert max(len(each[3]) for each in found) == largest
+    assert b"".join(each[3] for each in found) == content
+    assert [each[1] for each in found] == [0] * (len(found) - 1) + [END_STREAM]
+
+
+def test_large_frame_is_read_in_pieces_and_never_formatted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`h2` logs each frame with its bytes in hex, which takes longer than to read them. Padding is not part of the data."""
+    connection = connected()
+    stream = connection.open(CALL)
+    connection.receive(answer(stream))
+
+    def refuse(*_: object) -> bytes:
+        raise AssertionError("a frame was formatted")
+
+    monkeypatch.setattr("hyperframe.frame.binascii.hexlify", refuse)
+    content = random.Random(1).randbytes(MAX_FRAME_BYTES - 4)
+    whole = frame(DATA, PADDED, stream, b"\x03" + content + bytes(3))
+    events = [event for at in range(0, len(whole), 100_000) for event in connection.receive(whole[at : at + 100_000])]
+    assert events == [DataCame(stream, content, False)]
+    monkeypatch.undo()
+    with pytest.raises(ConnectionFaultError):
+        connection.receive(frame(DATA, 0, stream, bytes(MAX_FRAME_BYTES + 1))[:9])
 
 
 def test_server_may_send_as_much_as_the_reader_takes() -> None:
@@ -130,14 +182,14 @@ def test_server_may_send_as_much_as_the_reader_takes() -> None:
     connection = connected()
     stream = connection.open(CALL)
     connection.receive(answer(stream))
-    connection.take_output(1)
+    taken(connection, 1)
     piece = frame(DATA, 0, stream, bytes(16_384))
     for _ in range(WINDOW // 16_384):
         connection.receive(piece)
     connection.grant(stream, WINDOW)
     assert not connection.has_output()
     connection.grant(stream, 0)
-    assert frames(connection.take_output(1)[0]) == [(WINDOW_UPDATE, 0, stream, WINDOW.to_bytes(4, "big"))]
+    assert frames(taken(connection, 1)[0]) == [(WINDOW_UPDATE, 0, stream, WINDOW.to_bytes(4, "big"))]
     for _ in range(WINDOW // 16_384):
         connection.receive(piece)
     with pytest.raises(ConnectionFaultError):
@@ -150,13 +202,13 @@ def test_connection_takes_more_than_its_window() -> None:
     stream, other = connection.open(CALL), connection.open(CALL)
     connection.receive(answer(stream) + answer(other))
     connection.reset(other, ErrorCodes.CANCEL)
-    connection.take_output(1)
+    taken(connection, 1)
     pieces = [frame(DATA, 0, each, bytes(16_384)) * 32 for each in (stream, other)]
     opened_bytes = 0
     for number in range(http2.CONNECTION_WINDOW_BYTES // 2 // len(pieces[0]) + 2):
         connection.receive(pieces[number % 2])
         connection.grant(stream, 0)
-        opened = [each for each in frames(connection.take_output(1)[0]) if each[0] == WINDOW_UPDATE and each[2] == 0]
+        opened = [each for each in frames(taken(connection, 1)[0]) if each[0] == WINDOW_UPDATE and each[2] == 0]
         opened_bytes += sum(int.from_bytes(each[3], "big") for each in opened)
     assert opened_bytes > http2.CONNECTION_WINDOW_BYTES // 2
 
@@ -175,7 +227,7 @@ def test_bytes_may_come_one_by_one() -> None:
         DataCame(stream, b"abc", False),
         HeadersCame(stream, [("grpc-status", "0")], True),
     ]
-    assert [each[0] for each in frames(connection.take_output(1)[0])] == [HEADERS, RST_STREAM]
+    assert [each[0] for each in frames(taken(connection, 1)[0])] == [HEADERS, RST_STREAM]
 
 
 def test_server_that_leaves_says_which_calls_it_has_not_seen() -> None:
@@ -218,7 +270,7 @@ def test_farewell_takes_nothing_from_what_goes_on() -> None:
     events = connection.receive(farewell + frame(PING, 0, 0, b"12345678") + answer(stream))
     assert events == [GoingAway(0, ""), HeadersCame(stream, START, False)]
     connection.send(stream, (b"x",), is_end=True)
-    assert [each[0] for each in frames(connection.take_output(1)[0])] == [HEADERS, PING, DATA]
+    assert [each[0] for each in frames(taken(connection, 1)[0])] == [HEADERS, PING, DATA]
     assert connection.receive(end(stream)) == [HeadersCame(stream, [("grpc-status", "0")], True)]
 
 
@@ -247,10 +299,10 @@ def test_server_chooses_no_memory_of_headers() -> None:
     connection = connected(table=1 << 30)
     blocks = set[bytes]()
     connection.open(CALL)
-    connection.take_output(1)
+    taken(connection, 1)
     for _ in range(3):
         connection.open([*CALL, ("grpc-timeout", "5m")])
-        blocks.update(each[3] for each in frames(connection.take_output(1)[0]))
+        blocks.update(each[3] for each in frames(taken(connection, 1)[0]))
     assert len(blocks) == 1
 
 
@@ -285,7 +337,7 @@ def test_broken_protocol_ends_the_connection_with_a_word(data: bytes) -> None:
     connection.send(stream, (b"x" * 100_000,))
     with pytest.raises(ConnectionFaultError):
         connection.receive(data)
-    assert frames(connection.take_output(1)[0])[-1][0] == GOAWAY
+    assert frames(taken(connection, 1)[0])[-1][0] == GOAWAY
     connection.send(stream, (b"x",))
     connection.grant(stream, 0)
     connection.reset(stream, ErrorCodes.CANCEL)
@@ -309,10 +361,10 @@ def test_whatever_comes_is_taken_or_refused(pieces: list[bytes]) -> None:
     with suppress(ConnectionFaultError):
         for piece in pieces:
             connection.receive(piece)
-            connection.take_output(10_000)
+            taken(connection, 10_000)
             connection.grant(streams[0], 0)
     for stream in streams:
         connection.grant(stream, WINDOW)
         connection.reset(stream, ErrorCodes.CANCEL)
     connection.ping()
-    connection.take_output(1 << 30)
+    taken(connection, 1 << 30)
