@@ -126,7 +126,8 @@ def joined_to_arrow(
 ) -> ArrowRecordBatch:
     """Return the columns of several batches, without record headers, as one `pyarrow.RecordBatch`.
 
-    It takes about as many calls of Arrow as one batch does, however small the batches are, and copies each blob once.
+    It takes about as many calls of Arrow as one batch does, however small the batches are, and copies each blob once. A single batch
+    is not copied.
 
     Args:
         batches: header and columns of each batch, in order; at least one. None of them is a filler.
@@ -137,6 +138,8 @@ def joined_to_arrow(
         BatchError: a batch is damaged.
     """
     pa, np = _import_arrow("pyarrow"), _import_arrow("numpy")
+    if len(batches) == 1:
+        return columns_to_arrow(*batches[0], include_headers=False, columns=columns)
     schema = arrow_schema(columns=columns)
     count = sum(payload.record_count for _, payload in batches)
     arrays: list[_ArrowArray] = []
