@@ -16,8 +16,10 @@ from benchmarks.processes import ServerProcess
 
 POLL_TIMEOUT_MS = 10_000
 SEALED_LAPS = 5
+BATCH_BYTES = 256 * 1024
+"""Size of a batch where the pipelines are filled: with larger ones they would take the whole buffer."""
 PIPELINE_RECORDS = 130_000
-"""Records of 100 B that fill the pipelines to six partitions: eight batches of 256 KiB for each."""
+"""Records of 100 B that fill the pipelines to six partitions: eight batches of `BATCH_BYTES` for each."""
 SETTLE_S = 0.2
 """Seconds after which the producer has sent all that it may."""
 
@@ -58,7 +60,7 @@ def send_keyed(
     The first figure has only `send` and the sealing. During a lap the server is stopped (SIGSTOP) and the pipelines to it are full.
     So the producer's event loop, which would sometimes hold the interpreter lock, has nothing to do.
     """
-    with Producer(address, linger_ms=5) as producer:
+    with Producer(address, linger_ms=5, batch_bytes=BATCH_BYTES) as producer:
         producer.send(topic, values[0], key=keys[0])
         producer.flush()
         sealed_s = bare_s = 0.0

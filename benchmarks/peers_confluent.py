@@ -34,7 +34,7 @@ FLUSH_TIMEOUT_S = 120.0
 POLL_TIMEOUT_S = 1.0
 POLL_RECORDS_MAX = 10_000
 NO_LINGER = {"linger.ms": 0}
-FILLING = {"batch.size": 262_144, "linger.ms": 5}
+FILLING = {"batch.size": 1_048_576, "linger.ms": 5}
 """The batches of topics that are read have the size of Lograft's."""
 TUNED = {"queued.min.messages": 1_000_000, "fetch.queue.backoff.ms": 2}
 
@@ -95,7 +95,7 @@ def delete(task: Task) -> None:
 
 
 def fill(task: Task) -> None:
-    """Write the records that are read afterwards, in batches of 256 KiB."""
+    """Write the records that are read afterwards, in batches of 1 MiB."""
     _send_batches(_producer(task, FILLING), task, task.records)
 
 

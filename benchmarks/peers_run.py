@@ -10,7 +10,7 @@ the machine is given some seconds to be quiet.
 Both systems keep the same promise: acks=all, idempotent producers, and either the page cache or an fsync before each acknowledgement
 (`flush.policy=ack`; `flush.messages=1`); three replicas have min ISR 2. Each write goes to a fresh topic, which some records warm,
 and onto pages that the machine has just used. Rates are from the first record handed over to the last acknowledgement, or from the
-assignment to the last value in hand, from partitions that were filled right before with batches of 256 KiB. confluent-kafka's
+assignment to the last value in hand, from partitions that were filled right before with batches of 1 MiB. confluent-kafka's
 producers have its defaults, its consumer is tuned (`queued.min.messages`, `fetch.queue.backoff.ms`). `send` is beside its `produce`,
 both with keys; `send_many` beside `produce_batch`, both without; `poll` and `values` beside `consume`, and all look at each value.
 `lists` is `values()` with nothing done. Values are random letters, 1 KB are 1,000 bytes.

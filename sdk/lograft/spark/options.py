@@ -21,10 +21,15 @@ from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
 from lograft.errors import InvalidSettingError
-from lograft.settings import MAX_BATCH_BYTES, MAX_IN_FLIGHT_BATCHES, MAX_RACK_CHARACTERS, parse_bootstrap
+from lograft.settings import (
+    DEFAULT_BATCH_BYTES,
+    MAX_BATCH_BYTES,
+    MAX_IN_FLIGHT_BATCHES,
+    MAX_RACK_CHARACTERS,
+    parse_bootstrap,
+)
 from lograft.spark.settings import (
     COLUMNS,
-    DEFAULT_BATCH_BYTES,
     DEFAULT_BUFFER_BYTES,
     DEFAULT_CHUNK_BYTES,
     DEFAULT_CREDIT_BYTES,

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from lograft.settings import DEFAULT_BATCH_BYTES
 from lograft.types import Position, TopicPartition
 
 DEFAULT_POLL_TIMEOUT_MS: Final = 120_000
 """Milliseconds that a read task waits without progress before it fails: `kafkaConsumer.pollTimeoutMs` of the Kafka connector."""
 DEFAULT_CREDIT_BYTES: Final = 16 * 1024 * 1024
 DEFAULT_CHUNK_BYTES: Final = 1024 * 1024
-DEFAULT_BATCH_BYTES: Final = 1024 * 1024
-"""What topics take by default. Client and broker work for each batch: with 256 KiB an ingest has 0.65 to 0.75 of the rate."""
 MIN_BATCH_BYTES: Final = 1024
 MIN_FETCH_BYTES: Final = 1024
 MAX_CHUNK_BYTES: Final = 4 * 1024 * 1024
