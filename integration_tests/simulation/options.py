@@ -76,6 +76,7 @@ class WorldOptions:
         transform_count: programs that consume, transform and produce, in one group.
         ingest_coordinator_count: partitions of `__ingests`.
         brief_every_ms: one of the two topics that ingests publish to is deleted, and made again.
+        large_part_bytes: bytes from which the parts of ingests count as large. None: as in production, where no world stages that much.
     """
 
     voter_count: int
@@ -131,6 +132,7 @@ class WorldOptions:
     ingest_coordinator_count: int = 1
     brief_every_ms: int | None = None
     transform_count: int = 0
+    large_part_bytes: int | None = None
 
 
 def snapshot_settings(options: WorldOptions) -> SnapshotSettings:
@@ -215,6 +217,7 @@ def draw_options(rng: random.Random) -> WorldOptions:
         ingest_coordinator_count=rng.choice([1, 2]),
         brief_every_ms=sometimes(3_000, 15_000, 0.6),
         transform_count=rng.choice([0, 1, 2]),
+        large_part_bytes=rng.choice([None, 1, 200, 500]),
     )
 
 

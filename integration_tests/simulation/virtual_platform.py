@@ -30,6 +30,7 @@ from lograft.internal.v1 import quorum_pb2
 import brokerd.controller_client.lifecycle
 import brokerd.process.quorum
 import brokerd.process.server
+import brokerd.publishing.publisher
 import brokerd.replica.cleaning
 import brokerd.replica.manager
 import brokerd.replica.scrubbing
@@ -70,6 +71,9 @@ QUORUM_ANSWERS: Final = {
     "_updated": quorum_pb2.UpdateVoterResponse,
 }
 """The methods with which a quorum node receives answers, and the types of these answers."""
+
+LARGE_PART_LIMITS: Final = {"KEEP_BYTES": 1, "READ_BYTES": 2, "FLUSH_BYTES": 2, "IN_FLIGHT_BYTES": 8}
+"""Limits of publications that are made smaller together, as multiples of the first."""
 
 DATA_PATH: Final = "/data"
 """Data directory of every server on its disk."""
@@ -256,6 +260,7 @@ def platform(
     coordinator_count: int = 1,
     ingest_coordinator_count: int = 1,
     broker_count: int = 1,
+    large_part_bytes: int | None = None,
 ) -> Generator[None]:
     """Replace the platform for all code that runs inside the context.
 
@@ -267,6 +272,7 @@ def platform(
         coordinator_count: partitions of `__groups`.
         ingest_coordinator_count: partitions of `__ingests`.
         broker_count: brokers of the cluster.
+        large_part_bytes: bytes from which parts of ingests count as large, with reads and flushes to match; None: as in production.
     """
 
     def insecure_channel(address: str, options: Options | None = None, **_others: object) -> VirtualChannel:
@@ -328,6 +334,9 @@ def platform(
         put(grpc.aio, "server", new_server)
         put(lograft._client.probe, "resolve", _resolve)
         put(brokerd.replica.manager, "GroupFlusher", VirtualFlusher)
+        if large_part_bytes is not None:
+            for name, factor in LARGE_PART_LIMITS.items():
+                put(brokerd.publishing.publisher, name, factor * large_part_bytes)
         put(metaquorum.replica.driver, "DiskThread", VirtualDiskThread)
         put(brokerd.replica.cleaning, "threading", inert)
         put(brokerd.replica.scrubbing, "threading", inert)

@@ -181,6 +181,7 @@ class World:
                     coordinator_count=self.options.coordinator_count,
                     ingest_coordinator_count=self.options.ingest_coordinator_count,
                     broker_count=self.options.broker_count,
+                    large_part_bytes=self.options.large_part_bytes,
                 ),
                 self.oracle.watching(),
                 self.laws.watching(),
