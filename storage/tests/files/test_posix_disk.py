@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import resource
 import subprocess
 import sys
@@ -23,7 +24,17 @@ from storage.errors import (
     TooManyOpenFilesError,
 )
 from storage.files import posix
-from storage.files.posix import MAX_PARTS, SMALL_FILE_BYTES, WRITE_BACK_BYTES, PosixDisk, find_syncfs
+from storage.files.posix import (
+    ALLOCATE_FROM_BYTES,
+    ALLOCATE_MAX_BYTES,
+    ALLOCATE_SHARE,
+    MAX_PARTS,
+    SMALL_FILE_BYTES,
+    WRITE_BACK_BYTES,
+    PosixDisk,
+    find_fallocate,
+    find_syncfs,
+)
 from storage.testing.builders import append, open_log, read_values
 from storage.tests.log.test_idle_memory import open_below
 from storage.types import LogSettings
@@ -42,6 +53,77 @@ from storage.types import LogSettings
 def test_syncfs_is_used_only_where_it_reports_errors(system: str, release: str, is_offered: bool) -> None:
     """Before Linux 5.8 it would hide a write error; other systems do not have it."""
     assert (find_syncfs(system, release) is not None) is is_offered
+
+
+def allocated_bytes(path: str) -> int:
+    return os.stat(path).st_blocks * 512
+
+
+def test_growing_file_has_space_ahead_until_it_is_closed(tmp_path: Path) -> None:
+    """A share of its size, which its size does not show, so that a crash leaves nothing that nobody wrote. Small files get none."""
+    assert find_fallocate("Darwin") is None
+    path = str(tmp_path / "a")
+    file = PosixDisk().create_file(path)
+    piece = random.Random(1).randbytes(ALLOCATE_FROM_BYTES // 4)
+    for _ in range(4):
+        file.append([piece])
+    assert allocated_bytes(path) <= ALLOCATE_FROM_BYTES + 65_536
+    file.append([piece])
+    ahead = (5 * len(piece)) // ALLOCATE_SHARE
+    assert 5 * len(piece) + ahead <= allocated_bytes(path) <= 5 * len(piece) + ahead + 65_536
+    assert os.stat(path).st_size == file.size == 5 * len(piece)
+    for _ in range(400):
+        file.append([piece])
+    assert file.size < allocated_bytes(path) <= file.size + ALLOCATE_MAX_BYTES + 65_536
+    file.sync()
+    file.truncate(3 * len(piece))
+    assert allocated_bytes(path) <= 3 * len(piece) + 65_536
+    for _ in range(9):
+        file.append([piece])
+    assert allocated_bytes(path) > file.size + 65_536
+    file.close()
+    assert allocated_bytes(path) <= 12 * len(piece) + 65_536
+    again = PosixDisk().open_file(path)
+    assert again.pread(13 * len(piece), 0) == 12 * piece
+    again.close()
+
+
+def test_reader_that_closes_takes_nothing_from_the_file(tmp_path: Path) -> None:
+    """The object that appends may have grown the file since another one opened it."""
+    path = str(tmp_path / "a")
+    disk = PosixDisk()
+    file = disk.create_file(path)
+    piece = bytes(ALLOCATE_FROM_BYTES)
+    for _ in range(2):
+        file.append([piece])
+    reader = disk.open_file(path)
+    file.append([piece])
+    before = allocated_bytes(path)
+    reader.close()
+    assert (os.stat(path).st_size, allocated_bytes(path)) == (3 * len(piece), before)
+    file.close()
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_file_without_space_ahead_grows_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    """Where the system or the file system has no such call, or no space: only the write itself tells."""
+    calls: list[tuple[int, ...]] = []
+
+    def refuse(*arguments: int) -> int:
+        calls.append(arguments)
+        return -1
+
+    monkeypatch.setattr(posix, "_fallocate", refuse if is_there else None)
+    file = PosixDisk().create_file(str(tmp_path / "a"))
+    piece = bytes(ALLOCATE_FROM_BYTES)
+    for _ in range(40):
+        file.append([piece])
+    assert file.size == 40 * len(piece)
+    # Not for each append.
+    assert len(calls) < 20 if is_there else not calls
+    file.close()
 
 
 def test_disk_without_syncfs_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
