@@ -157,8 +157,10 @@ def _split(batch: ArrowBatch, name: str) -> Iterator[tuple[Any, ArrowBatch]]:
 
 
 def _by_size(rows: ArrowBatch) -> Iterator[ArrowBatch]:
-    row_count, size_bytes = rows.num_rows, rows.nbytes
-    step = max(1, row_count * MAX_PIECE_BYTES // max(1, size_bytes))
+    row_count = rows.num_rows
+    # Equal pieces: a small rest would become a small record batch in every partition.
+    piece_count = max(1, -(-rows.nbytes // MAX_PIECE_BYTES))
+    step = max(1, -(-row_count // piece_count))
     start = 0
     while start < row_count:
         piece = rows.slice(start, step)
