@@ -56,6 +56,11 @@ SMALL_FILE_BYTES = 4_096
 MAX_PARTS = 1_024
 """Most parts that one call writes (IOV_MAX of Linux); more parts are joined first."""
 
+WRITE_BYTES = 1024 * 1024
+"""Most bytes that one call writes. For a larger write, Linux takes memory for the page cache in pieces of 2 MiB. Where hosts provide
+memory to virtual machines on demand, it is just such pieces that they have taken back when they were free: to get one again took
+ten times as long as the write. Smaller pieces come from what other files have just freed."""
+
 WRITE_BACK_BYTES = 1024 * 1024
 """An append of at least this many bytes goes to the device at once, in the background."""
 
@@ -391,9 +396,10 @@ class PosixFile:
         if size_bytes + wanted_bytes > self._allocated_end and size_bytes >= ALLOCATE_FROM_BYTES:
             self._allocate(size_bytes + wanted_bytes)
         try:
-            written_bytes = os.pwritev(self._descriptor, parts, size_bytes)
-            if written_bytes != wanted_bytes:
-                self._write_rest(parts, size_bytes, written_bytes)
+            if wanted_bytes <= WRITE_BYTES:
+                self._write_parts(parts, size_bytes, wanted_bytes)
+            else:
+                self._write_pieces(parts, size_bytes)
         except OSError as error:
             raise self._cut_back(error, size_bytes) from error
         self._size = size_bytes + wanted_bytes
@@ -417,6 +423,29 @@ class PosixFile:
         """
         with suppress(OSError):
             os.posix_fadvise(self._descriptor, position, size_bytes, os.POSIX_FADV_DONTNEED)
+
+    def _write_parts(self, parts: Sequence[Buffer], position: int, wanted_bytes: int) -> None:
+        written_bytes = os.pwritev(self._descriptor, parts, position)
+        if written_bytes != wanted_bytes:
+            self._write_rest(parts, position, written_bytes)
+
+    def _write_pieces(self, parts: Sequence[Buffer], position: int) -> None:
+        """Write parts in pieces of at most `WRITE_BYTES`."""
+        piece: list[Buffer] = []
+        piece_bytes = 0
+        for part in parts:
+            rest = memoryview(part)
+            while rest:
+                taken = rest[: WRITE_BYTES - piece_bytes]
+                rest = rest[len(taken) :]
+                piece.append(taken)
+                piece_bytes += len(taken)
+                if piece_bytes == WRITE_BYTES:
+                    self._write_parts(piece, position, piece_bytes)
+                    position += piece_bytes
+                    piece, piece_bytes = [], 0
+        if piece:
+            self._write_parts(piece, position, piece_bytes)
 
     def _write_rest(self, parts: Sequence[Buffer], start: int, written_bytes: int) -> None:
         """Finish an append of which the kernel accepted only the first part (nearly full disk, signal)."""

@@ -9,7 +9,7 @@ import random
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from storage.errors import (
     TooManyOpenFilesError,
 )
 from storage.files import posix
+from storage.files.disk import Buffer
 from storage.files.posix import (
     ALLOCATE_FROM_BYTES,
     ALLOCATE_MAX_BYTES,
@@ -31,6 +32,7 @@ from storage.files.posix import (
     MAX_PARTS,
     SMALL_FILE_BYTES,
     WRITE_BACK_BYTES,
+    WRITE_BYTES,
     PosixDisk,
     find_fallocate,
     find_syncfs,
@@ -227,6 +229,33 @@ def test_an_append_may_have_any_number_of_parts(tmp_path: Path) -> None:
         expected = b"".join(b"%d," % number for number in range(count))
         assert file.pread(len(expected) + 1, size) == expected
         assert file.size == size + len(expected)
+    file.close()
+
+
+def test_a_large_append_is_written_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No write is larger than the limit, whatever the parts; and a disk that fills up in the middle keeps nothing of them."""
+    written: list[int] = []
+    pwritev = os.pwritev
+
+    def counted(descriptor: int, parts: Sequence[Buffer], position: int) -> int:
+        written.append(sum(map(len, parts)))
+        if len(written) == fails_at:
+            raise OSError(errno.ENOSPC, "full")
+        return pwritev(descriptor, parts, position)
+
+    monkeypatch.setattr(os, "pwritev", counted)
+    file = PosixDisk().create_file(f"{tmp_path}/a")
+    parts = [b"head", os.urandom(WRITE_BYTES - 4), b"b", os.urandom(2 * WRITE_BYTES), b"", os.urandom(7)]
+    expected = b"".join(parts)
+    fails_at = 3
+    with pytest.raises(DiskFullError):
+        file.append(parts)
+    assert (file.size, (tmp_path / "a").stat().st_size) == (0, 0)
+    written.clear()
+    fails_at = 0
+    file.append(parts)
+    assert written == [WRITE_BYTES, WRITE_BYTES, WRITE_BYTES, 8]
+    assert (file.size, file.pread(len(expected) + 1, 0)) == (len(expected), expected)
     file.close()
 
 
