@@ -131,6 +131,14 @@ class Boundary(NamedTuple):
     position: int
 
 
+class HeadedBatch(NamedTuple):
+    """A batch whose header lies apart from its payload: the bytes of the header, what they say, and the payload."""
+
+    head: bytes
+    header: BatchHeader
+    payload: memoryview
+
+
 class PlacedBatch(NamedTuple):
     """A batch in a piece of memory that holds several: its position there, and its header."""
 

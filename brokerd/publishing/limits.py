@@ -23,16 +23,23 @@ PART_BATCHES_MAX: Final = 500_000
 READ_BYTES: Final = 1024 * 1024
 """Bytes of one read of staged batches. A single larger batch is read whole."""
 
+PIECE_BYTES: Final = 4 * 1024 * 1024
+"""Bytes of staged batches that a publication reads at once. While it appends them, a large part reads as many ahead. A single larger
+batch is a piece of its own."""
+
+RUN_BATCHES_MAX: Final = 256
+"""Batches that a publication appends with one write."""
+
 LOOK_BYTES: Final = 16 * 1024 * 1024
 """Bytes of staged batches that one look at their headers covers. A single larger batch is looked at alone."""
 
 KEEP_BYTES: Final = 1024 * 1024
 """Bytes of staged batches up to which a publication keeps what it read for its plan. Beyond, it reads a batch again to publish it."""
 
-IN_FLIGHT_BYTES: Final = 16 * 1024 * 1024
+IN_FLIGHT_BYTES: Final = 32 * 1024 * 1024
 """Bytes that a publication may have appended beyond the high watermark. A single larger batch is appended alone."""
 
-FLUSH_BYTES: Final = 4 * 1024 * 1024
+FLUSH_BYTES: Final = 8 * 1024 * 1024
 """Bytes that a large part appends before the log is flushed: the disk takes a few large flushes faster than many small ones."""
 
 FLUSH_HOLD_MS: Final = 20

@@ -62,6 +62,11 @@ class Run(NamedTuple):
     end_offset: int
     batches: tuple[PlannedBatch, ...]
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its batches."""
+        return sum(each.size_bytes for each in self.batches)
+
 
 def scan_ranges(slices: Sequence[Slice]) -> list[tuple[int, int]]:
     """Return the offsets that the slices cover, as ascending ranges (begin, exclusive end) that do not touch each other."""
@@ -241,6 +246,19 @@ class Plan:
             size_bytes += batch.size_bytes
         if run:
             yield Run(run[0].base_offset, run[-1].next_offset, tuple(run))
+
+    def pieces(self, *, max_bytes: int) -> Iterator[list[Run]]:
+        """Yield the runs in groups of at most `max_bytes`; a larger run, which is a single batch, is a group of its own."""
+        piece: list[Run] = []
+        size_bytes = 0
+        for run in self.runs(max_bytes=max_bytes):
+            if piece and size_bytes + run.size_bytes > max_bytes:
+                yield piece
+                piece, size_bytes = [], 0
+            piece.append(run)
+            size_bytes += run.size_bytes
+        if piece:
+            yield piece
 
 
 def is_shown(wanted: Slice, known: Sequence[KnownBatch], *, begin: KnownBatch | None) -> bool:

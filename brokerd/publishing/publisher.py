@@ -24,14 +24,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from lograft.wire.codes import ErrorCode
-from lograft.wire.errors import BatchError
-from lograft.wire.header import header_of_producer, iter_batches, read_header
+from lograft.wire.header import iter_batches
 
 from brokerd.failure import Failure, RefusedError, refused
-from brokerd.partition.events import AckLevel
 from brokerd.publishing.commits import wait_committed
 from brokerd.publishing.led_partitions import LedPartitions
 from brokerd.publishing.limits import (
@@ -43,17 +43,23 @@ from brokerd.publishing.limits import (
     KEEP_BYTES,
     LARGE_PUBLICATIONS_MAX,
     PART_BATCHES_MAX,
+    PIECE_BYTES,
     PUBLICATIONS_MAX,
     READ_BYTES,
     RETRY_MS,
+    RUN_BATCHES_MAX,
     SEQUENCE_COUNT,
     TURN_WAIT_MS,
 )
 from brokerd.publishing.parts import UNKNOWN_OFFSET, KnownBatch, MissingSlice, Part, PublishedPart, part_problem
-from brokerd.publishing.plan import Plan, PlannedBatch, Planner, Run
+from brokerd.publishing.plan import Plan, Planner, Run
+from brokerd.publishing.republish import ready_batches
 from brokerd.publishing.resumption import Lost, PartSearch, done_records
-from brokerd.publishing.staged_reads import StagedReads, split
+from brokerd.publishing.staged_reads import StagedReads
 from brokerd.replica.replica import Replica
+from storage.errors import StorageError
+from storage.log.reader import ReadWork
+from storage.types import HeadedBatch
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +107,8 @@ class Publisher:
         self._waiting_count = 0
         self._active = asyncio.Semaphore(ACTIVE_PUBLICATIONS_MAX)
         self._large = asyncio.Semaphore(LARGE_PUBLICATIONS_MAX)
+        # Starts with the first large part.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="publications")
         self._is_closed = False
 
     def __len__(self) -> int:
@@ -152,11 +160,14 @@ class Publisher:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        self._thread.shutdown(wait=False)
 
     async def _run(self, part: Part) -> PublishedPart:
         async with self._active:
             replica = self._led.replica(part.topic_id, part.partition)
-            publication = _Publication(part, replica, self._staged, self._is_lost, self._max_batches, self._large)
+            publication = _Publication(
+                part, replica, self._staged, self._is_lost, self._max_batches, self._large, self._thread
+            )
             try:
                 published = await publication.run()
             finally:
@@ -191,6 +202,23 @@ def known_batches(replica: Replica, producer_id: int) -> list[KnownBatch]:
     return [KnownBatch(each.base_sequence, each.base_offset, each.next_offset) for each in state.batches()]
 
 
+def _read_in_thread(
+    part: Part, partition: str, piece: Sequence[Run], works: Sequence[ReadWork]
+) -> list[HeadedBatch] | None:
+    """Return the batches of a piece; None if they are not what the plan says. Runs in the publications' thread."""
+    ready: list[HeadedBatch] = []
+    try:
+        for run, work in zip(piece, works, strict=True):
+            data = work.run()
+            found = [] if data is None else ready_batches(part, partition, data, run.batches)
+            if len(found) < len(run.batches):
+                return None
+            ready += found
+    except (RefusedError, StorageError):
+        return None
+    return ready
+
+
 class _Publication:
     """One part under way.
 
@@ -206,6 +234,7 @@ class _Publication:
         is_lost: Callable[[], bool],
         max_batches: int,
         large: asyncio.Semaphore,
+        thread: ThreadPoolExecutor,
     ) -> None:
         self._part = part
         self._replica = replica
@@ -213,6 +242,7 @@ class _Publication:
         self._is_lost = is_lost
         self._max_batches = max_batches
         self._large = large
+        self._thread = thread
         self._has_turn = False
         self.is_large = False
         self._leader_epoch = replica.leader_epoch
@@ -241,9 +271,11 @@ class _Publication:
             if not kept:
                 self.is_large = True
                 await self._take_turn()
-            for run in plan.runs(max_bytes=READ_BYTES):
-                await self._publish_run(run, kept)
+            await self._publish_plan(plan, kept)
             done = plan.end_record
+        # The next large part appends while the disk and the followers take the end of this one.
+        self.let_flush()
+        self.end_turn()
         if self._search.found is None:
             await self._search_log(window[0].base_offset if window else replica.log_end_offset)
         end_offset = self._search.end_offset
@@ -302,64 +334,87 @@ class _Publication:
             raise refused(ErrorCode.INGEST_INCOMPLETE, f"{self._replica} cannot be published: {found}")
         return found, kept if kept_bytes <= KEEP_BYTES else {}
 
-    async def _publish_run(self, run: Run, kept: dict[int, memoryview]) -> None:
-        """Read the batches of a run and append them."""
-        position = 0
-        while position < len(run.batches):
-            data = kept.get(run.batches[position].base_offset)
-            if data is None:
-                offset = run.batches[position].base_offset
-                read = await self._staged.read(self._part.topic_id, self._part.partition, offset, run.end_offset)
-                pieces = [each for _, each in split(read)]
+    async def _publish_plan(self, plan: Plan, kept: dict[int, memoryview]) -> None:
+        """Append the batches of a plan, a piece at a time. A large part reads the next piece meanwhile."""
+        pieces = plan.pieces(max_bytes=PIECE_BYTES)
+        piece = next(pieces, None)
+        ahead = self._read_ahead(piece)
+        while piece is not None:
+            ready = None if ahead is None else await ahead
+            following = next(pieces, None)
+            ahead = self._read_ahead(following)
+            if ready is not None:
+                await self._append(ready)
             else:
-                pieces = [data]
-            if not pieces:
-                raise self._changed(run.batches[position])
-            for piece, planned in zip(pieces, run.batches[position:], strict=False):
-                await self._append(piece, planned)
-            position += len(pieces)
+                async for some in self._read(piece, kept):
+                    await self._append(some)
             await asyncio.sleep(0)
+            piece = following
 
-    async def _append(self, data: memoryview, planned: PlannedBatch) -> None:
-        """Append one staged batch under its publishing sequence."""
+    def _read_ahead(self, piece: Sequence[Run] | None) -> asyncio.Future[list[HeadedBatch] | None] | None:
+        """Begin to read a piece of a large part in the publications' thread; None if that is not possible, or not worth it.
+
+        The result is None where `_read` has to look what is wrong.
+        """
+        if piece is None or not self._has_turn:
+            return None
+        works: list[ReadWork] = []
+        for run in piece:
+            work = self._staged.begin(self._part.topic_id, self._part.partition, run.base_offset, run.end_offset)
+            if work is None:
+                return None
+            works.append(work)
+        read = partial(_read_in_thread, self._part, str(self._replica), piece, works)
+        return asyncio.get_running_loop().run_in_executor(self._thread, read)
+
+    async def _read(self, piece: Sequence[Run], kept: dict[int, memoryview]) -> AsyncGenerator[list[HeadedBatch], None]:
+        """Yield the batches of a piece: those that are kept, and the others from where they can be read."""
+        part, name = self._part, str(self._replica)
+        for run in piece:
+            position = 0
+            while position < len(run.batches):
+                planned = run.batches[position:]
+                data: bytes | memoryview | None = kept.get(planned[0].base_offset)
+                if data is None:
+                    data = await self._staged.read(
+                        part.topic_id, part.partition, planned[0].base_offset, run.end_offset
+                    )
+                ready = ready_batches(part, name, data, planned)
+                yield ready
+                position += len(ready)
+
+    async def _append(self, run: Sequence[HeadedBatch]) -> None:
+        """Append batches that continue each other, under their publishing sequences."""
         part, replica = self._part, self._replica
-        header = read_header(data)
-        if (header.base_offset, header.record_count, len(data)) != (
-            planned.base_offset,
-            planned.records,
-            planned.size_bytes,
-        ):
-            raise self._changed(planned)
-        base_sequence = (part.base_sequence + planned.first_record) % SEQUENCE_COUNT
-        try:
-            head = header_of_producer(data, header, producer_id=part.producer_id, base_sequence=base_sequence)
-        except BatchError as error:
-            message = f"the staged batch at {planned.base_offset} for {replica} is damaged: {error}"
-            raise refused(ErrorCode.DATA_LOSS, message, retry_after_ms=RETRY_MS) from error
-        await self._wait_room(len(data))
-        if not replica.is_leader:
-            raise RefusedError(replica.refusal())
-        if replica.leader_epoch != self._leader_epoch:
-            message = f"{replica} has another leader epoch than when the publication began"
-            raise refused(ErrorCode.LEADER_NOT_AVAILABLE, message, retry_after_ms=RETRY_MS)
-        may_skip = planned.first_record == 0 and part.lost_records > 0
-        if self._has_turn and self._hold_end is None:
-            replica.hold_flushes()
-            self._hold_end = asyncio.get_running_loop().call_later(FLUSH_HOLD_MS / 1000, self.let_flush)
-        appended = replica.append(
-            head,
-            read_header(head),
-            payload=data[len(head) :],
-            level=AckLevel.ALL,
-            is_decided=True,
-            may_skip=may_skip,
-        )
-        self._search.add((KnownBatch(base_sequence, appended.base_offset, appended.next_offset),))
-        self._in_flight.append((appended.next_offset, len(data)))
-        self._in_flight_bytes += len(data)
-        self._held_bytes += len(data)
-        if self._held_bytes >= FLUSH_BYTES:
-            self.let_flush()
+        while run:
+            await self._wait_room(run[0].header.size_bytes)
+            if not replica.is_leader:
+                raise RefusedError(replica.refusal())
+            if replica.leader_epoch != self._leader_epoch:
+                message = f"{replica} has another leader epoch than when the publication began"
+                raise refused(ErrorCode.LEADER_NOT_AVAILABLE, message, retry_after_ms=RETRY_MS)
+            if self._has_turn and self._hold_end is None:
+                replica.hold_flushes()
+                self._hold_end = asyncio.get_running_loop().call_later(FLUSH_HOLD_MS / 1000, self.let_flush)
+            may_skip = part.lost_records > 0 and run[0].header.base_sequence == part.base_sequence
+            appended = replica.append_decided(self._first_that_fit(run), may_skip=may_skip)
+            for (_, header, _), (base_offset, next_offset, _) in zip(run, appended, strict=False):
+                self._search.add((KnownBatch(header.base_sequence, base_offset, next_offset),))
+                self._in_flight.append((next_offset, header.size_bytes))
+                self._in_flight_bytes += header.size_bytes
+                self._held_bytes += header.size_bytes
+            if self._held_bytes >= FLUSH_BYTES:
+                self.let_flush()
+            run = run[len(appended) :]
+
+    def _first_that_fit(self, run: Sequence[HeadedBatch]) -> Sequence[HeadedBatch]:
+        """Return the first batches of a run that may be in flight, and unflushed, beside the others; at least one."""
+        left_bytes = min(IN_FLIGHT_BYTES - self._in_flight_bytes, FLUSH_BYTES - self._held_bytes)
+        for count, (_, header, _) in enumerate(run[:RUN_BATCHES_MAX]):
+            left_bytes -= header.size_bytes
+            if count and left_bytes < 0:
+                return run[:count]
+        return run[:RUN_BATCHES_MAX]
 
     def let_flush(self) -> None:
         """Let the log flush what was appended, if this publication holds its flushes back."""
@@ -371,10 +426,13 @@ class _Publication:
 
     async def _wait_room(self, size_bytes: int) -> None:
         is_large = self._has_turn
-        while self._in_flight and self._in_flight_bytes + size_bytes > IN_FLIGHT_BYTES:
-            end_offset, committed_bytes = self._in_flight.popleft()
+        while self._in_flight:
+            end_offset, committed_bytes = self._in_flight[0]
             if end_offset > self._replica.high_watermark:
+                if self._in_flight_bytes + size_bytes <= IN_FLIGHT_BYTES:
+                    break
                 await self._wait_committed(end_offset)
+            self._in_flight.popleft()
             self._in_flight_bytes -= committed_bytes
         if is_large:
             await self._take_turn()
@@ -390,10 +448,6 @@ class _Publication:
             await wait_committed(self._replica, end_offset, leader_epoch=self._leader_epoch, timeout_ms=COMMIT_WAIT_MS)
         finally:
             handle.cancel()
-
-    def _changed(self, planned: PlannedBatch) -> RefusedError:
-        message = f"the staged batch at {planned.base_offset} for {self._replica} is another one than a moment ago"
-        return RefusedError(Failure(code=ErrorCode.LEADER_NOT_AVAILABLE, message=message, retry_after_ms=RETRY_MS))
 
     # Where a part is that was published before.
 

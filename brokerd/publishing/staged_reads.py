@@ -24,6 +24,7 @@ from brokerd.replication.repair import RepairCalls
 from metaquorum.metadata.image import TopicImage
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.topic_names import staging_topic
+from storage.log.reader import ReadWork
 
 Piece = list[tuple[StagedBatch, memoryview]]
 """Whole batches that follow each other, with their bytes."""
@@ -166,6 +167,14 @@ class StagedReads:
         if leader_id == self._node_id:
             raise self._not_readable(replica, f"{topic.topic}-{partition}", end_offset)
         return await self._ask(leader_id, topic, partition, range(offset, end_offset))
+
+    def begin(self, topic_id: bytes, partition: int, offset: int, end_offset: int) -> ReadWork | None:
+        """Begin a read of whole batches from `offset` to `end_offset` (exclusive) for a thread; None if only `read` can do it."""
+        topic = self._observer.image.topic_by_name(staging_topic(topic_id))
+        replica = None if topic is None else self._find(topic.topic_id, partition)
+        if replica is None or not _serves(replica, end_offset):
+            return None
+        return replica.begin_read(offset, end_offset=end_offset)
 
     def _not_readable(self, replica: Replica | None, partition: str, end_offset: int) -> RefusedError:
         """Return why this leader's own replica does not serve up to `end_offset`."""

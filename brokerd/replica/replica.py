@@ -24,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -119,8 +119,9 @@ from storage.errors import (
 from storage.log.flush import FlushWork
 from storage.log.log_start import LogStartWork
 from storage.log.partition_log import PartitionLog
+from storage.log.reader import ReadWork
 from storage.maintenance.flusher import GroupFlusher
-from storage.types import Appended, HeadersRead, LogRead, LogSettings, TimestampAndOffset
+from storage.types import Appended, HeadedBatch, HeadersRead, LogRead, LogSettings, TimestampAndOffset
 
 FLUSH_RETRY_MS: Final = 1_000
 """Milliseconds after which a flush that found no space is tried again."""
@@ -393,6 +394,17 @@ class Replica:
         except (OffsetOutOfRangeError, StorageError) as error:
             raise self._read_refusal(offset, error) from error
 
+    def begin_read(self, offset: int, *, end_offset: int) -> ReadWork | None:
+        """Begin a read of whole batches from `offset` to `end_offset` (exclusive), for a thread to carry out.
+
+        Returns:
+            None if that takes more than to fetch the bytes; `read` says why.
+        """
+        try:
+            return self._log.begin_read(offset, end_offset=end_offset)
+        except StorageError:
+            return None
+
     def read_headers(self, offset: int, max_bytes: int, *, end_offset: int) -> HeadersRead:
         """Return the headers of the batches that `read` would return; of large batches little else is read. Raises as `read`."""
         try:
@@ -452,29 +464,61 @@ class Replica:
     # ------------------------------------------------------------------------------------------------------------------
     # Appends of a leader, and their acknowledgements.
 
-    def append(
-        self,
-        batch: bytes | memoryview,
-        header: BatchHeader,
-        *,
-        payload: memoryview | None = None,
-        level: AckLevel = AckLevel.LEADER,
-        is_decided: bool = False,
-        may_skip: bool = False,
-    ) -> Appended:
+    def append(self, batch: bytes | memoryview, header: BatchHeader, *, level: AckLevel = AckLevel.LEADER) -> Appended:
         """Append a batch that `check_batch` has accepted, for a client that waits for `level`.
 
         Args:
-            batch: the batch; with `payload`, its header alone, which only a decided batch may have apart.
+            batch: the batch.
             header: its header.
-            payload: what follows the header, if it is not in `batch`.
             level: the level that must be reachable.
-            is_decided: True for a batch of an ingest. The configs of the topic judged its records when they were staged, and must not
-                refuse what is decided.
-            may_skip: True: the log has lost what lies between the last sequence of the producer and that of the batch.
 
         Raises:
             RefusedError: not appended. STORAGE_FAILED after a write error: a part may be in the log.
+        """
+        leader_epoch = self._writable_epoch(level)
+        now_ms = wall_ms()
+        check_records(batch, header, self.settings, topic=self.topic, now_ms=now_ms)
+        try:
+            self.directory.space.admit(header.size_bytes, now_ms=monotonic_ms())
+            appended = self._log.append_as_leader(batch, header, leader_epoch=leader_epoch, now_ms=now_ms)
+        except StorageError as error:
+            raise self._append_refusal(error) from error
+        if not appended.duplicate:
+            self.take_event(BatchAppended(log_end_offset=self._log.log_end_offset))
+        return appended
+
+    def append_decided(self, run: Sequence[HeadedBatch], *, may_skip: bool = False) -> list[Appended]:
+        """Append batches of an ingest that its decision publishes, with one write; they need every in-sync replica.
+
+        The configs of the topic judged their records when they were staged, and must not refuse what is decided.
+
+        Args:
+            run: batches of one publishing producer that continue each other, at least one.
+            may_skip: True: the log has lost what lies between the last sequence of the producer and the first batch.
+
+        Returns:
+            Where the first batches are, at least one; append the rest with another call.
+
+        Raises:
+            RefusedError: as `append`.
+        """
+        leader_epoch = self._writable_epoch(AckLevel.ALL)
+        try:
+            self.directory.space.admit(sum(header.size_bytes for _, header, _ in run), now_ms=monotonic_ms())
+            appended = self._log.append_run_as_leader(
+                run, leader_epoch=leader_epoch, now_ms=wall_ms(), may_skip=may_skip
+            )
+        except StorageError as error:
+            raise self._append_refusal(error) from error
+        if not appended[0].duplicate:
+            self.take_event(BatchAppended(log_end_offset=self._log.log_end_offset))
+        return appended
+
+    def _writable_epoch(self, level: AckLevel) -> int:
+        """Return the leader epoch in which this leader appends for a client that waits for `level`.
+
+        Raises:
+            RefusedError: it appends nothing at the moment.
         """
         core = self._core
         leader_epoch = core.leader_epoch
@@ -484,26 +528,15 @@ class Replica:
             raise RefusedError(too_few_failure(str(self)))
         if self._unlocked is not None:
             raise RefusedError(moving_failure(str(self)))
-        now_ms = wall_ms()
-        assert payload is None or is_decided, (
-            f"{self}: a payload apart from its header is only for the batches of an ingest"
-        )
-        if not is_decided:
-            check_records(batch, header, self.settings, topic=self.topic, now_ms=now_ms)
-        try:
-            self.directory.space.admit(header.size_bytes, now_ms=monotonic_ms())
-            appended = self._log.append_as_leader(
-                batch, header, leader_epoch=leader_epoch, now_ms=now_ms, payload=payload or b"", may_skip=may_skip
-            )
-        except StorageError as error:
-            if isinstance(error, DiskFailedError):
-                self._fail(error)
-            elif isinstance(error, DiskFullError | DiskSpaceLowError):
-                self._context.on_no_room(self.directory)
-            raise RefusedError(append_failure(error, str(self), has_followers=self.leads_several)) from error
-        if not appended.duplicate:
-            self.take_event(BatchAppended(log_end_offset=self._log.log_end_offset))
-        return appended
+        return leader_epoch
+
+    def _append_refusal(self, error: StorageError) -> RefusedError:
+        """Return the refusal of an append that the storage has refused, once the others who must know have been told."""
+        if isinstance(error, DiskFailedError):
+            self._fail(error)
+        elif isinstance(error, DiskFullError | DiskSpaceLowError):
+            self._context.on_no_room(self.directory)
+        return RefusedError(append_failure(error, str(self), has_followers=self.leads_several))
 
     def want_ack(self, next_offset: int, level: AckLevel, callback: AckCallback) -> int:
         """Call back once every record below `next_offset` has reached `level`, possibly before this returns.

@@ -54,6 +54,7 @@ from brokerd.ingests.records import (
 )
 from brokerd.replica.replica import Replica
 from metaquorum.testing.invariants import InvariantViolation, require
+from storage.types import HeadedBatch
 
 Key = tuple[bytes, int]
 """Topic id and partition."""
@@ -182,16 +183,14 @@ class IngestLaws:
     @contextmanager
     def watching(self) -> Generator[None]:
         """Check every published batch when it is appended, and count coordinators."""
-        append: Callable[..., Any] = Replica.append
+        append: Callable[..., Any] = Replica.append_decided
         on_active: Callable[..., None] = IngestCoordinators._on_active  # pyright: ignore[reportPrivateUsage]
 
-        def watched_append(
-            replica: Replica, batch: Any, header: Any, *, is_decided: bool = False, payload: Any = None, **others: Any
-        ) -> Any:
-            if is_decided:
-                with self.noting():
-                    self._on_published(b"".join((batch, payload or b"")))
-            return append(replica, batch, header, is_decided=is_decided, payload=payload, **others)
+        def watched_append(replica: Replica, run: Sequence[HeadedBatch], **others: Any) -> Any:
+            with self.noting():
+                for head, _, payload in run:
+                    self._on_published(head + payload)
+            return append(replica, run, **others)
 
         def watched_on_active(owner: IngestCoordinators, partition: int, is_active: bool) -> None:
             on_active(owner, partition, is_active)
@@ -201,7 +200,7 @@ class IngestLaws:
                 self._counts["ingest coordinator loaded from a snapshot"] += found.is_last_load_from_snapshot
 
         with (
-            mock.patch.object(Replica, "append", watched_append),
+            mock.patch.object(Replica, "append_decided", watched_append),
             mock.patch.object(IngestCoordinators, "_on_active", watched_on_active),
         ):
             yield

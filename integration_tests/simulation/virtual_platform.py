@@ -72,7 +72,7 @@ QUORUM_ANSWERS: Final = {
 }
 """The methods with which a quorum node receives answers, and the types of these answers."""
 
-LARGE_PART_LIMITS: Final = {"KEEP_BYTES": 1, "READ_BYTES": 2, "FLUSH_BYTES": 2, "IN_FLIGHT_BYTES": 8}
+LARGE_PART_LIMITS: Final = {"KEEP_BYTES": 1, "PIECE_BYTES": 2, "FLUSH_BYTES": 2, "IN_FLIGHT_BYTES": 8}
 """Limits of publications that are made smaller together, as multiples of the first."""
 
 DATA_PATH: Final = "/data"
@@ -272,7 +272,7 @@ def platform(
         coordinator_count: partitions of `__groups`.
         ingest_coordinator_count: partitions of `__ingests`.
         broker_count: brokers of the cluster.
-        large_part_bytes: bytes from which parts of ingests count as large, with reads and flushes to match; None: as in production.
+        large_part_bytes: bytes from which parts of ingests count as large, with pieces and flushes to match; None: as in production.
     """
 
     def insecure_channel(address: str, options: Options | None = None, **_others: object) -> VirtualChannel:

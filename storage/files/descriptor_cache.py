@@ -101,8 +101,15 @@ class FileBudget:
 
     def enter(self, file: BudgetedFile) -> File:
         """Begin a call on a file, and return the open file inside it; `leave` must follow."""
+        inner = self.enter_if_open(file)
+        assert inner is not None, f"{file.path}: the file is closed"
+        return inner
+
+    def enter_if_open(self, file: BudgetedFile) -> File | None:
+        """As `enter`, for a thread that does not know whether the owner has closed the file for good; then None."""
         with self._lock:
-            assert not file.is_closed, f"{file.path}: the file is closed"
+            if file.is_closed:
+                return None
             inner = file.inner
             if inner is not None:
                 file.users += 1
@@ -265,6 +272,16 @@ class BudgetedFile:
     def pread(self, size_bytes: int, position: int) -> bytes:
         """See `File.pread`; also raises the errors of opening."""
         inner = self._budget.enter(self)
+        try:
+            return inner.pread(size_bytes, position)
+        finally:
+            self._budget.leave(self)
+
+    def pread_if_open(self, size_bytes: int, position: int) -> bytes | None:
+        """As `pread`, for a thread that does not own the file; None once its owner has closed it."""
+        inner = self._budget.enter_if_open(self)
+        if inner is None:
+            return None
         try:
             return inner.pread(size_bytes, position)
         finally:
@@ -436,6 +453,13 @@ def note_synced(file: File, mark: int) -> None:
     """Note that everything up to a mark was synced together with the whole file system, not by `File.sync`."""
     if isinstance(file, BudgetedFile):
         file.note_synced(mark)
+
+
+def pread_if_open(file: File, size_bytes: int, position: int) -> bytes | None:
+    """Read in a thread that does not own the file; None once its owner has closed it. Raises as `File.pread`, and as opening does."""
+    return (
+        file.pread_if_open(size_bytes, position) if isinstance(file, BudgetedFile) else file.pread(size_bytes, position)
+    )
 
 
 def disk_under(disk: Disk) -> Disk:

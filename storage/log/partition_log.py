@@ -87,6 +87,7 @@ from storage.types import (
     Boundary,
     DamagedRange,
     EpochEnd,
+    HeadedBatch,
     HeadersRead,
     LogRead,
     LogSettings,
@@ -102,8 +103,8 @@ from .flush import FlushWork
 from .follower_append import check_follower_batches
 from .log_start import LogStartWork
 from .producer_snapshots import ProducerSnapshots
-from .producers import ProducerWindows
-from .reader import LogReader
+from .producers import SEQUENCE_MASK, ProducerWindows
+from .reader import LogReader, ReadWork
 from .recovery import RecoveredLog, open_log
 from .recovery_caches import restore_producers
 from .recovery_point import SYNC_INTERVAL_FLUSHES, CleanEnd, RecoveryPoint
@@ -353,8 +354,6 @@ class PartitionLog:
         *,
         leader_epoch: int,
         now_ms: int,
-        payload: Buffer = b"",
-        may_skip: bool = False,
     ) -> Appended:
         """Append one batch and stamp its base offset and leader epoch, unless the log already holds it.
 
@@ -362,12 +361,10 @@ class PartitionLog:
         copy them: one writev takes a stamped 16-byte prefix and the client's bytes.
 
         Args:
-            batch: the batch, or what comes before `payload`.
+            batch: the batch.
             header: its header.
             leader_epoch: leader epoch to stamp.
             now_ms: wall clock in milliseconds.
-            payload: the rest of the batch.
-            may_skip: True: the batch may leave out sequences of its producer; see `storage.log.producers`.
 
         Returns:
             Where the batch is. For a duplicate, the offsets of the original.
@@ -389,11 +386,11 @@ class PartitionLog:
             )
         has_producer = header.producer_id >= 0
         if has_producer:
-            original = self._producers.check(header, may_skip=may_skip)
+            original = self._producers.check(header)
             if original is not None:
                 return Appended(original.base_offset, original.next_offset, True)
         next_offset = base_offset + header.last_offset_delta + 1
-        size_bytes = len(batch) + len(payload)
+        size_bytes = len(batch)
         segment = self._active
         settings = self._settings
         prefix = stamped_prefix(base_offset, header.batch_length, leader_epoch)
@@ -408,7 +405,7 @@ class PartitionLog:
             ):
                 segment = self._roll(now_ms)
             segment.append(
-                (prefix, rest, payload) if payload else (prefix, rest),
+                (prefix, rest),
                 base_offset=base_offset,
                 next_offset=next_offset,
                 size_bytes=size_bytes,
@@ -425,6 +422,70 @@ class PartitionLog:
         if has_producer:
             self._note_producer(header, base_offset, now_ms)
         return Appended(base_offset, next_offset, False)
+
+    def append_run_as_leader(
+        self, run: Sequence[HeadedBatch], *, leader_epoch: int, now_ms: int, may_skip: bool = False
+    ) -> list[Appended]:
+        """Append batches of one producer that continue each other, and stamp them, with one write.
+
+        Args:
+            run: the batches, at least one.
+            leader_epoch: leader epoch to stamp.
+            now_ms: wall clock in milliseconds.
+            may_skip: True: the first batch may leave out sequences of its producer; see `storage.log.producers`.
+
+        Returns:
+            Where the first batches are: as many as continue each other and fit into the segment, at least one. The caller
+            appends the rest with another call. A duplicate comes alone, with the offsets of the original.
+
+        Raises:
+            As `append_as_leader`; nothing was appended then.
+        """
+        with self._writing():
+            base_offset, known_epoch = self._end_offset, self._leader_epoch
+            if known_epoch is not None and leader_epoch < known_epoch:
+                raise OutOfOrderOffsetError(
+                    f"leader epoch {leader_epoch} after {known_epoch}",
+                    expected_offset=base_offset,
+                    base_offset=base_offset,
+                )
+            first = run[0].header
+            original = self._producers.check(first, may_skip=may_skip)
+            if original is not None:
+                return [Appended(original.base_offset, original.next_offset, True)]
+            placed, parts = self._placed_run(run, base_offset, leader_epoch)
+            if self._active.must_roll(
+                last_offset=placed[0].header.last_offset,
+                size_bytes=first.size_bytes,
+                max_timestamp_ms=first.max_timestamp_ms,
+                now_ms=now_ms,
+                settings=self._settings,
+            ):
+                self._roll(now_ms)
+            count = self._active.count_fitting(placed, self._settings)
+            self._append_placed(parts[: 2 * count], placed[:count], now_ms)
+            self._active.written_ms = now_ms
+            return [Appended(header.base_offset, header.next_offset, False) for _, header in placed[:count]]
+
+    @staticmethod
+    def _placed_run(
+        run: Sequence[HeadedBatch], base_offset: int, leader_epoch: int
+    ) -> tuple[list[PlacedBatch], list[Buffer]]:
+        """Return the first batches of a run that continue each other, as the log will hold them, and two buffers for each."""
+        placed: list[PlacedBatch] = []
+        parts: list[Buffer] = []
+        position = 0
+        producer = (run[0].header.producer_id, run[0].header.producer_epoch, run[0].header.base_sequence)
+        for head, header, payload in run:
+            if (header.producer_id, header.producer_epoch, header.base_sequence) != producer:
+                break
+            stamped = header._replace(base_offset=base_offset, leader_epoch=leader_epoch)
+            placed.append(PlacedBatch(position, stamped))
+            parts += (stamped_prefix(base_offset, header.batch_length, leader_epoch) + head[PREFIX_BYTES:], payload)
+            position += header.size_bytes
+            base_offset = stamped.next_offset
+            producer = (header.producer_id, header.producer_epoch, (header.last_sequence + 1) & SEQUENCE_MASK)
+        return placed, parts
 
     def append_as_follower(self, batches: Buffer, *, now_ms: int) -> Appended:
         """Append whole batches from a leader, byte for byte; check all of them before writing the first.
@@ -461,9 +522,14 @@ class PartitionLog:
 
     def _append_run(self, batches: Buffer, run: list[PlacedBatch], now_ms: int) -> None:
         """Write neighbouring batches of one region with one call."""
-        active = self._active
         last = run[-1]
-        active.append_bytes((memoryview(batches)[run[0].position : last.position + last.header.size_bytes],))
+        region = memoryview(batches)[run[0].position : last.position + last.header.size_bytes]
+        self._append_placed((region,), run, now_ms)
+
+    def _append_placed(self, parts: Sequence[Buffer], run: list[PlacedBatch], now_ms: int) -> None:
+        """Write the bytes of batches with one call, and note them."""
+        active = self._active
+        active.append_bytes(parts)
         for _, header in run:
             active.note_batch(
                 base_offset=header.base_offset,
@@ -543,6 +609,20 @@ class PartitionLog:
         """
         limit = self._limit(offset, end_offset)
         return self._reader.read(offset, max_bytes, end_offset=limit, flushed_offset=self._flushed_offset)
+
+    def begin_read(self, offset: int, *, end_offset: int) -> ReadWork | None:
+        """Begin a read of the batches from the one that holds `offset` on, to `end_offset` (exclusive), for a thread to carry out.
+
+        Returns:
+            None if that takes more than to fetch the bytes; then call `read`.
+
+        Raises:
+            OffsetOutOfRangeError, LogClosedError: as `read`.
+        """
+        limit = self._limit(offset, end_offset)
+        if limit != end_offset:
+            return None
+        return self._reader.begin_read(offset, end_offset=end_offset, flushed_offset=self._flushed_offset)
 
     def read_headers(self, offset: int, max_bytes: int, *, end_offset: int | None = None) -> HeadersRead:
         """Return the headers of the batches that `read` would return, at most `HEADERS_MAX`; of large batches little else is read.

@@ -23,6 +23,8 @@ from lograft.wire.limits import HEADER_BYTES
 from lograft.wire.reader import RecordBatch
 
 from storage.errors import CorruptLogError, DataLossError, DiskError
+from storage.files.descriptor_cache import pread_if_open
+from storage.files.disk import File
 from storage.segment.damage import DamagedRanges
 from storage.segment.scan import BadBatch, Walk, find_valid_after, header_fault
 from storage.segment.segment import Segment
@@ -44,6 +46,32 @@ logger = logging.getLogger(__name__)
 class _Cursor(NamedTuple):
     segment: Segment
     position: int
+
+
+class ReadWork:
+    """A read of which only the bytes are missing. The owner of the log makes it (`PartitionLog.begin_read`); any thread runs it.
+
+    It checks nothing: the log may have changed since, so the caller compares the batches with those that it expects, and their CRCs.
+
+    Attributes:
+        size_bytes: bytes of the batches.
+    """
+
+    __slots__ = ("_file", "_position", "size_bytes")
+
+    def __init__(self, file: File, position: int, size_bytes: int) -> None:
+        self._file = file
+        self._position = position
+        self.size_bytes = size_bytes
+
+    def run(self) -> bytes | None:
+        """Return the bytes; None if they are not there any more. Blocks for as long as the disk takes.
+
+        Raises:
+            StorageError: the disk cannot return them.
+        """
+        data = pread_if_open(self._file, self.size_bytes, self._position)
+        return data if data is not None and len(data) == self.size_bytes else None
 
 
 class LogReader:
@@ -102,6 +130,30 @@ class LogReader:
                 self._segments.note_read(segment, flushed_offset)
                 return read
         raise CorruptLogError(segment.path, f"offset {offset} cannot be found although its segment was walked")
+
+    def begin_read(self, offset: int, *, end_offset: int, flushed_offset: int) -> ReadWork | None:
+        """Begin a read of the batches from the one that holds `offset` on, to `end_offset` (exclusive).
+
+        Returns:
+            None if a whole segment does not hold them, if bytes there are damaged or have to be checked first, or if the index does not
+            fit: `read` knows what to do then.
+        """
+        if self._damage or offset >= end_offset:
+            return None
+        segment = self._segments.holding(offset)
+        if end_offset > segment.end_offset:
+            return None
+        try:
+            start, end = self._boundary(segment, offset), self._boundary(segment, end_offset)
+        except BadBatch:
+            return None
+        if end.offset != end_offset or end.position <= start.position:
+            return None
+        if self.verify and not segment.is_verified(start.position, end.position):
+            return None
+        self.remember(end.offset, segment, end.position)
+        self._segments.note_read(segment, flushed_offset)
+        return ReadWork(segment.file, start.position, end.position - start.position)
 
     def read_headers(self, offset: int, max_bytes: int, *, end_offset: int, flushed_offset: int) -> HeadersRead:
         """Return the headers of the batches that `read` would return, and read little else.

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lograft.wire.batch import RecordBatch, check_batch, encode_batch, read_batches
-from lograft.wire.limits import MAX_BATCH_BYTES
+from lograft.wire.limits import HEADER_BYTES, MAX_BATCH_BYTES
 
 from storage.files.disk import Disk
 from storage.log.partition_log import OpenedLog, PartitionLog
-from storage.types import Appended, LogSettings
+from storage.types import Appended, HeadedBatch, LogSettings
 
 SMALL = LogSettings(segment_bytes=1_000, index_interval_bytes=100, segment_ms=10**15)
 """Settings with which a few batches fill a segment and an index."""
@@ -38,6 +38,12 @@ def make_batch(
         base_sequence=producer.base_sequence if producer is not None else -1,
         control=control,
     )
+
+
+def headed(batch: bytes | bytearray) -> HeadedBatch:
+    """Return a batch with its header apart from its payload."""
+    header = check_batch(batch, max_bytes=MAX_BATCH_BYTES)
+    return HeadedBatch(bytes(batch[:HEADER_BYTES]), header, memoryview(bytes(batch))[HEADER_BYTES:])
 
 
 def append(

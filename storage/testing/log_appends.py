@@ -11,7 +11,7 @@ from lograft.wire.batch import check_batch, encode_batch, read_header
 from lograft.wire.limits import MAX_BATCH_BYTES
 
 from storage.errors import DiskFullError, OutOfOrderOffsetError, OutOfOrderSequenceError, ProducerFencedError
-from storage.testing.builders import ProducerStamp
+from storage.testing.builders import ProducerStamp, headed
 from storage.testing.log_model import SEQUENCE_COUNT, LogModel, ModelBatch, Refused
 from storage.testing.log_world import Operation, World, attempt
 from storage.testing.sim_disk import Refusal
@@ -147,6 +147,87 @@ class Append(Operation):
         """See `Operation`."""
         answer, appended = self.expected(model)
         assert outcome == answer, f"the log answers {outcome}, not {answer}"
+        if appended:
+            model.append(appended)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppendRun(Operation):
+    """A leader appends batches of one producer that continue each other; a wrong one ends the run before it."""
+
+    weight = 5
+    batches: tuple[bytes, ...]
+    leader_epoch: int
+
+    @classmethod
+    def draw(cls, world: World, rng: random.Random) -> AppendRun:
+        """See `Operation`; the run may begin with batches that the log has, and sometimes a sequence in it is wrong."""
+        model = world.model
+        producer_id = rng.choice(PRODUCER_IDS)
+        window = model.producers.get(producer_id)
+        known = window.batches if window is not None else []
+        again = known[-rng.randrange(3) :] if known and rng.randrange(4) == 0 else []
+        sequence = 0 if window is None else again[0].base_sequence if again else window.next_sequence
+        batches: list[bytes] = []
+        for number in range(rng.randint(1, 6)):
+            count = again[number].last_offset_delta + 1 if number < len(again) else rng.choice((1, 1, 2, 3))
+            if rng.randrange(25) == 0:
+                sequence = (sequence + rng.choice((-1, 1, 5))) % SEQUENCE_COUNT
+            stamp = ProducerStamp(
+                producer_id=producer_id,
+                producer_epoch=0 if window is None else window.producer_epoch,
+                base_sequence=sequence,
+            )
+            timestamp_ms = max(model.now_ms, 1_000 + 10 * model.end_offset) + rng.choice((0, 0, 0, 400))
+            batches.append(
+                plain_batch(count, size_bytes=rng.choice(VALUE_BYTES), timestamp_ms=timestamp_ms, producer=stamp)
+            )
+            sequence = (sequence + count) % SEQUENCE_COUNT
+        return cls(batches=tuple(batches), leader_epoch=draw_epoch(model, rng))
+
+    def expected(self, model: LogModel) -> tuple[list[object], list[ModelBatch]]:
+        """Return the required answers of the log, up to a refusal, and the batches that it must append."""
+        leader = model.copy()
+        answers: list[object] = []
+        appended: list[ModelBatch] = []
+        for batch in self.batches:
+            verdict = leader.judge(read_header(batch))
+            if isinstance(verdict, Refused):
+                return [*answers, REFUSALS[verdict]], appended
+            if verdict is None:
+                stamped = ModelBatch.stamped(
+                    batch,
+                    base_offset=leader.end_offset,
+                    leader_epoch=self.leader_epoch,
+                    appended_ms=model.now_ms,
+                )
+                leader.append([stamped])
+                appended.append(stamped)
+                verdict = Appended(stamped.header.base_offset, stamped.header.next_offset, False)
+            answers.append(verdict)
+        return answers, appended
+
+    def announce(self, model: LogModel) -> None:
+        """See `Operation`."""
+        model.announced = self.expected(model)[1]
+
+    def apply_to_log(self, world: World) -> object:
+        """See `Operation`."""
+        left = [headed(batch) for batch in self.batches]
+        answers: list[object] = []
+        while left:
+            append = partial(world.log.append_run_as_leader, left, leader_epoch=self.leader_epoch)
+            outcome = attempt(partial(append, now_ms=world.now_ms))
+            if not isinstance(outcome, list):
+                return [*answers, outcome]
+            answers += outcome
+            left = left[len(outcome) :]
+        return answers
+
+    def apply_to_model(self, model: LogModel, outcome: object) -> None:
+        """See `Operation`."""
+        answers, appended = self.expected(model)
+        assert outcome == answers, f"the log answers {outcome}, not {answers}"
         if appended:
             model.append(appended)
 

@@ -15,7 +15,7 @@ from functools import partial
 from lograft.wire.batch import read_batches
 
 from storage.errors import DiskFailedError, DiskFullError, OffsetOutOfRangeError
-from storage.testing.log_appends import Append, AppendAsFollower, AppendToFullDisk, draw_epoch
+from storage.testing.log_appends import Append, AppendAsFollower, AppendRun, AppendToFullDisk, draw_epoch
 from storage.testing.log_compaction import COMPACTION_OPERATIONS
 from storage.testing.log_model import LogModel
 from storage.testing.log_prefix import PREFIX_OPERATIONS
@@ -362,6 +362,7 @@ class CheckInDepth(Operation):
 
 OPERATIONS: tuple[type[Operation], ...] = (
     Append,
+    AppendRun,
     AppendToFullDisk,
     AppendAsFollower,
     BeginFlush,

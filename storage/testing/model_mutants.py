@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +23,7 @@ from storage.compaction.pass_ import CompactionPass
 from storage.compaction.survivors import find_survivors
 from storage.errors import FileMissingError
 from storage.files.checkpoints import replace_file
-from storage.files.disk import Disk
+from storage.files.disk import Buffer, Disk
 from storage.files.names import CLEANED_SUFFIX
 from storage.log.deleted import DeletedFiles
 from storage.log.epochs import LeaderEpochs
@@ -33,6 +34,8 @@ from storage.log.retention import count_due
 from storage.log.swap import put_in_place
 from storage.log.transactions import Transactions
 from storage.segment.seal import MalformedSealError, Seal, decode_seal
+from storage.segment.segment import Segment
+from storage.testing.log_appends import AppendRun
 from storage.testing.log_compaction import Compact
 from storage.testing.log_faults import CrashInside, CrashNow
 from storage.testing.log_mutant import Finder, Mutant
@@ -52,6 +55,7 @@ from storage.testing.log_scrub import EndScrub, RunScrub, StaleSeal
 from storage.testing.log_transactions import AppendInTransaction
 from storage.testing.log_world import Operation
 from storage.testing.sim_disk import SimFile
+from storage.types import HeadedBatch, LogSettings, PlacedBatch
 
 FAR_OFFSET = 2**62
 _LATER_MS = 10**9
@@ -153,6 +157,27 @@ def _read_any_seal(disk: Disk, task: Any) -> Seal | None:
         return None
 
 
+_placed_run: Any = getattr(PartitionLog, "_placed_run")  # noqa: B009
+
+
+def _placed_anyhow(run: Sequence[HeadedBatch], base_offset: int, leader_epoch: int) -> Any:
+    """Place every batch, whether it continues the one before or not."""
+    placed: list[PlacedBatch] = []
+    parts: list[Buffer] = []
+    position = 0
+    for batch in run:
+        found, buffers = _placed_run([batch], base_offset, leader_epoch)
+        placed.append(found[0]._replace(position=position))
+        parts += buffers
+        base_offset = found[0].header.next_offset
+        position += found[0].header.size_bytes
+    return placed, parts
+
+
+def _all_of_them(segment: Segment, placed: Sequence[PlacedBatch], settings: LogSettings) -> int:
+    return len(placed)
+
+
 def _none(*args: object) -> list[int]:
     return []
 
@@ -223,6 +248,19 @@ _PREFIX_MUTANTS = (
     ),
 )
 
+_RUN_MUTANTS = (
+    _mutant(
+        "run: a batch that does not continue the one before goes through",
+        (PartitionLog, "_placed_run", staticmethod(_placed_anyhow)),
+        focus=(AppendRun,),
+    ),
+    _mutant(
+        "run: a segment grows beyond its size",
+        (Segment, "count_fitting", _all_of_them),
+        focus=(AppendRun, CheckInDepth),
+    ),
+)
+
 _COMPACTION_MUTANTS = (
     _mutant(
         "compaction: a swap syncs no directory",
@@ -286,5 +324,5 @@ _COMPACTION_MUTANTS = (
     ),
 )
 
-MUTANTS: tuple[Mutant, ...] = (*_PREFIX_MUTANTS, *_COMPACTION_MUTANTS)
+MUTANTS: tuple[Mutant, ...] = (*_PREFIX_MUTANTS, *_RUN_MUTANTS, *_COMPACTION_MUTANTS)
 """All mutants of this module."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from lograft.wire.header import iter_batches
 from brokerd.failure import RefusedError, refused
 from brokerd.publishing import publisher as publisher_module
 from brokerd.publishing.commits import wait_committed
-from brokerd.publishing.limits import IN_FLIGHT_BYTES
+from brokerd.publishing.limits import IN_FLIGHT_BYTES, PIECE_BYTES
 from brokerd.publishing.parts import UNKNOWN_OFFSET, Part, PublishedPart, Slice
 from brokerd.publishing.publisher import Publisher, RecordsLostError
 from brokerd.replica.replica import Replica
@@ -33,10 +33,13 @@ from brokerd.tests.replica.lone_broker import TOPIC_ID
 from brokerd.tests.support import WAIT_S
 from metaquorum.metadata.records import LeaderChange, PartitionChangeRecord, RemoveTopicRecord
 from metaquorum.tests.quorum_cluster import until
+from storage.errors import DiskReadError
 from storage.log.flush import FlushWork
 from storage.log.partition_log import PartitionLog
+from storage.log.reader import ReadWork
 from storage.maintenance.flusher import GroupFlusher, OnDone
 from storage.testing.sim_disk import Refusal
+from storage.types import HeadedBatch
 
 
 @pytest.fixture
@@ -81,35 +84,66 @@ async def test_part_is_published_in_its_order(broker: PublishingBroker) -> None:
     assert broker.published == [(TOPIC_ID, 0, False)]
 
 
-async def test_large_parts_take_turns(broker: PublishingBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next one begins when the one before has ended, or waits for its followers for too long."""
-    gate = asyncio.Event()
-    waiting: list[int] = []
+class HeldCommits:
+    """Lets no publication see its commits until `gate` is set, the first that waits alone: `waiting` has what all waited for."""
 
-    async def slow(replica: Replica, end_offset: int, *, leader_epoch: int, timeout_ms: int) -> None:
-        waiting.append(end_offset)
-        if len(waiting) == 1:
-            await gate.wait()
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.waiting: list[int] = []
+
+    async def wait(self, replica: Replica, end_offset: int, *, leader_epoch: int, timeout_ms: int) -> None:
+        self.waiting.append(end_offset)
+        if len(self.waiting) == 1:
+            await self.gate.wait()
         await wait_committed(replica, end_offset, leader_epoch=leader_epoch, timeout_ms=timeout_ms)
 
-    for name, value in (("KEEP_BYTES", 100), ("TURN_WAIT_MS", 300), ("wait_committed", slow)):
+    async def until_one_waits(self) -> None:
+        while not self.waiting:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_large_parts_take_turns(broker: PublishingBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one begins when the one before waits for its followers for too long in its middle."""
+    held = HeldCommits()
+    for name, value in (("KEEP_BYTES", 100), ("IN_FLIGHT_BYTES", 300), ("TURN_WAIT_MS", 300)):
         monkeypatch.setattr(publisher_module, name, value)
+    monkeypatch.setattr(publisher_module, "wait_committed", held.wait)
     target = await broker.target()
     first, values = await staged(broker)
     second, more = await staged_later(broker)
     one = asyncio.create_task(broker.publisher.publish(first))
     async with asyncio.timeout(WAIT_S):
-        while not waiting:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await held.until_one_waits()
+        end_offset = target.log_end_offset
+        assert end_offset < len(values)
         two = asyncio.create_task(broker.publisher.publish(replace(second, producer_id=PUBLISHING + 1)))
         await asyncio.sleep(0.1)
-        assert target.log_end_offset == len(values), "it is not the second one's turn"
+        assert target.log_end_offset == end_offset, "it is not the second one's turn"
         await two
         assert not one.done()
-        gate.set()
+        held.gate.set()
         await one
     assert broker.published == [(TOPIC_ID, 0, True), (TOPIC_ID, 0, True)]
-    assert values_of(target) == [*values, *more]
+    assert values_of(target) == [*values[:end_offset], *more, *values[end_offset:]]
+
+
+async def test_a_large_part_begins_while_the_end_of_the_one_before_is_committed(
+    broker: PublishingBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = HeldCommits()
+    for name, value in (("KEEP_BYTES", 100), ("TURN_WAIT_MS", WAIT_S * 2_000)):
+        monkeypatch.setattr(publisher_module, name, value)
+    monkeypatch.setattr(publisher_module, "wait_committed", held.wait)
+    first, values = await staged(broker)
+    second, more = await staged_later(broker)
+    one = asyncio.create_task(broker.publisher.publish(first))
+    async with asyncio.timeout(WAIT_S):
+        await held.until_one_waits()
+        await broker.publisher.publish(replace(second, producer_id=PUBLISHING + 1))
+        assert not one.done()
+        held.gate.set()
+        await one
+    assert values_of(await broker.target()) == [*values, *more]
 
 
 async def test_batches_keep_everything_but_their_producer(broker: PublishingBroker) -> None:
@@ -184,24 +218,24 @@ async def test_publication_goes_on_where_it_stopped(broker: PublishingBroker, mo
     """Whatever number of batches was appended before the failure, and whoever wrote in between."""
     target = await broker.target()
     wanted, values = await staged(broker, sequence=SEQUENCES - 7)
-    append = Replica.append
+    append = Replica.append_decided
     left = 0
 
-    def append_some(replica: Replica, *args: Any, **options: Any) -> object:
+    def append_some(replica: Replica, run: Sequence[HeadedBatch], **options: Any) -> object:
         nonlocal left
         if left == 0:
             raise refused(ErrorCode.NOT_ENOUGH_REPLICAS, "too few")
-        left -= 1
-        return append(replica, *args, **options)
+        appended = append(replica, run[:left], **options)
+        left -= len(appended)
+        return appended
 
-    monkeypatch.setattr(Replica, "append", append_some)
+    monkeypatch.setattr(Replica, "append_decided", append_some)
     others = 0
     for count in (0, 1, 3, 11, 2, 1):
         left = count
         with pytest.raises(RefusedError) as caught:
             await broker.new_publisher(max_batches=7).publish(wanted)
         assert caught.value.failure.code is ErrorCode.NOT_ENOUGH_REPLICAS
-        left = 1
         append_foreign(target, b"other")
         others += 1
     left = 1_000
@@ -262,18 +296,18 @@ async def test_publication_ends_with_its_leader_epoch(
     A publication notices it before it appends, and, with little in flight, where it waits for the high watermark.
     """
     wanted, values = await staged(broker)
-    target, append, appends = await broker.target(), Replica.append, 0
+    target, append, appends = await broker.target(), Replica.append_decided, 0
 
-    def append_and_move(replica: Replica, *args: Any, **options: Any) -> object:
+    def append_and_move(replica: Replica, run: Sequence[HeadedBatch], **options: Any) -> object:
         nonlocal appends
-        appended = append(replica, *args, **options)
+        appended = append(replica, run[:1], **options)
         appends += 1
         if appends == at:
             broker.commit(PartitionChangeRecord(topic_id=TOPIC_ID, partition=0, leader=LeaderChange(leader_id=1)))
         return appended
 
     monkeypatch.setattr(publisher_module, "IN_FLIGHT_BYTES", in_flight_bytes)
-    monkeypatch.setattr(Replica, "append", append_and_move)
+    monkeypatch.setattr(Replica, "append_decided", append_and_move)
     assert await code_of(broker, wanted) is ErrorCode.LEADER_NOT_AVAILABLE
     assert target.leader_epoch == 1
     assert appends == at
@@ -288,14 +322,14 @@ async def test_bytes_beyond_the_high_watermark_are_bounded(
     target = await broker.target()
     wanted, values = await staged(broker, batches=60)
     monkeypatch.setattr(publisher_module, "IN_FLIGHT_BYTES", 500)
-    append, beyond = Replica.append, list[int]()
+    append, beyond = Replica.append_decided, list[int]()
 
-    def append_and_look(replica: Replica, *args: Any, **options: Any) -> object:
-        appended = append(replica, *args, **options)
+    def append_and_look(replica: Replica, run: Sequence[HeadedBatch], **options: Any) -> object:
+        appended = append(replica, run, **options)
         beyond.append(replica.log_end_offset - replica.high_watermark)
         return appended
 
-    monkeypatch.setattr(Replica, "append", append_and_look)
+    monkeypatch.setattr(Replica, "append_decided", append_and_look)
     await broker.publisher.publish(wanted)
     assert values_of(target) == values
     # A batch has 76 bytes or more.
@@ -352,7 +386,8 @@ async def test_flushes_are_held_for_a_limited_time_only(monkeypatch: pytest.Monk
         target = await broker.target()
         wanted, values = await staged(broker)
         monkeypatch.setattr(publisher_module, "KEEP_BYTES", 100)
-        monkeypatch.setattr(publisher_module, "READ_BYTES", 1)
+        monkeypatch.setattr(publisher_module, "PIECE_BYTES", 1)
+        monkeypatch.setattr(broker.staged, "begin", lambda *_: None)
         monkeypatch.setattr(broker.staged, "read", slow_read)
         publishing = asyncio.create_task(broker.publisher.publish(wanted))
         await until(lambda: target.log_end_offset > 0, what="the first batch")
@@ -365,6 +400,64 @@ async def test_flushes_are_held_for_a_limited_time_only(monkeypatch: pytest.Monk
         gate.set()
         await broker.publisher.close()
         await broker.manager.stop()
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 200, PIECE_BYTES])
+async def test_large_part_reads_ahead(
+    broker: PublishingBroker, monkeypatch: pytest.MonkeyPatch, piece_bytes: int
+) -> None:
+    """While a piece is appended, the next one is read in a thread; nothing is read in the event loop."""
+    wanted, values = await staged(broker, batches=60)
+    target = await broker.target()
+    begin, begun, read = broker.staged.begin, list[int](), list[int]()
+
+    def begin_and_look(topic_id: bytes, partition: int, offset: int, end_offset: int) -> ReadWork | None:
+        begun.append(target.log_end_offset)
+        return begin(topic_id, partition, offset, end_offset)
+
+    monkeypatch.setattr(publisher_module, "KEEP_BYTES", 100)
+    monkeypatch.setattr(publisher_module, "PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(broker.staged, "begin", begin_and_look)
+    looked = broker.staged.read
+
+    async def read_and_note(topic_id: bytes, partition: int, offset: int, end_offset: int) -> bytes:
+        read.append(offset)
+        return await looked(topic_id, partition, offset, end_offset)
+
+    monkeypatch.setattr(broker.staged, "read", read_and_note)
+    await broker.publisher.publish(wanted)
+    assert values_of(target) == values
+    # The plan alone reads in the loop, its first piece.
+    assert len(read) <= 1
+    if piece_bytes == 1:
+        # The second batch was asked for before the first was appended.
+        assert begun[:3] == [0, 0, 1]
+
+
+@pytest.mark.parametrize("lost", [None, b"", "error"])
+async def test_read_ahead_that_fails_is_read_again(
+    broker: PublishingBroker, monkeypatch: pytest.MonkeyPatch, lost: bytes | str | None
+) -> None:
+    """A segment that was closed in the meantime, for example: the ordinary read finds what is there, or says what is wrong."""
+    wanted, values = await staged(broker, batches=60)
+    target = await broker.target()
+    run, runs = ReadWork.run, 0
+
+    def run_and_lose(work: ReadWork) -> bytes | None:
+        nonlocal runs
+        runs += 1
+        if runs % 3:
+            return run(work)
+        if isinstance(lost, str):
+            raise DiskReadError("/data/x", "no")
+        return lost
+
+    monkeypatch.setattr(publisher_module, "KEEP_BYTES", 100)
+    monkeypatch.setattr(publisher_module, "PIECE_BYTES", 300)
+    monkeypatch.setattr(ReadWork, "run", run_and_lose)
+    await broker.publisher.publish(wanted)
+    assert runs > 3
+    assert values_of(target) == values
 
 
 async def test_several_coordinators_publish_at_once(broker: PublishingBroker) -> None:
@@ -478,17 +571,16 @@ async def test_part_after_a_loss_goes_on_after_a_crash(
     await broker.publisher.publish(wanted)
     following, more = await staged_later(broker)
     noted_loss = replace(following, base_sequence=wanted.records + 3, lost_records=3)
-    append, left = Replica.append, [7]
+    append, left = Replica.append_decided, [7]
 
-    def failing(replica: Replica, *arguments: Any, **fields: Any) -> Any:
-        if fields.get("is_decided"):
-            left[0] -= 1
-            if left[0] < 0:
-                raise refused(ErrorCode.STORAGE_FAILED, "no more")
-        return append(replica, *arguments, **fields)
+    def failing(replica: Replica, run: Sequence[HeadedBatch], **fields: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            raise refused(ErrorCode.STORAGE_FAILED, "no more")
+        return append(replica, run[:1], **fields)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Replica, "append", failing)
+        patched.setattr(Replica, "append_decided", failing)
         assert await code_of(broker, noted_loss) is ErrorCode.STORAGE_FAILED
     end_offset = (await broker.target()).log_end_offset
     assert wanted.records < end_offset < wanted.records + len(more)

@@ -64,7 +64,6 @@ _PRODUCER = struct.Struct(">qhi")
 _PRODUCER_START = 43
 _CRC = struct.Struct(">I")
 _CRC_AT = 17
-_CRC_PIECE_BYTES = 64 * 1024
 _SEQUENCE_MASK = 0x7FFF_FFFF
 
 assert _HEADER.size == HEADER_BYTES, _HEADER.size
@@ -210,15 +209,11 @@ def header_of_producer(batch: BytesLike, header: BatchHeader, *, producer_id: in
     view = memoryview(batch)
     other = bytearray(view[:HEADER_BYTES])
     _PRODUCER.pack_into(other, _PRODUCER_START, producer_id, 0, base_sequence)
-    found = crc32c(view[CRC_START:HEADER_BYTES])
-    crc = crc32c(other[CRC_START:])
-    # Both checksums of a piece are computed while the processor has it at hand.
-    for start in range(HEADER_BYTES, len(view), _CRC_PIECE_BYTES):
-        piece = view[start : start + _CRC_PIECE_BYTES]
-        found, crc = crc32c(piece, found), crc32c(piece, crc)
+    payload = view[HEADER_BYTES:]
+    found = crc32c(payload, crc32c(view[CRC_START:HEADER_BYTES]))
     if found != header.crc:
         raise CorruptBatchError(f"the batch has CRC {found:#010x}, its header says {header.crc:#010x}")
-    _CRC.pack_into(other, _CRC_AT, crc)
+    _CRC.pack_into(other, _CRC_AT, crc32c(payload, crc32c(other[CRC_START:])))
     return bytes(other)
 
 

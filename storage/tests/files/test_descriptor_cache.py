@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 from storage.errors import DiskError, DiskFailedError, DiskReadError, TooManyOpenFilesError
-from storage.files.descriptor_cache import FileBudget, may_close, needs_sync, note_synced, write_hint, write_mark
+from storage.files.descriptor_cache import (
+    FileBudget,
+    may_close,
+    needs_sync,
+    note_synced,
+    pread_if_open,
+    write_hint,
+    write_mark,
+)
 from storage.files.disk import Disk
 from storage.files.posix import PosixDisk
 from storage.testing.conformance import DiskConformance
@@ -172,6 +180,20 @@ def test_close_waits_for_a_read_inside(disk: WatchedDisk) -> None:
     a.close()
     with pytest.raises(AssertionError, match="is closed"):
         a.pread(1, 0)
+
+
+def test_thread_that_reads_a_closed_file_gets_nothing(disk: WatchedDisk) -> None:
+    """A file that the budget has closed is opened again; one that its owner has closed is not."""
+    budget = FileBudget(1)
+    a, _ = open_all(budget, disk, "ab")
+    assert disk.open_paths == ["/b"]
+    assert pread_if_open(a, 1, 0) == b"a"
+    assert disk.open_paths == ["/a"]
+    a.close()
+    assert pread_if_open(a, 1, 0) is None
+    assert (disk.open_paths, budget.open_count) == ([], 0)
+    plain = disk.open_file("/c")
+    assert pread_if_open(plain, 1, 0) == b"c"
 
 
 def test_two_threads_that_open_one_file_share_it(disk: WatchedDisk) -> None:

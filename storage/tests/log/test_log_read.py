@@ -10,7 +10,7 @@ from lograft.wire.batch import RecordBatch, check_batch, encode_batch
 from lograft.wire.header import iter_batches
 from lograft.wire.limits import MAX_BATCH_BYTES
 
-from storage.errors import DataLossError, DiskReadError, OffsetOutOfRangeError
+from storage.errors import DataLossError, DiskReadError, LogClosedError, OffsetOutOfRangeError
 from storage.log.partition_log import PartitionLog
 from storage.log.reader import CURSORS, HEADERS_MAX
 from storage.segment.scan import HEADER_CHUNK_BYTES
@@ -85,6 +85,52 @@ def test_headers_are_those_of_the_batches(disk: SimDisk, filled: PartitionLog, m
             found = log.read_headers(offset, max_bytes, end_offset=end_offset)
             assert found.headers == [header for _, header in iter_batches(read.data)]
             assert found.next_offset == read.next_offset
+
+
+def test_read_of_a_thread_returns_the_same_bytes(filled: PartitionLog) -> None:
+    """Within a segment, from any batch to the end of any other: what `read` returns, and nothing for what is not whole batches."""
+    ends = [segment.end_offset for segment in filled.segments]
+    for offset in range(0, 180, 3):
+        for end_offset in range(offset + 1, 181):
+            work = filled.begin_read(offset, end_offset=end_offset)
+            is_one_segment = end_offset <= next(end for end in ends if end > offset)
+            assert (work is not None) == (end_offset % 3 == 0 and is_one_segment), (offset, end_offset)
+            if work is not None:
+                assert work.run() == filled.read(offset, 10**6, end_offset=end_offset).data
+    assert filled.begin_read(30, end_offset=30) is None
+    assert filled.begin_read(170, end_offset=190) is None
+    with pytest.raises(OffsetOutOfRangeError):
+        filled.begin_read(190, end_offset=200)
+
+
+def test_read_of_a_thread_is_left_to_read_where_bytes_are_to_be_checked(disk: SimDisk, filled: PartitionLog) -> None:
+    """Bytes of an earlier opening once; damage for good, as long as the log has any."""
+    filled.close()
+    log = open_log(disk, filled.directory).log
+    assert log.begin_read(0, end_offset=9) is None
+    data = log.read(0, 10**6, end_offset=9).data
+    work = log.begin_read(0, end_offset=9)
+    assert work is not None
+    assert work.run() == data
+    disk.corrupt(log.segments[1].path, 70, b"\xff\xff")
+    first_offset = log.segments[1].base_offset
+    with pytest.raises(DataLossError):
+        log.read(first_offset, 10**6)
+    assert log.begin_read(0, end_offset=9) is None
+
+
+def test_read_of_a_thread_finds_nothing_in_a_log_that_has_changed(filled: PartitionLog) -> None:
+    """Its file was cut, or closed: nobody learns old bytes for new ones."""
+    work = filled.begin_read(177, end_offset=180)
+    assert work is not None
+    filled.truncate_suffix(177)
+    assert work.run() is None
+    other = filled.begin_read(0, end_offset=3)
+    assert other is not None
+    filled.close()
+    assert other.run() is None
+    with pytest.raises(LogClosedError):
+        filled.begin_read(0, end_offset=3)
 
 
 def test_headers_of_one_call_are_bounded(disk: SimDisk) -> None:
