@@ -130,6 +130,7 @@ async def test_large_parts_take_turns(broker: PublishingBroker, monkeypatch: pyt
 async def test_a_large_part_begins_while_the_end_of_the_one_before_is_committed(
     broker: PublishingBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A part gives its turn to the next one after its last append; it does not keep it while it waits for the high watermark."""
     held = HeldCommits()
     for name, value in (("KEEP_BYTES", 100), ("TURN_WAIT_MS", WAIT_S * 2_000)):
         monkeypatch.setattr(publisher_module, name, value)

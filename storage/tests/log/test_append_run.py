@@ -33,6 +33,7 @@ def append_all(log: PartitionLog, run: list[HeadedBatch]) -> list[Appended]:
 
 
 def test_run_is_stored_as_single_appends_are(disk: SimDisk, log: PartitionLog) -> None:
+    """Offsets, bytes, segments and producer state are those of one append for each batch."""
     values = [b"%d" % number * (number % 90 + 1) for number in range(60)]
     appended = append_all(log, run_of(*values))
     assert appended == [Appended(at, at + 1, False) for at in range(60)]
@@ -50,6 +51,7 @@ def test_run_is_stored_as_single_appends_are(disk: SimDisk, log: PartitionLog) -
 
 
 def test_run_takes_one_write_for_each_segment(log: PartitionLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many batches a segment takes of a run, it takes them in one write."""
     writes: list[int] = []
     write = Segment.append_bytes
 
@@ -64,6 +66,7 @@ def test_run_takes_one_write_for_each_segment(log: PartitionLog, monkeypatch: py
 
 
 def test_duplicate_comes_alone(log: PartitionLog) -> None:
+    """A batch that the log has is answered with its offsets, and nothing else of the run is appended by that call."""
     first = append_all(log, run_of(b"a", b"b", b"c"))
     again = run_of(b"a", b"b", b"c", b"d")
     assert log.append_run_as_leader(again, leader_epoch=3, now_ms=0) == [Appended(*first[0][:2], True)]
@@ -72,6 +75,7 @@ def test_duplicate_comes_alone(log: PartitionLog) -> None:
 
 
 def test_run_ends_before_a_batch_that_does_not_continue_it(log: PartitionLog) -> None:
+    """A gap in the sequences or another producer ends the run; what follows is checked as the first batch of the next one."""
     run = [*run_of(b"a", b"b"), *run_of(b"d", base_sequence=3), *run_of(b"e", base_sequence=4)]
     assert log.append_run_as_leader(run, leader_epoch=3, now_ms=0) == [Appended(0, 1, False), Appended(1, 2, False)]
     with pytest.raises(OutOfOrderSequenceError):
@@ -84,6 +88,7 @@ def test_run_ends_before_a_batch_that_does_not_continue_it(log: PartitionLog) ->
 
 
 def test_refused_run_changes_nothing(disk: SimDisk, log: PartitionLog) -> None:
+    """After a full disk or a stale leader epoch the log is as before, and takes the same run."""
     append_all(log, run_of(b"a"))
     disk.refuse("append", ".log", Refusal.FULL)
     following = run_of(b"b", b"c", base_sequence=1)
