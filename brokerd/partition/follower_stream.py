@@ -7,11 +7,13 @@ or knows the state of a partition.
 
 Theory of operation. A replica's newest subscription waits until the next message. When it is sent, it gets a route, a
 number that is never used again on the stream. Messages of the leader name the route. A route that has ended, or that a
-newer subscription of the same replica has replaced, is unknown, and the session ignores messages about it. It keeps
-only the last acknowledgement of each route, and sends acknowledgements together.
+newer subscription of the same replica has replaced, is unknown, and the session ignores messages about it. The leader
+ends a replaced route when it gets the newer subscription; if that one ends before it is sent, the session unsubscribes
+the route. It keeps only the last acknowledgement of each route, and sends acknowledgements together.
 
 Laws
     A replica has at most one subscription, waiting or sent.
+    The leader has no route of a replica without a subscription once it has all messages.
     Nothing is acknowledged for a route that is over.
     The returned credit is at most the used credit.
 Source: docs/replication.md section "The stream".
@@ -89,6 +91,7 @@ class FollowerSession(Generic[_Replica]):
         "_credit_bytes",
         "_heard_ms",
         "_limits",
+        "_replaced",
         "_routes",
         "_said_ms",
         "_sent",
@@ -104,6 +107,8 @@ class FollowerSession(Generic[_Replica]):
         # By route: replica and session. By replica: route.
         self._routes: dict[int, tuple[_Replica, int]] = {}
         self._sent: dict[_Replica, int] = {}
+        # By replica: the route that its waiting subscription replaces, and that the leader still has.
+        self._replaced: dict[_Replica, int] = {}
         self._acks: dict[int, SendAck] = {}
         # Credit to return: in sync, catching up.
         self._credit_bytes = [0, 0]
@@ -130,7 +135,10 @@ class FollowerSession(Generic[_Replica]):
 
     def subscribe(self, replica: _Replica, request: Subscribe) -> None:
         """Add a subscription; an earlier one of the replica is over."""
+        route = self._sent.get(replica)
         self._end(replica)
+        if route is not None:
+            self._replaced[replica] = route
         self._to_subscribe[replica] = request
 
     def unsubscribe(self, replica: _Replica, session: int) -> None:
@@ -138,6 +146,9 @@ class FollowerSession(Generic[_Replica]):
         waiting = self._to_subscribe.get(replica)
         if waiting is not None and waiting.session == session:
             del self._to_subscribe[replica]
+            replaced = self._replaced.pop(replica, None)
+            if replaced is not None:
+                self._to_unsubscribe.append(replaced)
             return
         route = self._sent.get(replica)
         if route is not None and self._routes[route][1] == session:
@@ -222,6 +233,7 @@ class FollowerSession(Generic[_Replica]):
         while self._to_subscribe and len(bound) < self._limits.subscribes_per_message and not self.is_used_up:
             replica = next(iter(self._to_subscribe))
             request = self._to_subscribe.pop(replica)
+            self._replaced.pop(replica, None)
             route = self._used_numbers
             self._used_numbers += 1
             self._routes[route] = (replica, request.session)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from brokerd.partition.effects import SendAck, Subscribe
@@ -174,6 +174,7 @@ STEPS = st.one_of(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(STEPS, max_size=80))
+@example([("subscribe", 0), ("say",), ("subscribe", 0), ("unsubscribe", 0)])
 def test_what_was_appended_arrives_once_and_in_order(steps: list[tuple[str, *tuple[int, ...]]]) -> None:
     """For any interleaving, each subscription gets its log without a gap, and credit never runs out permanently."""
     pair = Pair()

@@ -110,6 +110,20 @@ def test_unsubscribing_drops_what_waits_and_ends_what_was_sent() -> None:
     assert stream.find(0) is None
 
 
+def test_unsubscribing_what_waits_ends_the_route_that_it_replaces() -> None:
+    """The leader still has the route of the earlier subscription, and would send on it for as long as the stream lives."""
+    stream = following(A, B)
+    stream.subscribe(A, request(2))
+    stream.subscribe(A, request(3))
+    stream.unsubscribe(A, 3)
+    assert stream.has_urgent
+    assert stream.take_messages(T0) == [Unsubscriptions((0,))]
+    stream.subscribe(B, request(2))
+    assert stream.take_messages(T0) == [Subscriptions((bound(2, B, 2),))], "the leader replaces route 1 by itself"
+    stream.unsubscribe(B, 2)
+    assert stream.take_messages(T0) == [Unsubscriptions((2,))]
+
+
 def test_unsubscribing_an_earlier_session_changes_nothing() -> None:
     """An ended session stays ended, and the present subscription is another one."""
     stream = following(A)
