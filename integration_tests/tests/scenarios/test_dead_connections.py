@@ -50,7 +50,8 @@ class Stage:
             directory,
             voter_count=1,
             broker_count=1,
-            voter_arguments=["--advertise", back.address],
+            # As a voter from the beginning: a broker that met the voter's own address first would stay there, beside the proxy.
+            voter_arguments=["--voters", f"1@{back.address}", "--advertise", back.address],
             broker_arguments=["--advertise", front.address, "--quorum", back.address],
         )
         front.target = self.cluster.broker_addresses[BROKER_ID_FIRST]
