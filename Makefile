@@ -19,7 +19,7 @@ WORLD ?=
 PARTITIONS ?= 10000 100000 1000000
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo docs test verify pythons format-check lint types imports proto-check unit fix gen baseline clients sim \
+.PHONY: help install demo docs test verify pythons format-check lint types imports proto-check unit properties fix gen baseline clients sim \
         kill-quorum quorum-proofs replication-proofs group-proofs producer-proofs sql-proofs transform-proofs ingest-proofs \
         stream-proofs replay-proofs jepsen soak kill-broker fuzz hostile forks crash corrupt realdisk bench bench-quorum \
         bench-replication bench-stalls bench-scale bench-partitions bench-liveness bench-start bench-spark bench-peers clean
@@ -86,6 +86,11 @@ pythons: ## Unit tests with each newer Python on this machine, each in its own .
 # Test files are shared out to as many processes as there are cores (WORKERS=0: one process).
 unit: $(INSTALLED)
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile -m 'not spark and not process and not slow'
+
+properties: $(INSTALLED) ## Property tests with other examples each time, ROUNDS=n times; the gate always takes the same ones
+	for round in $$(seq $(ROUNDS)); do \
+	  LOGRAFT_FUZZ_FACTOR=2 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --hypothesis-profile=default -m 'hypothesis and not spark and not process and not slow' || exit 1; \
+	done
 
 fix: $(INSTALLED) ## Format, and repair what can be repaired
 	$(BIN)/ruff format .
