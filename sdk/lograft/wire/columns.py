@@ -92,7 +92,7 @@ _WIRE_TYPES_BY_FIELD = {
 """The wire types that each field may have: lists of numbers are packed or unpacked. Anything else is an unknown field."""
 
 _MAX_TAG_BYTES = 5
-"""Longest tag, and longest length, that the generated parser accepts."""
+"""Longest tag that the generated parser accepts. Lengths may take `_MAX_VARINT_BYTES`."""
 
 _SHORT_HEADER_BYTES = 127
 """Longest key or value of a record header whose length takes one byte."""
@@ -111,6 +111,9 @@ _FIELDS_PER_RECORD = 8
 """Number of lists with one number for each record, which a payload may write without packing."""
 
 _MAX_VARINT_BYTES = 10
+
+_VARINT_MASK = 2**64 - 1
+"""The generated parser drops the bits of a varint above these."""
 
 SLICED_FROM_BYTES = 256 * 1024
 """Size from which the record headers of a payload in an unusual layout are parsed in slices.
@@ -486,8 +489,8 @@ def _parse_sliced(data: bytes, record_count: int) -> tuple[bytes, list[str], lis
                 if field_limit < 0:
                     raise InvalidBatchError(f"the payload has far more fields than {record_count} records need")
             if wire_type == _WIRE_BYTES:
-                length, content = read_varint(data, content, _MAX_TAG_BYTES)
-                position = content + length
+                length, content = read_varint(data, content, _MAX_VARINT_BYTES)
+                position = content + (length & _VARINT_MASK)
             elif wire_type == _WIRE_FIXED32:
                 position = content + 4
             else:

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from lograft.v1.records_pb2 import Records
 from lograft.wire import columns
@@ -93,6 +93,9 @@ FIELD = st.one_of(
                 lambda n: bytes([n | 0x80, 0]),
                 lambda n: bytes([n | 0x80, 0x80, 0x80, 0x80, 0]),
                 lambda n: bytes([n | 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0]),
+                lambda n: bytes([n | 0x80, *[0x80] * 8, 0]),
+                lambda n: bytes([n | 0x80, *[0x80] * 9, 0]),
+                lambda n: bytes([n | 0x80, *[0x80] * 8, 2]),
                 lambda n: bytes([n + 1]),
             ]
         ),
@@ -144,6 +147,7 @@ def whole(view: memoryview, count: int) -> Payload:
 @pytest.mark.usefixtures("sliced")
 @examples(200)
 @given(st.lists(FIELD, max_size=8), st.integers(1, 2))
+@example([b"\n\x80\x80\x80\x80\x80\x80\x00", b"\x1d\x00\x00\x00\x00"], 1)
 def test_slices_agree_with_the_whole_on_odd_layouts(fields: list[bytes], count: int) -> None:
     """For any fields between record headers, torn or unknown, slices give the result of the whole."""
     data = b"".join(fields)
