@@ -62,7 +62,7 @@ def allocated_bytes(path: str) -> int:
 
 
 def test_growing_file_has_space_ahead_until_it_is_closed(tmp_path: Path) -> None:
-    """A share of its size, which its size does not show, so that a crash leaves nothing that nobody wrote. Small files get none."""
+    """The blocks are a share of the file's size and do not change it. Closing the file frees them. Small files get none."""
     assert find_fallocate("Darwin") is None
     path = str(tmp_path / "a")
     file = PosixDisk().create_file(path)

@@ -120,7 +120,7 @@ def test_read_of_a_thread_is_left_to_read_where_bytes_are_to_be_checked(disk: Si
 
 
 def test_read_of_a_thread_finds_nothing_in_a_log_that_has_changed(filled: PartitionLog) -> None:
-    """Its file was cut, or closed: nobody learns old bytes for new ones."""
+    """The file was truncated or closed after the read began: the read returns nothing instead of outdated bytes."""
     work = filled.begin_read(177, end_offset=180)
     assert work is not None
     filled.truncate_suffix(177)
