@@ -157,7 +157,7 @@ def _read_any_seal(disk: Disk, task: Any) -> Seal | None:
         return None
 
 
-_placed_run: Any = getattr(PartitionLog, "_placed_run")  # noqa: B009
+_placed_run: Any = PartitionLog._placed_run  # pyright: ignore[reportPrivateUsage]
 
 
 def _placed_anyhow(run: Sequence[HeadedBatch], base_offset: int, leader_epoch: int) -> Any:

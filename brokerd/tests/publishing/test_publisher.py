@@ -85,21 +85,22 @@ async def test_part_is_published_in_its_order(broker: PublishingBroker) -> None:
 
 
 class HeldCommits:
-    """Lets no publication see its commits until `gate` is set, the first that waits alone: `waiting` has what all waited for."""
+    """Holds back the first publication that waits for its commits, until `gate` is set.
+
+    `waiting` has the offsets that all publications waited for, and `one_waits` is set once there is one.
+    """
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
+        self.one_waits = asyncio.Event()
         self.waiting: list[int] = []
 
     async def wait(self, replica: Replica, end_offset: int, *, leader_epoch: int, timeout_ms: int) -> None:
         self.waiting.append(end_offset)
+        self.one_waits.set()
         if len(self.waiting) == 1:
             await self.gate.wait()
         await wait_committed(replica, end_offset, leader_epoch=leader_epoch, timeout_ms=timeout_ms)
-
-    async def until_one_waits(self) -> None:
-        while not self.waiting:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 async def test_large_parts_take_turns(broker: PublishingBroker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +114,7 @@ async def test_large_parts_take_turns(broker: PublishingBroker, monkeypatch: pyt
     second, more = await staged_later(broker)
     one = asyncio.create_task(broker.publisher.publish(first))
     async with asyncio.timeout(WAIT_S):
-        await held.until_one_waits()
+        await held.one_waits.wait()
         end_offset = target.log_end_offset
         assert end_offset < len(values)
         two = asyncio.create_task(broker.publisher.publish(replace(second, producer_id=PUBLISHING + 1)))
@@ -139,7 +140,7 @@ async def test_a_large_part_begins_while_the_end_of_the_one_before_is_committed(
     second, more = await staged_later(broker)
     one = asyncio.create_task(broker.publisher.publish(first))
     async with asyncio.timeout(WAIT_S):
-        await held.until_one_waits()
+        await held.one_waits.wait()
         await broker.publisher.publish(replace(second, producer_id=PUBLISHING + 1))
         assert not one.done()
         held.gate.set()
