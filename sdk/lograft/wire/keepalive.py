@@ -24,8 +24,8 @@ RECEIVE_WINDOW_BYTES: Final = 4 * 1024 * 1024
 """Bytes of one stream that a client accepts ahead of its reads. To choose the window itself, gRPC would need pings while data comes."""
 
 MAX_FRAME_BYTES: Final = 1024 * 1024
-"""Largest payload of an HTTP/2 frame that clients and servers accept; 16 KiB is HTTP/2's default. Each frame costs a step, above all
-in Python. The stream's window bounds what arrives ahead; frames only say in how many pieces it comes."""
+"""Largest payload of an HTTP/2 frame that clients and servers accept; 16 KiB is HTTP/2's default. Each frame costs processor time,
+most of all in Python. The stream's window bounds the bytes in flight; the frame size only bounds their pieces."""
 
 Options = tuple[tuple[str, int], ...]
 
