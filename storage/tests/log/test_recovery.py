@@ -12,7 +12,7 @@ import pytest
 
 from storage.errors import CorruptLogError, DiskFailedError, OffsetOutOfRangeError
 from storage.testing.builders import append, open_log, read_all, read_values
-from storage.testing.sim_disk import Refusal, SimDisk
+from storage.testing.sim_disk import Crash, Refusal, SimDisk
 from storage.tests.support import FIRST, LARGE, LOG, flip, kill, position_of, readable, write_log
 
 
@@ -89,6 +89,25 @@ def test_lost_recovery_point_checks_everything(disk: SimDisk, flush: bool) -> No
     assert len(opened.report.rebuilt_segments) == len(bases)
     assert readable(opened.log) == ([n for n in range(39) if n != bases[1]], [(bases[1], bases[1] + 1)])
     assert len(batches) == 40
+
+
+@pytest.mark.parametrize("torn_bytes", [0, 10])
+def test_segment_that_accepts_appends_again_loses_its_indexes(disk: SimDisk, torn_bytes: int) -> None:
+    """They describe a longer segment. It may get that size and end again, with other batches; no crash may bring them back then."""
+    log = open_log(disk, LOG).log
+    while log.segment_count == 1:
+        append(log, [b"x" * 300])
+    first = log.segments[0]
+    caches = [path.removeprefix(f"{LOG}/") for path in first.file_names() if not path.endswith(".log")]
+    end_offset, size_bytes = first.end_offset, first.size_bytes
+    kill(disk)
+    disk.remove(f"{LOG}/{end_offset:020d}.log")
+    disk.cut(FIRST, size_bytes // end_offset + torn_bytes)
+    assert set(caches) & set(disk.list_directory(LOG))
+    disk.sync_directory(LOG)
+    assert open_log(disk, LOG).log.log_end_offset == 1
+    disk.crash(Crash.LOSE_ALL, random.Random(0))
+    assert not set(caches) & set(disk.list_directory(LOG))
 
 
 def test_lost_segment_files_are_refused(disk: SimDisk) -> None:
