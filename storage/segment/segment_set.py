@@ -10,6 +10,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 
+from storage.files.descriptor_cache import needs_sync
+
 from .segment import Segment
 
 MAX_OPEN_SEALED_SEGMENTS = 4
@@ -112,7 +114,8 @@ class SegmentSet:
     def note_read(self, segment: Segment, flushed_offset: int) -> None:
         """Note that a segment was read; if too many are open, close the least recently read one that is sealed and flushed.
 
-        A segment with unflushed data stays open, because its descriptor is the one that will report a write error.
+        A segment with unflushed data stays open, because its descriptor is the one that will report a write error. So does one with
+        unsynced bytes of an append that failed and was cut back: a flush in flight that began before may sync its file yet.
         """
         if segment is self.active:
             return
@@ -124,7 +127,8 @@ class SegmentSet:
         if len(recent) <= MAX_OPEN_SEALED_SEGMENTS:
             return
         for base_offset, candidate in list(recent.items()):
-            if candidate is not self.active and candidate.end_offset <= flushed_offset:
+            is_flushed = candidate is not self.active and candidate.end_offset <= flushed_offset
+            if is_flushed and not (candidate.is_open and needs_sync(candidate.file)):
                 candidate.close()
                 del recent[base_offset]
                 return

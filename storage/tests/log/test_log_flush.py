@@ -175,6 +175,26 @@ def test_truncated_segments_stay_open_until_the_group_is_back(log: PartitionLog)
     assert log.epoch_at(1) == 2
 
 
+def test_file_of_a_group_stays_open_after_an_append_that_failed(disk: SimDisk, log: PartitionLog) -> None:
+    """Its segment was truncated to what is flushed and sealed since, and other segments were read: the group may sync it yet."""
+    for _ in range(6):
+        append(log, [b"x" * 900])
+    append(log, [b"a"])
+    log.flush()
+    append(log, [b"b"])
+    work = begin(log)
+    log.truncate_suffix(7)
+    disk.refuse("append", f"{6:020d}.log", Refusal.FULL)
+    with pytest.raises(DiskFullError):
+        append(log, [b"c"])
+    append(log, [b"x" * 900])
+    for offset in range(6):
+        log.read(offset, 1)
+    work.run()
+    assert log.end_flush(work) == 7
+    assert log.flush() == 8
+
+
 def test_close_during_a_flush_closes_the_files_afterwards(log: PartitionLog) -> None:
     """An unclean close leaves the files open for the running group."""
     append(log, [b"a"])
