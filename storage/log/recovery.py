@@ -213,6 +213,9 @@ class _Opening:
                 f"all segment files are missing, the log was flushed up to {flushed_offset}: restore them, or "
                 "remove the directory to let a replica send its records again",
             )
+        if self._has_epoch_file:
+            # It may describe batches that were truncated or lost, and below the recovery point it would count as complete.
+            replace_file(self._disk, self._path(EPOCH_FILE), encode_lines(LeaderEpochs().encode_entries()))
         # A new log is as a clean stop leaves it: until an append, a close has nothing to write.
         clean_end = CleanEnd(segment_base_offset=start_offset, segment_bytes=0) if is_new else None
         recovery_point.write_synced(RecoveryPoint(flushed_offset=start_offset, clean_end=clean_end))

@@ -256,6 +256,26 @@ def test_a_log_that_ends_below_its_start_begins_again_there(disk: SimDisk) -> No
         assert open_log(disk, directory).report.clean
 
 
+def test_a_log_that_begins_again_forgets_the_leader_epochs_of_truncated_batches(disk: SimDisk) -> None:
+    """The checkpoint still has the epoch of a truncated tail. The log start passes it, and a power failure loses the new segment."""
+    log = open_log(disk, LOG).log
+    fill(log, 3, epoch=1)
+    fill(log, 2, epoch=5)
+    log.flush()
+    log.truncate_suffix(6)
+    fill(log, 2, epoch=3)
+    log.truncate_prefix(10, 0)
+    assert [name for name in disk.list_directory(LOG) if name.endswith(".log")] == [f"{10:020d}.log"]
+    disk.remove(f"{LOG}/{10:020d}.log")
+    kill(disk)
+    log = open_log(disk, LOG).log
+    assert (log.log_start_offset, log.log_end_offset, log.last_epoch) == (10, 10, None)
+    append(log, [b"next"], leader_epoch=3)
+    kill(disk)
+    log = open_log(disk, LOG).log
+    assert (log.last_epoch, log.epoch_at(10)) == (3, 3)
+
+
 def test_a_log_start_is_no_excuse_for_lost_segments(disk: SimDisk, log: PartitionLog) -> None:
     """Without any segment file an opening succeeds only if nothing was flushed above the log start, and this is known."""
     fill(log, 8)
