@@ -232,6 +232,7 @@ class ApplyRetention(Operation):
         high_watermark = rng.choice((model.end_offset, model.flushed_offset, rng.randint(0, model.end_offset)))
         rule = RetentionRule(
             high_watermark=high_watermark,
+            first_base=world.log.segments[0].base_offset,
             active_base=world.active_base,
             now_ms=world.now_ms,
             retention_ms=settings.retention_ms,

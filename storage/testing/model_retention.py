@@ -19,6 +19,7 @@ class RetentionRule:
 
     Attributes:
         high_watermark: nothing beyond it may be removed (exclusive).
+        first_base: base offset of the first segment, which may begin below the log start.
         active_base: base offset of the active segment, which is removed as a whole or not at all.
         now_ms: the clock in milliseconds.
         retention_ms: older records may be removed; None: age is no reason.
@@ -26,6 +27,7 @@ class RetentionRule:
     """
 
     high_watermark: int
+    first_base: int
     active_base: int
     now_ms: int
     retention_ms: int | None
@@ -64,9 +66,14 @@ def _may_go(batches: list[ModelBatch], count: int, rule: RetentionRule) -> bool:
 
 
 def is_too_old(batches: list[ModelBatch], rule: RetentionRule) -> bool:
-    """Tell whether the log still has records although all of it is below the high watermark and too old by its timestamps."""
+    """Tell whether the log still has records although all of it is below the high watermark and too old by its timestamps.
+
+    The answer is False if its first segment begins below the log start: a record there, which the model has forgotten, may be newer.
+    """
     retention_ms = rule.retention_ms
     if retention_ms is None or not batches or rule.high_watermark < batches[-1].header.next_offset:
+        return False
+    if rule.first_base < batches[0].header.base_offset:
         return False
     newest_ms = max(batch.header.max_timestamp_ms for batch in batches)
     return min(batch.header.max_timestamp_ms for batch in batches) >= 0 and rule.now_ms - newest_ms > retention_ms
