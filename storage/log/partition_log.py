@@ -1200,6 +1200,7 @@ class PartitionLog:
                 now_ms=now_ms,
             )
             self._segments.replace(slot, len(old), new)
+            self._close_segments(old)
             cleaned.index.save(self._disk, self._directory, log_bytes=new.size_bytes, end_offset=new.end_offset)
             # The reader remembers positions by segment, and timestamps by the index of the segment in the list.
             self._reader.forget_all()

@@ -82,7 +82,7 @@ def put_in_place(
         disk: the disk.
         directory: directory of the log.
         cleaned: the new segment on disk.
-        old: its sources, ascending.
+        old: its sources, ascending; the caller closes their files.
         new: the segment object that replaces them.
         deleted: takes the files of the sources.
         damage: the damaged ranges of the log.
@@ -103,7 +103,6 @@ def put_in_place(
     try:
         disk.sync_directory(directory)
         for segment in old:
-            segment.close()
             deleted.rename(segment.file_names(), now_ms=now_ms)
         disk.sync_directory(directory)
         if cleaned.repaired:

@@ -275,3 +275,24 @@ def test_a_full_disk_leaves_the_log_as_it_is(operation: str) -> None:
     assert disk.list_directory(LOG) == names
     assert compact(log) is not None
     assert len(pairs(log)) == 1
+
+
+def test_a_flush_under_way_may_sync_a_replaced_segment() -> None:
+    """A log start at its end makes an unflushed segment count as flushed; for lack of space it stays, and is compacted."""
+    disk = SimDisk()
+    log = new_log(disk)
+    for value in (b"v", b"w"):
+        put(log, [(b"k", value * 100)])
+    work = log.begin_flush()
+    assert work is not None
+    disk.refuse("create_file", ".log", Refusal.FULL)
+    with pytest.raises(DiskFullError):
+        log.truncate_prefix(2, 0)
+    put(log, [(b"k", b"x" * 600)])
+    assert [(segment.base_offset, segment.end_offset) for segment in log.segments] == [(0, 2), (2, 3)]
+    replaced = log.segments[0]
+    compact(log)
+    assert log.segments[0] is not replaced
+    work.run()
+    assert log.end_flush(work) == 2
+    assert not replaced.is_open
