@@ -176,8 +176,8 @@ class UncleanWalk:
             )
         self._damage.save()
         for path in self._segments[-1].file_names()[:-1]:
-            # Indexes and a seal of a time when the segment was sealed. Should it get that size and end again with other batches, they
-            # would count as right, if a crash undoes their replacement.
+            # The segment was sealed before, and these files describe it as it was. It may get that size and end again, with other
+            # batches. If a crash then undoes their replacement, they would count as right.
             changed = remove_if_exists(self._disk, path) or changed
         for segment in self._segments[self._first : -1]:
             segment.save_index()

@@ -115,7 +115,7 @@ class SegmentSet:
         """Note that a segment was read; if too many are open, close the least recently read one that is sealed and flushed.
 
         A segment with unflushed data stays open, because its descriptor is the one that will report a write error. So does one with
-        unsynced bytes of an append that failed and was cut back: a flush in flight that began before may sync its file yet.
+        unsynced bytes, as a failed append leaves them: a flush that began before may still sync its file.
         """
         if segment is self.active:
             return
