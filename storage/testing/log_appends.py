@@ -71,6 +71,24 @@ def draw_batch(model: LogModel, rng: random.Random) -> bytes:
     )
 
 
+def draw_like_truncated(model: LogModel, rng: random.Random) -> bytes | None:
+    """Return a batch as large as the one that was truncated at the log end, most of the time; None: another one.
+
+    So a segment often gets its old size and end again, with other bytes. What describes the old ones must not count.
+    """
+    truncated = model.appended.get(model.end_offset)
+    if truncated is None or truncated.header.is_control or truncated.header.is_filler or rng.randrange(4) == 0:
+        return None
+    later_ms = rng.choice((0, 0, 300))
+    return SentBatch(
+        encode_batch(
+            [None if each.value is None else rng.randbytes(1) * len(each.value) for each in truncated.records],
+            keys=[each.key for each in truncated.records],
+            timestamps_ms=[each.timestamp_ms + later_ms for each in truncated.records],
+        )
+    )
+
+
 def draw_keys(values: list[bytes | None], rng: random.Random) -> list[bytes | None] | None:
     """Return a key for each record, sometimes None for one of them or for all; some values become tombstones."""
     if rng.randrange(4) == 0:
@@ -116,7 +134,8 @@ class Append(Operation):
         epoch = draw_epoch(world.model, rng)
         if epoch > 0 and rng.randrange(20) == 0 and world.model.last_epoch is not None:
             epoch -= 1
-        return cls(batch=draw_batch(world.model, rng), leader_epoch=epoch)
+        batch = draw_like_truncated(world.model, rng) or draw_batch(world.model, rng)
+        return cls(batch=batch, leader_epoch=epoch)
 
     def expected(self, model: LogModel) -> tuple[object, list[ModelBatch]]:
         """Return the required answer of the log, and the batches that it must append."""

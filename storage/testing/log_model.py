@@ -61,6 +61,7 @@ class LogModel:
         durable_start: the log start that the removal in flight has written to the device; None: none yet.
         batches: the log from the batch that holds the log start on, ascending.
         history: all batches as they were appended, including those that were removed or compacted since.
+        appended: base offset -> the newest batch that was ever appended there, also if it was truncated since.
         announced: batches of an append under way; a crash may leave all of them, or only the first ones.
         truncating_to: new end of a truncation under way; a crash may leave anything from there on.
         restarting_to: offset of a restart under way; None: there is none.
@@ -81,6 +82,7 @@ class LogModel:
         self.durable_start: int | None = None
         self.batches: list[ModelBatch] = []
         self.history: list[ModelBatch] = []
+        self.appended: dict[int, ModelBatch] = {}
         self.announced: list[ModelBatch] = []
         self.truncating_to: int | None = None
         self.restarting_to: int | None = None
@@ -196,6 +198,7 @@ class LogModel:
         """Add batches that the log appended."""
         self.batches += batches
         self.history += batches
+        self.appended.update((batch.header.base_offset, batch) for batch in batches)
         for batch in batches:
             self.assign_epoch(batch.header.leader_epoch, batch.header.base_offset)
             note_producer(self.producers, batch.header)
@@ -220,9 +223,9 @@ class LogModel:
 
     def restart(self, offset: int) -> None:
         """Note a restart: everything is dropped, and the log is empty at an offset."""
-        kept = self.now_ms
+        now_ms, appended = self.now_ms, self.appended
         vars(self).update(vars(LogModel()))
-        self.now_ms = kept
+        self.now_ms, self.appended = now_ms, appended
         self.start_offset = self.flushed_offset = offset
 
     def begin_at(self, offset: int) -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from storage.errors import DiskFailedError, DiskFullError
@@ -54,6 +54,9 @@ class RestartAt(Operation):
             world.disk.refuse(*self.refused)
         outcome = attempt(partial(world.log.restart_at, self.offset))
         world.disk.forgive()
+        if outcome is None and world.pass_rule is not None:
+            # The pass under way is void. It may do nothing to the records that come now.
+            world.pass_rule = replace(world.pass_rule, end_offset=0)
         return outcome
 
     def apply_to_model(self, model: LogModel, outcome: object) -> None:

@@ -2,8 +2,10 @@
 """Derives producer state and transactions from batch headers, by its own rules.
 
 Laws
-    A log may know less than everything that was ever appended: an opening need not remember batches that were removed
-    or lost their records. It must know every batch in the log with sequence numbers, and nothing that never existed.
+    A log may know less than everything that was ever appended: an opening or a truncation need not remember batches
+    that were removed or lost their records. Compaction removes a batch that a newer one has displaced from the producer
+    state; if the newer one is truncated, the state ends before both. The log must know every batch in the log with
+    sequence numbers, and nothing that never existed.
 
 Pure. Source: docs/storage.md section 3; KIP-98.
 """
@@ -16,6 +18,9 @@ from typing import NamedTuple
 
 from lograft.wire.header import BatchHeader
 from lograft.wire.limits import DEDUP_WINDOW_BATCHES
+
+_NEVER = 2**63
+"""Above every offset."""
 
 SEQUENCE_COUNT = 2**31
 """Sequences count modulo this."""
@@ -153,6 +158,13 @@ def judge_windows(
         is_evidence = has_sequence(header) or is_end(header)
         if is_evidence and header.base_offset >= forgotten_at.get(header.producer_id, 0):
             required.setdefault(header.producer_id, []).append(header.base_offset)
+    # The epoch of the newest batch in the log, or of a later one that was removed.
+    epochs: dict[int, set[int]] = {producer_id: set() for producer_id in required}
+    for header in headers:
+        if (has_sequence(header) or is_end(header)) and header.base_offset >= max(
+            required.get(header.producer_id, [_NEVER])
+        ):
+            epochs[header.producer_id].add(header.producer_epoch)
     missing = required.keys() - seen.keys()
     assert not missing, f"producers {sorted(missing)} are forgotten, their batches stand at {required}"
     found: dict[int, ModelWindow] = {}
@@ -167,7 +179,7 @@ def judge_windows(
         full = whole[producer_id]
         wanted = {each.base_offset for each in full.batches} & set(required.get(producer_id, ()))
         assert wanted <= set(offsets), f"producer {producer_id} forgot {sorted(wanted - set(offsets))}"
-        if producer_id in required:
-            assert epoch == full.producer_epoch, f"producer {producer_id} has epoch {epoch}, not {full.producer_epoch}"
+        legal = epochs.get(producer_id, {epoch})
+        assert epoch in legal, f"producer {producer_id} has epoch {epoch}, not one of {sorted(legal)}"
         found[producer_id] = window
     return found
