@@ -157,8 +157,8 @@ class SegmentFacts:
         first_timestamp_ms: largest timestamp of its first batch; None: unknown.
         max_timestamp_ms: its largest timestamp.
         is_damaged: True: a range of the segment is quarantined. Compaction leaves it alone until it is repaired.
-        restart_count: `PartitionLog.restart_count` at that moment. Once the log restarts again, these offsets and sizes
-            mean nothing.
+        sealed_version: `PartitionLog.sealed_version` at that moment. Under another version, a segment with these offsets
+            and this size may have other records.
     """
 
     base_offset: int
@@ -167,7 +167,7 @@ class SegmentFacts:
     first_timestamp_ms: int | None
     max_timestamp_ms: int
     is_damaged: bool = False
-    restart_count: int = 0
+    sealed_version: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

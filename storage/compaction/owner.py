@@ -110,7 +110,7 @@ class LogCompaction:
             segment_bytes=settings.segment_bytes,
             interval_bytes=settings.index_interval_bytes,
             max_keys=max_keys,
-            restart_count=log.restart_count,
+            sealed_version=log.sealed_version,
         )
 
     def _memory_offsets(self) -> frozenset[int]:
@@ -130,10 +130,10 @@ class LogCompaction:
 
     def holds(self, segments: Iterable[SegmentFacts]) -> bool:
         """Tell whether the log still has these sealed segments, as they were described to a pass under way."""
-        count = self.log.restart_count
+        count = self.log.sealed_version
         held = {(each.base_offset, each.end_offset, each.size_bytes, count) for each in self.log.segments}
         return all(
-            (each.base_offset, each.end_offset, each.size_bytes, each.restart_count) in held for each in segments
+            (each.base_offset, each.end_offset, each.size_bytes, each.sealed_version) in held for each in segments
         )
 
     def swap(self, cleaned: CleanedGroup, *, now_ms: int) -> bool:
@@ -150,7 +150,7 @@ class LogCompaction:
             map_offset=outcome.map_offset,
             dirty_offset=outcome.dirty_offset,
             next_horizon_ms=outcome.next_horizon_ms,
-            restart_count=outcome.restart_count,
+            sealed_version=outcome.sealed_version,
         )
 
     def _sealed(self) -> tuple[SegmentFacts, ...]:
@@ -160,7 +160,8 @@ class LogCompaction:
     def _facts_of(self, segment: Segment) -> _KnownFacts:
         """Return the facts of a sealed segment; its index is read once."""
         known = self._facts.get(segment.base_offset)
-        if known is not None and known.segment is segment and known.facts.size_bytes == segment.size_bytes:
+        version = self.log.sealed_version
+        if known is not None and known.segment is segment and known.facts.sealed_version == version:
             return known
         index = self.log.load_index(segment)
         facts = SegmentFacts(
@@ -170,6 +171,6 @@ class LogCompaction:
             # A filler has no timestamp of its own: 0.
             first_timestamp_ms=index.first_timestamp_ms or index.max_timestamp_ms or None,
             max_timestamp_ms=index.max_timestamp_ms or 0,
-            restart_count=self.log.restart_count,
+            sealed_version=version,
         )
         return _KnownFacts(segment=segment, facts=facts)

@@ -68,7 +68,7 @@ class PassTask:
         segment_bytes: largest size of a group of several segments.
         interval_bytes: index interval.
         max_keys: most keys of the key map.
-        restart_count: `PartitionLog.restart_count` at the beginning; the pass is void once it changes.
+        sealed_version: `PartitionLog.sealed_version` at the beginning; the pass is void once it changes.
     """
 
     directory: str
@@ -85,7 +85,7 @@ class PassTask:
     segment_bytes: int
     interval_bytes: int
     max_keys: int
-    restart_count: int = 0
+    sealed_version: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ class PassOutcome:
         next_horizon_ms: earliest time when a tombstone or an end of a transaction may be removed; None: none waits.
         read_count: records read.
         kept_count: records that stayed.
-        restart_count: as in `PassTask`.
+        sealed_version: as in `PassTask`.
     """
 
     map_offset: int
@@ -106,7 +106,7 @@ class PassOutcome:
     next_horizon_ms: int | None
     read_count: int
     kept_count: int
-    restart_count: int = 0
+    sealed_version: int = 0
 
 
 class CompactionPass:
@@ -300,7 +300,7 @@ class CompactionPass:
             next_horizon_ms=self._next_horizon_ms,
             read_count=self._read_count,
             kept_count=self._kept_count,
-            restart_count=task.restart_count,
+            sealed_version=task.sealed_version,
         )
 
 

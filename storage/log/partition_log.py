@@ -156,7 +156,7 @@ class PartitionLog:
         "_producers",
         "_reader",
         "_recovery_point",
-        "_restart_count",
+        "_sealed_version",
         "_segments",
         "_settings",
         "_snapshots",
@@ -194,7 +194,7 @@ class PartitionLog:
         self._prefix_in_flight: LogStartWork | None = None
         # By base offset: the segment, its end at the time of reading, and its largest timestamp. Made at first use.
         self._max_timestamps_ms: dict[int, tuple[Segment, int, int | None]] | None = None
-        self._restart_count = 0
+        self._sealed_version = 0
         self._failure: DiskFailedError | None = None
         self._closed = False
         if self._active.is_open and self._active.size_bytes == 0:
@@ -306,9 +306,13 @@ class PartitionLog:
         return len(self._segments)
 
     @property
-    def restart_count(self) -> int:
-        """How often this object's log restarted. A segment seen under another count belongs to another history."""
-        return self._restart_count
+    def sealed_version(self) -> int:
+        """Changes whenever a truncation or a restart drops a sealed segment or lets it accept appends again.
+
+        Such a segment can get the same offsets and size again, with other records. So what was read of sealed segments
+        under another version says nothing about those that the log has now.
+        """
+        return self._sealed_version
 
     @property
     def failure(self) -> DiskFailedError | None:
@@ -893,6 +897,8 @@ class PartitionLog:
         dropped: list[Segment] = []
         while segments.active.base_offset > end.offset:
             dropped.append(segments.pop())
+        if dropped:
+            self._sealed_version += 1
         for segment in dropped:
             for path in segment.file_names():
                 remove_if_exists(self._disk, path)
@@ -972,8 +978,7 @@ class PartitionLog:
         """Drop everything and restart the log empty at any offset: for a follower that has nothing in common with its leader.
 
         A crash leaves the whole old log or the empty one; see `restart`. No flush group and no `LogStartWork` may be in
-        flight. A compaction pass under way becomes void, because segments of another history may have the offsets and
-        sizes of those that it read. Waits for the device.
+        flight. A compaction pass under way becomes void (`sealed_version`). Waits for the device.
 
         Raises:
             OffsetOutOfRangeError: no log can begin at `offset`; nothing changed.
@@ -991,7 +996,7 @@ class PartitionLog:
             self._reader.forget_all()
             self._forget_ages()
             self._cleaner_checkpoint.forget()
-            self._restart_count += 1
+            self._sealed_version += 1
             dropped = self._segments.restart(active)
             self._log_start_offset = offset
             self._epochs, self._epochs_saved = LeaderEpochs(), True
@@ -1216,8 +1221,8 @@ class PartitionLog:
         segments = self._segments
         slot = segments.slot_of(cleaned.sources[0].base_offset)
         found = [segments[at] for at in range(slot, min(slot + len(cleaned.sources), len(segments)))]
-        same = [(each.base_offset, each.end_offset, each.size_bytes, self._restart_count) for each in found] == [
-            (each.base_offset, each.end_offset, each.size_bytes, each.restart_count) for each in cleaned.sources
+        same = [(each.base_offset, each.end_offset, each.size_bytes, self._sealed_version) for each in found] == [
+            (each.base_offset, each.end_offset, each.size_bytes, each.sealed_version) for each in cleaned.sources
         ]
         damages = tuple(chain.from_iterable(each.damages() for each in found))
         is_usable = same and found[-1] is not segments.active and damages == cleaned.repaired
@@ -1271,21 +1276,21 @@ class PartitionLog:
         return self._cleaner_checkpoint.state.next_horizon_ms
 
     def note_compacted(
-        self, *, map_offset: int, dirty_offset: int, next_horizon_ms: int | None, restart_count: int
+        self, *, map_offset: int, dirty_offset: int, next_horizon_ms: int | None, sealed_version: int
     ) -> None:
-        """Save the result of a compaction pass, after its last swap; does nothing if the log restarted since the pass began.
+        """Save the result of a compaction pass, after its last swap, unless a truncation reached sealed segments since it began.
 
         Args:
             map_offset: below it no record is left that a newer one replaces (exclusive); at most `dirty_offset`.
             dirty_offset: below it everything was compacted as far as possible (exclusive).
             next_horizon_ms: the value for the property `next_horizon_ms`.
-            restart_count: `restart_count` of the log when the pass began.
+            sealed_version: `sealed_version` of the log when the pass began.
 
         Raises:
             DiskFailedError, LogClosedError: the log can no longer be written.
         """
         with self._writing():
-            if restart_count != self._restart_count:
+            if sealed_version != self._sealed_version:
                 return
             sizes = (SegmentSize(each.base_offset, each.size_bytes) for each in self._segments)
             state = CleanState.after(

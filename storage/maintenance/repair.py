@@ -246,7 +246,7 @@ class LogRepair:
                 first_timestamp_ms=None,
                 max_timestamp_ms=0,
                 is_damaged=True,
-                restart_count=log.restart_count,
+                sealed_version=log.sealed_version,
             ),
             damaged=damaged,
             damage_ends=tuple(log.damage.run_end(each.end_offset) for each in damaged),

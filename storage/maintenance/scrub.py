@@ -116,6 +116,7 @@ class ScrubTask:
         base_offset: its first offset, inclusive.
         end_offset: its end, exclusive.
         size_bytes: size of its log file.
+        sealed_version: `PartitionLog.sealed_version`.
         known: its known damaged ranges, ascending.
         epochs: the leader epochs of the log.
     """
@@ -125,6 +126,7 @@ class ScrubTask:
     base_offset: int
     end_offset: int
     size_bytes: int
+    sealed_version: int
     known: tuple[DamagedRange, ...]
     epochs: tuple[EpochStart, ...]
 
@@ -332,6 +334,7 @@ class LogScrub:
             base_offset=segment.base_offset,
             end_offset=segment.end_offset,
             size_bytes=segment.size_bytes,
+            sealed_version=log.sealed_version,
             known=tuple(segment.damages()),
             epochs=tuple(log.epochs.entries()),
         )
@@ -364,11 +367,12 @@ class LogScrub:
         return ScrubOutcome(damaged=found, sealed=sealed)
 
     def _is_same(self, segment: Segment, task: ScrubTask) -> bool:
-        """Tell whether the segment still exists, is sealed, and has the same size and end."""
+        """Tell whether the segment is still there, and sealed ever since.
+
+        If a truncation made it active, appends may have given it the same size and end again.
+        """
         return (
-            segment is self._log.segments.holding(task.base_offset)
-            and segment is not self._log.segments.active
-            and (segment.size_bytes, segment.end_offset) == (task.size_bytes, task.end_offset)
+            segment is self._log.segments.holding(task.base_offset) and task.sealed_version == self._log.sealed_version
         )
 
     def _write_seal(self, path: str, seal: Seal) -> bool:

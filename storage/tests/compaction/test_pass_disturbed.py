@@ -193,6 +193,46 @@ def test_a_swap_is_refused_when_the_log_changed_meanwhile() -> None:
         assert not [name for name in disk.list_directory(LOG) if name.endswith((".cleaned", ".swap"))]
 
 
+@pytest.mark.parametrize("to_offset", [0, 3])
+def test_a_swap_is_refused_when_a_truncated_segment_has_its_size_and_end_again(to_offset: int) -> None:
+    """The new records stay. Without the refusal, the truncated records would come back in their place."""
+    disk = SimDisk()
+    log = new_log(disk)
+
+    def write(value: bytes) -> list[tuple[int, int, int]]:
+        for number in range(log.log_end_offset, 30):
+            put(log, [(b"k%d" % (number % 7), value + b"%02d" % number)])
+        roll(log)
+        return [(each.base_offset, each.end_offset, each.size_bytes) for each in log.segments]
+
+    segments = write(b"old")
+    found = begin(log)
+    assert found is not None
+    assert LogCompaction(log).holds(found._task.sealed)
+    found.build()
+    cleaned = found.clean(found.groups()[0])
+    assert cleaned is not None
+    log.truncate_suffix(to_offset)
+    assert write(b"new") == segments
+    before = pairs(log)
+    assert not LogCompaction(log).holds(found._task.sealed)
+    assert not log.swap(cleaned, now_ms=0)
+    assert pairs(log) == before
+
+
+def test_the_facts_of_a_segment_are_read_again_after_a_truncation() -> None:
+    """The segment has the same object, size and end, but newer records."""
+    log = new_log()
+    compaction = LogCompaction(log)
+    for timestamp_ms in (1_000, 2_000):
+        log.truncate_suffix(0)
+        for number in range(30):
+            put(log, [(b"k%02d" % number, b"x")], timestamp_ms=timestamp_ms)
+        roll(log)
+        first = compaction.facts(30).sealed[0]
+        assert (first.first_timestamp_ms, first.max_timestamp_ms) == (timestamp_ms, timestamp_ms)
+
+
 def test_a_truncation_below_what_was_compacted_makes_it_dirty_again() -> None:
     """New records at these offsets are compacted like any others, even if they have the same number of bytes."""
     log = new_log()

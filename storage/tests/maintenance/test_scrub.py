@@ -281,8 +281,39 @@ def test_segment_that_became_shorter_and_longer_again_is_not_judged_by_its_past(
         append(world.log, [b"%020d" % (100 + number)], leader_epoch=3)
     world.log.flush()
     assert world.log.segments[0].end_offset == end_offset
-    assert world.end(work) == ScrubOutcome()
+    assert world.end(work) == ScrubOutcome(stale=True)
     assert world.log.damaged == ()
+
+
+def test_segment_that_became_shorter_and_longer_again_gets_no_seal_of_its_past(tmp_path: Path) -> None:
+    """The segment has the same size and end but other bytes: a seal of the old bytes would make them look damaged."""
+    world = World(tmp_path)
+    fill(world.log)
+    end_offset = world.log.segments[0].end_offset
+    work = world.begin()
+    assert work is not None
+    work.run(world.rate())
+    assert work.result is not None
+    assert work.result.seal is not None
+    world.log.truncate_suffix(2)
+    for number in range(2, 30):
+        append(world.log, [b"%020d" % (100 + number)], leader_epoch=3)
+    world.log.flush()
+    segment = world.log.segments[0]
+    assert (segment.size_bytes, segment.end_offset) == (work.task.size_bytes, end_offset)
+    assert world.end(work) == ScrubOutcome(stale=True)
+    assert not world.path(0, SEAL_SUFFIX).exists()
+    assert all(outcome.sealed for _, outcome in world.round())
+    assert all(outcome == ScrubOutcome() for _, outcome in world.later())
+
+
+def test_truncation_of_the_active_segment_leaves_the_result_valid(world: World) -> None:
+    """It changes no sealed segment."""
+    work = world.begin()
+    assert work is not None
+    work.run(world.rate())
+    world.log.truncate_suffix(world.log.segments.active.base_offset)
+    assert world.end(work).sealed
 
 
 def test_damage_that_a_reader_found_meanwhile_is_not_counted_twice(tmp_path: Path) -> None:
@@ -418,6 +449,7 @@ def test_bytes_behind_the_end_of_a_segment_are_sealed_with_it(tmp_path: Path) ->
         base_offset=0,
         end_offset=segment.end_offset,
         size_bytes=segment.size_bytes + 100,
+        sealed_version=0,
         known=(),
         epochs=(),
     )
