@@ -131,8 +131,8 @@ class VirtualDatabase:
             else:
                 self.rows[key] = value
 
-    def iter(self) -> VirtualIterator:
-        """Return an iterator (see `Rdict.iter`)."""
+    def iter(self, _read_options: object = None) -> VirtualIterator:
+        """Return an iterator (see `Rdict.iter`); there is no cache to which options would apply."""
         return VirtualIterator(self.rows)
 
     def flush(self) -> None:

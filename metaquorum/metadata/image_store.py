@@ -27,7 +27,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Final
 
-from rocksdict import AccessType, Checkpoint, DBCompressionType, Options, Rdict, WriteBatch
+from rocksdict import AccessType, Checkpoint, DBCompressionType, Options, Rdict, ReadOptions, WriteBatch
 
 from metaquorum.collector import collector_off
 from metaquorum.metadata import image_rows
@@ -46,7 +46,7 @@ from metaquorum.raft.voters import VoterSet
 
 logger = logging.getLogger(__name__)
 
-WRITE_BUFFER_BYTES: Final = 8 * 1024 * 1024
+WRITE_BUFFER_BYTES: Final = 4 * 1024 * 1024
 """Bytes at which RocksDB writes its table in memory to a file. At most two such tables exist."""
 
 MAX_WAL_BYTES: Final = 32 * 1024 * 1024
@@ -410,8 +410,11 @@ def conversion(loaded: LoadedImage, old_keys: Sequence[bytes]) -> WriteBatch:
 
 def items(database: Rdict) -> Iterator[tuple[bytes, bytes]]:
     """Iterate over all rows in key order, the state row first."""
+    # Every row is read once, so that the block cache would only hold memory.
+    options = ReadOptions()
+    options.fill_cache(False)  # pyright: ignore[reportCallIssue]  # The stub of rocksdict lacks the argument.
     # Not `Rdict.items()`: it ends silently at a damaged block, and half an image would look whole.
-    iterator = database.iter()
+    iterator = database.iter(options)
     iterator.seek_to_first()
     while iterator.valid():
         yield iterator.key(), iterator.value()
