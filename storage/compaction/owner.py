@@ -130,8 +130,8 @@ class LogCompaction:
 
     def holds(self, segments: Iterable[SegmentFacts]) -> bool:
         """Tell whether the log still has these sealed segments, as they were described to a pass under way."""
-        count = self.log.sealed_version
-        held = {(each.base_offset, each.end_offset, each.size_bytes, count) for each in self.log.segments}
+        version = self.log.sealed_version
+        held = {(each.base_offset, each.end_offset, each.size_bytes, version) for each in self.log.segments}
         return all(
             (each.base_offset, each.end_offset, each.size_bytes, each.sealed_version) in held for each in segments
         )

@@ -307,10 +307,11 @@ class PartitionLog:
 
     @property
     def sealed_version(self) -> int:
-        """Changes whenever a truncation or a restart drops a sealed segment or lets it accept appends again.
+        """Changes whenever the log restarts, or a truncation drops the active segment, so that a sealed one takes its place.
 
-        Such a segment can get the same offsets and size again, with other records. So what was read of sealed segments
-        under another version says nothing about those that the log has now.
+        That segment accepts appends again. It, and a new one in the place of a dropped one, can get the offsets and size
+        that it had, with other records. So what was read of sealed segments under another version says nothing about
+        those that the log has now.
         """
         return self._sealed_version
 
