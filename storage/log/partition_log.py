@@ -307,11 +307,11 @@ class PartitionLog:
 
     @property
     def sealed_version(self) -> int:
-        """Changes whenever the log restarts, or a truncation drops the active segment, so that a sealed one takes its place.
+        """Changes whenever the log restarts, or a truncation drops the active segment.
 
-        That segment accepts appends again. It, and a new one in the place of a dropped one, can get the offsets and size
-        that it had, with other records. So what was read of sealed segments under another version says nothing about
-        those that the log has now.
+        After such a truncation, the last segment that is left accepts appends again. Later appends can bring it back to its
+        old offsets and size with other records. A new segment can also get the offsets and size of a dropped one. So a
+        reader of sealed segments compares the version before and after, and discards what it read if the two differ.
         """
         return self._sealed_version
 
