@@ -83,45 +83,60 @@ class MessageReader:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._head = bytearray()
-        # Bytes of the current message, once its prefix is complete, and what has come of it.
-        self._size: int | None = None
-        self._parts: list[memoryview] = []
+        self._head = b""
+        # The message under way, with room for all of it, and how much of it is there.
+        self._message: bytearray | None = None
         self._have_bytes = 0
 
     @property
     def is_inside(self) -> bool:
         """True between the first and the last byte of a message."""
-        return bool(self._head) or self._size is not None
+        return bool(self._head) or self._message is not None
 
-    def take(self, data: bytes) -> list[bytes]:
+    def take(self, data: memoryview) -> list[bytes | bytearray]:
         """Take bytes and return the messages that they complete.
 
         Raises:
             MessageError: a message is too large, or is compressed, which the client did not offer.
         """
-        messages: list[bytes] = []
+        messages: list[bytes | bytearray] = []
         position = 0
-        while position < len(data) or self._size == 0:
-            if self._size is None:
+        while position < len(data):
+            if self._message is None:
                 piece = data[position : position + MESSAGE_HEAD_BYTES - len(self._head)]
                 position += len(piece)
                 self._head += piece
                 if len(self._head) == MESSAGE_HEAD_BYTES:
-                    self._size = self._read_head(self._head)
-                    self._head.clear()
+                    size, self._head = self._read_head(self._head), b""
+                    if size <= len(data) - position:
+                        messages.append(bytes(data[position : position + size]))
+                        position += size
+                    else:
+                        self._message, self._have_bytes = bytearray(size), 0
                 continue
-            part = memoryview(data)[position : position + self._size - self._have_bytes]
-            position += len(part)
-            self._parts.append(part)
-            self._have_bytes += len(part)
-            if self._have_bytes == self._size:
-                messages.append(b"".join(self._parts))
-                self._parts.clear()
-                self._size, self._have_bytes = None, 0
+            rest = self.room()
+            piece = data[position : position + len(rest)]
+            position += len(piece)
+            rest[: len(piece)] = piece
+            message = self.filled(len(piece))
+            if message is not None:
+                messages.append(message)
         return messages
 
-    def _read_head(self, head: bytearray) -> int:
+    def room(self) -> memoryview:
+        """Return where the next bytes of the message under way go, all that are missing; nothing if none is under way."""
+        return memoryview(self._message or b"")[self._have_bytes :]
+
+    def filled(self, size: int) -> bytearray | None:
+        """Take note that the first `size` bytes of `room` are there. Return the message if it is complete."""
+        message = self._message
+        self._have_bytes += size
+        if message is None or self._have_bytes < len(message):
+            return None
+        self._message, self._have_bytes = None, 0
+        return message
+
+    def _read_head(self, head: bytes) -> int:
         size = int.from_bytes(head[1:], "big")
         if head[0]:
             raise MessageError(WireStatus(INTERNAL, "a compressed message, which was not asked for"))

@@ -13,10 +13,10 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import grpc
 import grpc.aio
@@ -35,6 +35,9 @@ CONNECT_TIMEOUT_S: Final = 20.0
 
 CLOSE_TIMEOUT_S: Final = 1.0
 """Seconds that a closed connection gets to send the bytes written before."""
+
+RECEIVE_BYTES: Final = 64 * 1024
+"""Bytes that are read from the socket at once, but for those of a message of which more is missing."""
 
 WRITE_BYTES: Final = 256 * 1024
 """Bytes that go to the socket at once, and that may wait in its buffer before writers wait."""
@@ -75,7 +78,7 @@ class PythonCall:
         channel: PythonChannel,
         start: _Start,
         serialize: Callable[[Any], bytes] | None,
-        deserialize: Callable[[bytes], Any] | None,
+        deserialize: Callable[[Any], Any] | None,
         *,
         is_unary: bool,
     ) -> None:
@@ -86,7 +89,7 @@ class PythonCall:
         self._deserialize = deserialize
         self._is_unary = is_unary
         self._reader = MessageReader(MAX_GRPC_MESSAGE_BYTES)
-        self._messages: deque[bytes] = deque()
+        self._messages: deque[bytes | bytearray] = deque()
         self._held_bytes = 0
         self._arrival: asyncio.Future[None] | None = None
         self._has_headers = False
@@ -137,7 +140,7 @@ class PythonCall:
         elif failure is not None:
             self._give_up(failure)
 
-    def on_data(self, data: bytes, *, is_end: bool) -> None:
+    def on_data(self, data: memoryview, *, is_end: bool) -> None:
         """Take bytes of messages."""
         if self.done() or self._coming is not None:
             return
@@ -146,13 +149,25 @@ class PythonCall:
         except MessageError as error:
             self._give_up(error.status)
             return
+        self._take(messages)
+        if is_end:
+            self._on_status(grpc_wire.status_in_trailers(()))
+
+    def room(self) -> memoryview:
+        """Return where the next bytes of data go, if most of a message is missing; else nothing."""
+        return memoryview(b"") if self.done() or self._coming is not None else self._reader.room()
+
+    def on_filled(self, size: int) -> None:
+        """Take note of bytes that were read to `room`."""
+        message = self._reader.filled(size)
+        self._take(() if message is None else (message,))
+
+    def _take(self, messages: Sequence[bytes | bytearray]) -> None:
         self._messages.extend(messages)
         self._held_bytes += sum(map(len, messages))
         self._grant()
         if messages:
             self._arrive()
-        if is_end:
-            self._on_status(grpc_wire.status_in_trailers(()))
 
     def on_written(self) -> None:
         """Let the waiting write return: its bytes have been passed to the socket."""
@@ -301,7 +316,8 @@ class PythonCall:
             raise asyncio.InvalidStateError("RPC already finished.")
         if self._is_half_closed:
             raise asyncio.InvalidStateError('RPC is half closed after calling "done_writing".')
-        await self.wait_for_connection()
+        if not self._carried.done():
+            await self.wait_for_connection()
         message: bytes = request if self._serialize is None else self._serialize(request)
         if self._coming is not None:
             self._drop()
@@ -338,8 +354,8 @@ class PythonCall:
         if status.code != grpc_wire.OK:
             raise _rpc_error(status)
 
-    def _decode(self, message: bytes) -> Any:
-        return message if self._deserialize is None else self._deserialize(message)
+    def _decode(self, message: bytes | bytearray) -> Any:
+        return bytes(message) if self._deserialize is None else self._deserialize(message)
 
     def __await__(self) -> Generator[Any, None, Any]:
         """Return the response of a unary call."""
@@ -371,7 +387,7 @@ def _rpc_error(status: WireStatus) -> grpc.aio.AioRpcError:
     )
 
 
-class _Link(asyncio.Protocol):
+class _Link(asyncio.BufferedProtocol):
     """One connection: gives an `Http2Connection` its socket and its timers."""
 
     def __init__(self, channel: PythonChannel, liveness_s: float) -> None:
@@ -382,6 +398,9 @@ class _Link(asyncio.Protocol):
         self._core = http2.Http2Connection(RECEIVE_WINDOW_BYTES)
         self._calls: dict[int, PythonCall] = {}
         self._transport: asyncio.Transport | None = None
+        self._buffer = memoryview(bytearray(RECEIVE_BYTES))
+        # The call whose message is being read to its place.
+        self._filling: PythonCall | None = None
         self._is_paused = False
         self._is_leaving = False
         self._heard_s = self._loop.time()
@@ -392,7 +411,8 @@ class _Link(asyncio.Protocol):
         self.end_reason = "Socket closed"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        # A cast, as the transports of uvloop have the methods of this class, and not the class.
+        transport = cast("asyncio.Transport", transport)
         transport.set_write_buffer_limits(WRITE_BYTES)
         self._transport = transport
         self._watch()
@@ -415,10 +435,29 @@ class _Link(asyncio.Protocol):
         for call in calls:
             call.fail(status)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return where the next bytes go: to their place in a long message, or to the buffer."""
+        del sizehint
+        self._filling = None
+        coming = self._core.coming_data()
+        if coming is not None:
+            call = self._calls.get(coming[0])
+            if call is not None:
+                room = call.room()[: coming[1]]
+                if len(room) >= RECEIVE_BYTES:
+                    self._filling = call
+                    return room
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take the bytes that were read to where `get_buffer` said."""
         self._heard_s, self._asked_s = self._loop.time(), None
+        if self._filling is not None:
+            self._core.data_came(nbytes)
+            self._filling.on_filled(nbytes)
+            return
         try:
-            events = self._core.receive(data)
+            events = self._core.receive(self._buffer[:nbytes])
         except http2.ConnectionFaultError as error:
             self.end_reason = f"the server broke HTTP/2: {error}"
             self._flush()

@@ -8,7 +8,11 @@ import struct
 from contextlib import suppress
 
 import pytest
+from h2 import events as h2_events
+from h2.config import H2Configuration
+from h2.connection import H2Connection
 from h2.errors import ErrorCodes
+from h2.exceptions import ProtocolError
 from hypothesis import given
 from hypothesis import strategies as st
 from lograft._client import http2
@@ -177,6 +181,69 @@ def test_large_frame_is_read_in_pieces_and_never_formatted(monkeypatch: pytest.M
         connection.receive(frame(DATA, 0, stream, bytes(MAX_FRAME_BYTES + 1))[:9])
 
 
+def test_long_data_may_be_read_to_its_place() -> None:
+    """The core says how many bytes of which stream come next as they are. Ends, padding and other frames go the usual way."""
+    connection = connected()
+    stream, other = connection.open(CALL), connection.open(CALL)
+    assert connection.coming_data() is None
+    connection.receive(answer(stream) + frame(DATA, 0, stream, bytes(1_000))[:109])
+    assert connection.coming_data() == (stream, 900)
+    connection.data_came(400)
+    assert connection.coming_data() == (stream, 500)
+    assert connection.receive(bytes(500)) == [DataCame(stream, memoryview(bytes(500)), False)]
+    assert connection.coming_data() is None
+    connection.receive(frame(DATA, END_STREAM, stream, bytes(10))[:12])
+    assert connection.coming_data() == (stream, 6)
+    connection.data_came(6)
+    assert connection.coming_data() is None
+    assert connection.receive(b"x") == [DataCame(stream, memoryview(b"x"), True)]
+    connection.receive(answer(other) + frame(DATA, PADDED, other, b"\x01abc\0")[:-2])
+    assert connection.coming_data() is None
+    assert connection.receive(b"c\0" + frame(PING, 0, 0, b"12345678")[:-1]) == [
+        DataCame(other, memoryview(b"abc"), False)
+    ]
+    assert connection.coming_data() is None
+    connection.receive(b"8" + frame(DATA, 0, other, bytes(10))[:12])
+    connection.reset(other, ErrorCodes.CANCEL)
+    assert connection.coming_data() is None
+    assert connection.receive(bytes(7)) == []
+
+
+def test_bytes_read_to_their_place_count_in_the_windows() -> None:
+    """They are granted again, and more than was granted is refused."""
+    connection = connected()
+    stream = connection.open(CALL)
+    connection.receive(answer(stream))
+    taken(connection, 1)
+    head = frame(DATA, 0, stream, bytes(WINDOW))[:9]
+    connection.receive(head)
+    connection.data_came(WINDOW)
+    connection.grant(stream, 0)
+    assert frames(taken(connection, 1)[0]) == [(WINDOW_UPDATE, 0, stream, WINDOW.to_bytes(4, "big"))]
+    connection.receive(head)
+    connection.data_came(WINDOW)
+    with pytest.raises(ConnectionFaultError):
+        connection.receive(frame(DATA, 0, stream, b"x"))
+
+
+def test_length_that_the_server_states_is_not_compared_with_its_data() -> None:
+    """The page of a proxy has one. Its end is the end of the stream alone."""
+    connection = connected()
+    page, call = connection.open(CALL), connection.open(CALL)
+    block = encode_headers([(":status", "502"), ("content-length", "5")])
+    data = frame(HEADERS, END_HEADERS, page, block) + frame(DATA, END_STREAM, page, b"pages")
+    assert connection.receive(data)[1:] == [DataCame(page, memoryview(b"pages"), True)]
+    assert connection.receive(answer(call)) == [HeadersCame(call, START, False)]
+
+
+def test_window_of_a_stream_that_grows_by_nothing_costs_the_stream() -> None:
+    """Of the connection it costs the connection (RFC 9113 section 6.9)."""
+    connection = connected()
+    stream = connection.open(CALL)
+    assert connection.receive(update(stream, 0)) == [StreamReset(stream, ErrorCodes.PROTOCOL_ERROR, False)]
+    assert connection.receive(update(stream, 1)) == []
+
+
 def test_server_may_send_as_much_as_the_reader_takes() -> None:
     """The server sends at most one window ahead. Consumed bytes are granted again."""
     connection = connected()
@@ -318,11 +385,20 @@ def test_server_chooses_no_memory_of_headers() -> None:
         frame(GOAWAY, 0, 0, b"abc"),
         frame(PUSH_PROMISE, END_HEADERS, 1, b"\0\0\0\2\x88"),
         frame(PUSH_PROMISE, 0, 1, b"\0\0\0\2" + b"\0" * 16_000) + frame(CONTINUATION, 0, 1, b"\0" * 16_384) * 4,
+        frame(DATA, PADDED, 1, b""),
         frame(DATA, 0, 1, b"before headers"),
+        frame(DATA, 0, 0, b""),
+        frame(DATA, 0, 2, b""),
+        frame(DATA, 0, 3, b"never opened"),
         b"\xff" * 9,
         frame(HEADERS, END_HEADERS, 1, b"\x88\x40\x01a\x7f\xa1\x1e" + b"b" * 4_000 + b"\xbe" * 20),
         frame(CONTINUATION, 0, 1, b""),
         frame(HEADERS, 0, 1, b"") + frame(DATA, 0, 1, b""),
+        frame(HEADERS, 0, 1, b"") + update(1, 1),
+        answer(1) + frame(HEADERS, END_STREAM, 1, b"") + frame(DATA, 0, 1, b""),
+        frame(WINDOW_UPDATE, 0, 1, b"abc"),
+        update(3, 1),
+        update(1, (1 << 31) - 1 - 65_535) + settings(window=65_536),
         frame(HEADERS, END_HEADERS, 1, b"\x80"),
         update(0, 0),
         update(0, (1 << 31) - 1),
@@ -344,6 +420,55 @@ def test_broken_protocol_ends_the_connection_with_a_word(data: bytes) -> None:
     connection.ping()
     assert connection.is_spent()
     assert not connection.has_output()
+
+
+PLAIN_FRAMES = st.one_of(
+    st.builds(lambda stream: answer(stream), st.sampled_from((1, 3))),
+    st.builds(lambda stream: end(stream), st.sampled_from((1, 3))),
+    st.builds(
+        frame,
+        st.just(DATA),
+        st.sampled_from((0, END_STREAM, PADDED)),
+        st.sampled_from((1, 3, 5)),
+        st.binary(max_size=9),
+    ),
+    st.builds(update, st.sampled_from((0, 1, 3, 5)), st.integers(1, 3)),
+    st.just(frame(PING, 0, 0, b"12345678")),
+)
+
+
+@given(st.lists(PLAIN_FRAMES, max_size=12))
+def test_data_means_what_it_means_to_h2(pieces: list[bytes]) -> None:
+    """`h2` alone finds the same bytes in each stream, the same ends, and the same first violation of the connection."""
+    connection, reference = connected(), H2Connection(H2Configuration(client_side=True, header_encoding="latin-1"))
+    reference.initiate_connection()
+    reference.receive_data(settings())
+    for number in (1, 3):
+        connection.open(CALL)
+        reference.send_headers(number, CALL)
+    found, expected = dict[int, bytes](), dict[int, bytes]()
+    ends, expected_ends = set[int](), set[int]()
+    for piece in pieces:
+        try:
+            theirs = reference.receive_data(piece)
+        except ProtocolError:
+            with pytest.raises(ConnectionFaultError):
+                connection.receive(piece)
+            break
+        for event in theirs:
+            if isinstance(event, h2_events.DataReceived):
+                expected[event.stream_id] = expected.get(event.stream_id, b"") + (event.data or b"")
+            elif isinstance(event, h2_events.StreamEnded):
+                expected_ends.add(event.stream_id)
+        for each in connection.receive(piece):
+            if isinstance(each, DataCame):
+                found[each.stream_id] = found.get(each.stream_id, b"") + each.data
+            if isinstance(each, DataCame | HeadersCame) and each.is_end:
+                ends.add(each.stream_id)
+    assert ({key: value for key, value in found.items() if value}, ends) == (
+        {key: value for key, value in expected.items() if value},
+        expected_ends,
+    )
 
 
 BLOCKS = st.sampled_from(

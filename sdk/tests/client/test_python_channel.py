@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
@@ -11,6 +12,7 @@ import grpc
 import grpc.aio
 import pytest
 from lograft._client.python_channel import PythonChannel
+from lograft.wire.keepalive import MAX_FRAME_BYTES, RECEIVE_WINDOW_BYTES
 from tests.client.frames import (
     DATA,
     END_HEADERS,
@@ -20,6 +22,7 @@ from tests.client.frames import (
     HEADERS,
     PREFACE,
     SETTINGS,
+    WINDOW_UPDATE,
     encode_headers,
     frame,
 )
@@ -41,7 +44,7 @@ async def mute(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> N
     await reader.read()
 
 
-def answering(*frames: bytes) -> Serve:
+def answering(*frames: bytes, until_eof: bool = True) -> Serve:
     """Send settings, and answer the first call."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -53,7 +56,8 @@ def answering(*frames: bytes) -> Serve:
             await reader.readexactly(int.from_bytes(head[:3], "big"))
         for each in frames:
             writer.write(each)
-        await reader.read()
+        if until_eof:
+            await reader.read()
 
     return serve
 
@@ -103,6 +107,43 @@ async def test_server_that_breaks_the_protocol_costs_the_call_alone() -> None:
     assert await status_of(empty) is grpc.StatusCode.INTERNAL
     large = answering(frame(HEADERS, END_HEADERS, 1, start), frame(DATA, 0, 1, b"\0\xff\xff\xff\xff"))
     assert await status_of(large) is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_long_messages_are_whole_however_they_come() -> None:
+    """Long and short ones in turn, in frames that end anywhere, and more than a stream's window of them."""
+    chance = random.Random(1)
+    sizes = [chance.choice((0, 3, 70_000, 300_000, 1_500_000)) for _ in range(12)] + [RECEIVE_WINDOW_BYTES + 1]
+    messages = [chance.randbytes(size) for size in sizes]
+    stream = b"".join(b"\0" + len(each).to_bytes(4, "big") + each for each in messages)
+    start = encode_headers([(":status", "200"), ("content-type", "application/grpc")])
+    ending = frame(HEADERS, END_HEADERS | END_STREAM, 1, encode_headers([("grpc-status", "0")]))
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await answering(frame(HEADERS, END_HEADERS, 1, start), until_eof=False)(reader, writer)
+        window, position = RECEIVE_WINDOW_BYTES, 0
+        while position < len(stream):
+            size = min(chance.choice((1, 5, 1_000, 100_000, MAX_FRAME_BYTES)), len(stream) - position, window)
+            writer.write(frame(DATA, 0, 1, stream[position : position + size]))
+            await writer.drain()
+            position, window = position + size, window - size
+            while window == 0 or (window < RECEIVE_WINDOW_BYTES // 2 and position < len(stream)):
+                head = await reader.readexactly(HEAD_BYTES)
+                body = await reader.readexactly(int.from_bytes(head[:3], "big"))
+                if head[3] == WINDOW_UPDATE and head[-1] == 1:
+                    window += int.from_bytes(body, "big")
+        writer.write(ending)
+        await reader.read()
+        writer.close()
+        ended.set()
+
+    ended = asyncio.Event()
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with asyncio.timeout(WAIT_S), PythonChannel(f"127.0.0.1:{port}", liveness_ms=12_000) as channel:
+            call = channel.unary_stream("/a/b")(b"")
+            assert [bytes(each) async for each in call] == messages
+            await channel.close()
+            await ended.wait()
 
 
 async def test_channel_finds_a_server_that_comes_later() -> None:
