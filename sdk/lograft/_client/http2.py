@@ -2,10 +2,10 @@
 """The client side of one HTTP/2 connection, as a core: bytes in, events out, bytes to send.
 
 `h2` provides header blocks, settings and stream states. This module owns the two frames that come with each message, DATA and
-WINDOW_UPDATE, and the windows that they move, because `h2` takes some 50 us of Python for each frame and copies its bytes several
-times. It queues data that waits for a window, and gives each stream one frame in turn. And it bounds what a peer can make the
-client hold: the window of each stream, one frame of another kind or with padding, one header block, and `MAX_CONTROL_BYTES` of
-answers. The user bounds the data to send: it writes the messages of a stream one after the other.
+WINDOW_UPDATE, and the windows that they move, because `h2` makes several objects of each frame and copies its bytes more than
+once (figures in ADR 17). It queues data that waits for a window, and gives each stream one frame in turn. And it bounds what a
+peer can make the client hold: the window of each stream, one frame of another kind or with padding, one header block, and
+`MAX_CONTROL_BYTES` of answers. The user bounds the data to send: it writes the messages of a stream one after the other.
 
 It must not know gRPC, sockets or the time. Source: RFC 9113; ADR 17.
 """
@@ -45,6 +45,7 @@ _HEAD_BYTES: Final = _HEAD.size
 _END_STREAM, _END_HEADERS, _PADDED = 1, 4, 8
 _DATA, _HEADERS, _PUSH_PROMISE, _WINDOW_UPDATE, _CONTINUATION = 0, 1, 5, 8, 9
 _MAX_WINDOW_BYTES: Final = (1 << 31) - 1
+_WITHOUT_RESERVED_BIT: Final = (1 << 31) - 1
 _GROWTH: Final = struct.Struct(">I")
 
 
@@ -135,14 +136,14 @@ class _Connection(H2Connection):
 
 
 class _Frames:
-    """Splits received bytes into frames, by their headers, and checks what `h2` would check too late.
+    """The frame under way, by its header, and the checks that `h2` makes too late or not at all.
 
     `h2` checks the size of a frame only when all of it has arrived, limits header blocks by frame count, and sees no DATA.
 
     Attributes:
         kind, flags, stream_id: of the frame under way.
-        left_bytes: bytes of its payload that have not arrived.
-        head: bytes of the header of the next frame that have arrived, or the header of the frame under way.
+        left_bytes: bytes of its payload that have not arrived. `begin` sets it, the connection counts it down.
+        head: bytes of the next header that have arrived. The connection writes it.
     """
 
     def __init__(self) -> None:
@@ -156,7 +157,7 @@ class _Frames:
         size_and_kind, self.flags, stream_id = _HEAD.unpack(self.head)
         kind = self.kind = size_and_kind & 0xFF
         size = self.left_bytes = size_and_kind >> 8
-        self.stream_id = stream_id & _MAX_WINDOW_BYTES
+        self.stream_id = stream_id & _WITHOUT_RESERVED_BIT
         if size > MAX_FRAME_BYTES:
             return ErrorCodes.FRAME_SIZE_ERROR, f"a frame of {size} bytes"
         if self._block_stream_id and (kind != _CONTINUATION or self.stream_id != self._block_stream_id):
@@ -426,7 +427,7 @@ class Http2Connection:
         stream_id = self._frames.stream_id
         if len(frame) != _HEAD_BYTES + _GROWTH.size:
             raise self._fault(ErrorCodes.FRAME_SIZE_ERROR, "a window update of another size")
-        growth = _GROWTH.unpack_from(frame, _HEAD_BYTES)[0] & _MAX_WINDOW_BYTES
+        growth = _GROWTH.unpack_from(frame, _HEAD_BYTES)[0] & _WITHOUT_RESERVED_BIT
         error = None if growth else ErrorCodes.PROTOCOL_ERROR
         if not stream_id:
             self._room += growth

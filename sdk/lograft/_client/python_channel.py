@@ -37,7 +37,7 @@ CLOSE_TIMEOUT_S: Final = 1.0
 """Seconds that a closed connection gets to send the bytes written before."""
 
 RECEIVE_BYTES: Final = 64 * 1024
-"""Bytes that are read from the socket at once, but for those of a message of which more is missing."""
+"""Bytes that are read from the socket at once. A message of which at least as many are missing is read to its place instead."""
 
 WRITE_BYTES: Final = 256 * 1024
 """Bytes that go to the socket at once, and that may wait in its buffer before writers wait."""
@@ -154,7 +154,7 @@ class PythonCall:
             self._on_status(grpc_wire.status_in_trailers(()))
 
     def room(self) -> memoryview:
-        """Return where the next bytes of data go, if most of a message is missing; else nothing."""
+        """Return where the next bytes of the message under way go; nothing if none is, or if nobody waits for it."""
         return memoryview(b"") if self.done() or self._coming is not None else self._reader.room()
 
     def on_filled(self, size: int) -> None:
