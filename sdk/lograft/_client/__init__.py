@@ -2,7 +2,7 @@
 """The base of every client: channels to brokers, the view of the cluster, the background thread, and the handling of forks.
 
 Pure modules (no clock, no I/O, no randomness of their own, no asyncio, gRPC or protobuf): `backoff`, `first_words`,
-`grpc_wire`, `http2`, `metadata`.
+`metadata`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Channels like those of `grpc.aio`, in pure Python: for forked processes, which gRPC's C core does not survive (`forks`).
 
-This module owns sockets, connection attempts, pings, deadlines and the state of calls. `http2` has frames and windows,
-`grpc_wire` has what gRPC adds. Nothing here touches gRPC's C core, or a thread or lock of the parent.
+This module owns connection attempts, deadlines and the state of calls. `http2_socket` has the socket and pings, `http2` frames
+and windows, `grpc_wire` what gRPC adds. Nothing here touches gRPC's C core, or a thread or lock of the parent.
 
 As far as Lograft uses them, these channels behave as grpcio 1.85 does, oddities included; `test_virtual_grpc` compares the two.
 An object belongs to the event loop in which it was made. Source: ADR 17.
@@ -16,31 +16,22 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 import grpc
 import grpc.aio
-from h2.errors import ErrorCodes
 
-from lograft._client import grpc_wire, http2
 from lograft._client.backoff import Backoff
-from lograft._client.grpc_wire import MessageError, MessageReader, WireStatus
 from lograft._client.resolver import resolve
+from lograft._grpc import grpc_wire, http2, http2_socket
+from lograft._grpc.grpc_wire import MessageError, MessageReader, WireStatus
+from lograft._grpc.http2_socket import Http2Socket
 from lograft.settings import MAX_RETRY_BACKOFF_MS, RETRY_BACKOFF_MS
 from lograft.wire.keepalive import QUIET_SHARE, RECEIVE_WINDOW_BYTES
 from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
 
 CONNECT_TIMEOUT_S: Final = 20.0
 """Seconds for one connection attempt, until the server's settings arrive."""
-
-CLOSE_TIMEOUT_S: Final = 1.0
-"""Seconds that a closed connection gets to send the bytes written before."""
-
-RECEIVE_BYTES: Final = 64 * 1024
-"""Bytes that are read from the socket at once. A message of which at least as many are missing is read to its place instead."""
-
-WRITE_BYTES: Final = 256 * 1024
-"""Bytes that go to the socket at once, and that may wait in its buffer before writers wait."""
 
 USER_AGENT: Final = "lograft-python"
 
@@ -203,7 +194,7 @@ class PythonCall:
 
     def _reset(self) -> None:
         if self._link is not None:
-            self._link.reset(self._stream_id)
+            self._link.give_up(self._stream_id)
 
     def _drop(self) -> None:
         self._messages.clear()
@@ -387,95 +378,31 @@ def _rpc_error(status: WireStatus) -> grpc.aio.AioRpcError:
     )
 
 
-class _Link(asyncio.BufferedProtocol):
-    """One connection: gives an `Http2Connection` its socket and its timers."""
+class _Link(Http2Socket[http2.ClientConnection, PythonCall]):
+    """One connection of a channel."""
 
     def __init__(self, channel: PythonChannel, liveness_s: float) -> None:
+        core = http2.ClientConnection(RECEIVE_WINDOW_BYTES)
+        super().__init__(
+            core, quiet_s=liveness_s / QUIET_SHARE, dead_s=liveness_s, buffer=bytearray(http2_socket.RECEIVE_BYTES)
+        )
         self._channel = channel
-        self._loop = channel.loop
-        self._quiet_s = liveness_s / QUIET_SHARE
-        self._liveness_s = liveness_s
-        self._core = http2.Http2Connection(RECEIVE_WINDOW_BYTES)
-        self._calls: dict[int, PythonCall] = {}
-        self._transport: asyncio.Transport | None = None
-        self._buffer = memoryview(bytearray(RECEIVE_BYTES))
-        # The call whose message is being read to its place.
-        self._filling: PythonCall | None = None
-        self._is_paused = False
         self._is_leaving = False
-        self._heard_s = self._loop.time()
-        # Time of a ping that the peer has not answered.
-        self._asked_s: float | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self.greeted: asyncio.Future[None] = self._loop.create_future()
-        self.end_reason = "Socket closed"
+        self.greeted: asyncio.Future[None] = channel.loop.create_future()
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # A cast, as the transports of uvloop have the methods of this class, and not the class.
-        transport = cast("asyncio.Transport", transport)
-        transport.set_write_buffer_limits(WRITE_BYTES)
-        self._transport = transport
-        self._watch()
-        self._flush()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if exc is not None:
-            self.end_reason = str(exc)
-        self._transport = None
-        if self._timer is not None:
-            self._timer.cancel()
+    def on_lost(self) -> None:
         if not self.greeted.done():
             self.greeted.set_exception(ConnectionError(self.end_reason))
             # Mark the exception as retrieved; possibly no task waits for it any more.
             self.greeted.exception()
         status = WireStatus(grpc_wire.UNAVAILABLE, f"Stream removed ({self.end_reason})")
-        calls = list(self._calls.values())
-        self._calls.clear()
+        calls = list(self.calls.values())
+        self.calls.clear()
         self._channel.on_link_end(self)
         for call in calls:
             call.fail(status)
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        """Return where the next bytes go: to their place in a long message, or to the buffer."""
-        del sizehint
-        self._filling = None
-        coming = self._core.coming_data()
-        if coming is not None:
-            call = self._calls.get(coming[0])
-            if call is not None:
-                room = call.room()[: coming[1]]
-                if len(room) >= RECEIVE_BYTES:
-                    self._filling = call
-                    return room
-        return self._buffer
-
-    def buffer_updated(self, nbytes: int) -> None:
-        """Take the bytes that were read to where `get_buffer` said."""
-        self._heard_s, self._asked_s = self._loop.time(), None
-        if self._filling is not None:
-            self._core.data_came(nbytes)
-            self._filling.on_filled(nbytes)
-            return
-        try:
-            events = self._core.receive(self._buffer[:nbytes])
-        except http2.ConnectionFaultError as error:
-            self.end_reason = f"the server broke HTTP/2: {error}"
-            self._flush()
-            self._abort()
-            return
-        for event in events:
-            self._on_event(event)
-        self._flush()
-        self._leave_if_done()
-
-    def pause_writing(self) -> None:
-        self._is_paused = True
-
-    def resume_writing(self) -> None:
-        self._is_paused = False
-        self._flush()
-
-    def _on_event(self, event: http2.Event) -> None:
+    def on_event(self, event: http2.Event) -> None:
         match event:
             case http2.SettingsCame():
                 if not self.greeted.done():
@@ -497,8 +424,12 @@ class _Link(asyncio.BufferedProtocol):
                 if call is not None:
                     call.fail(grpc_wire.status_of_reset(event.error_code, is_unseen=event.is_unseen))
 
+    def on_settled(self) -> None:
+        if self._is_leaving and not self.calls:
+            self.close()
+
     def _end_or_get(self, stream_id: int, is_end: bool) -> PythonCall | None:
-        call = self._calls.pop(stream_id, None) if is_end else self._calls.get(stream_id)
+        call = self.calls.pop(stream_id, None) if is_end else self.calls.get(stream_id)
         if is_end:
             self._channel.on_room(self)
         return call
@@ -507,82 +438,29 @@ class _Link(asyncio.BufferedProtocol):
 
     def can_open(self) -> bool:
         """True if the connection can take one more call now."""
-        return self._transport is not None and not self._is_leaving and self._core.can_open()
+        return self.is_connected and not self._is_leaving and self.core.can_open()
 
     def is_spent(self) -> bool:
         """True if the connection can take no further call, now or later."""
-        return self._transport is None or self._is_leaving or self._core.is_spent()
+        return not self.is_connected or self._is_leaving or self.core.is_spent()
 
     def open(self, call: PythonCall, headers: list[tuple[str, str]]) -> int:
         """Open a stream for a call."""
-        stream_id = self._core.open(headers)
-        self._calls[stream_id] = call
-        self._flush()
+        stream_id = self.core.open(headers)
+        self.calls[stream_id] = call
+        self.flush()
         return stream_id
 
-    def send(self, stream_id: int, parts: tuple[bytes, ...], *, is_end: bool = False) -> None:
-        """Send bytes of a stream. The link calls the call's `on_written` when they are passed to the socket."""
-        self._core.send(stream_id, parts, is_end=is_end)
-        self._flush()
-
-    def grant(self, stream_id: int, held_bytes: int) -> None:
-        """Tell the core how many received bytes the reader of a stream has not taken yet."""
-        self._core.grant(stream_id, held_bytes)
-        self._flush()
-
-    def reset(self, stream_id: int) -> None:
+    def give_up(self, stream_id: int) -> None:
         """Cancel a stream."""
-        self._calls.pop(stream_id, None)
-        self._core.reset(stream_id, ErrorCodes.CANCEL)
-        self._flush()
+        self.reset(stream_id)
         self._channel.on_room(self)
-        self._leave_if_done()
-
-    def _flush(self) -> None:
-        transport = self._transport
-        while transport is not None and not self._is_paused and not transport.is_closing() and self._core.has_output():
-            data, drained = self._core.take_output(WRITE_BYTES)
-            if not data:
-                break
-            transport.writelines(data)
-            for stream_id in drained:
-                call = self._calls.get(stream_id)
-                if call is not None:
-                    call.on_written()
-
-    # Its end.
-
-    def _watch(self) -> None:
-        """Ping a silent peer, and abort the connection if it stays silent for the liveness bound."""
-        now_s = self._loop.time()
-        if self._asked_s is None and now_s - self._heard_s >= self._quiet_s:
-            self._asked_s = now_s
-            self._core.ping()
-            self._flush()
-        if self._asked_s is not None and now_s - self._heard_s >= self._liveness_s:
-            self.end_reason = "ping timeout"
-            self._abort()
-            return
-        due_s = self._heard_s + (self._quiet_s if self._asked_s is None else self._liveness_s)
-        self._timer = self._loop.call_later(max(due_s - now_s, 0.001), self._watch)
-
-    def _leave_if_done(self) -> None:
-        if self._is_leaving and not self._calls:
-            self.close()
+        self.on_settled()
 
     def close(self) -> None:
         """Close the connection after sending what was written, within `CLOSE_TIMEOUT_S`."""
         self._is_leaving = True
-        if self._transport is not None and not self._transport.is_closing():
-            self._flush()
-            self._transport.close()
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = self._loop.call_later(CLOSE_TIMEOUT_S, self._abort)
-
-    def _abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
+        super().close()
 
 
 class PythonChannel:

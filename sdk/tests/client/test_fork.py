@@ -134,7 +134,7 @@ with Admin(sys.argv[1]) as admin, Producer(sys.argv[1]) as producer, Consumer(sy
     admin.create_topic("plain")
     producer.send("plain", b"record")
     producer.flush()
-print(sorted({"h2", "hpack", "hyperframe", "lograft._client.python_channel", "lograft._client.http2"} & set(sys.modules)))
+print(sorted({"h2", "hpack", "hyperframe", "lograft._client.python_channel", "lograft._grpc.http2"} & set(sys.modules)))
 """
 
 

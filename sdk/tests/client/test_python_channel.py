@@ -13,7 +13,7 @@ import grpc.aio
 import pytest
 from lograft._client.python_channel import PythonChannel
 from lograft.wire.keepalive import MAX_FRAME_BYTES, RECEIVE_WINDOW_BYTES
-from tests.client.frames import (
+from tests.grpc_python.http2_frames import (
     DATA,
     END_HEADERS,
     END_STREAM,

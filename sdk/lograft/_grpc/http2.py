@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client side of one HTTP/2 connection, as a core: bytes in, events out, bytes to send.
+"""Either side of one HTTP/2 connection, as a core: bytes in, events out, bytes to send.
 
 `h2` provides header blocks, settings and stream states. This module owns the two frames that come with each message, DATA and
 WINDOW_UPDATE, and the windows that they move, because `h2` makes several objects of each frame and copies its bytes more than
 once (figures in ADR 17). It queues data that waits for a window, and gives each stream one frame in turn. And it bounds what a
-peer can make the client hold: the window of each stream, one frame of another kind or with padding, one header block, and
-`MAX_CONTROL_BYTES` of answers. The user bounds the data to send: it writes the messages of a stream one after the other.
+peer can make this side hold: the window of each stream, one frame of another kind or with padding, one header block, and
+`MAX_CONTROL_BYTES` of answers. A server also bounds the work that frames without a use can cause (`_Patience`). The user bounds
+the data to send: it writes the messages of a stream one after the other.
 
-It must not know gRPC, sockets or the time. Source: RFC 9113; ADR 17.
+It must not know gRPC or sockets, and no clock: who has one passes the time. Source: RFC 9113; ADR 17, ADR 30.
 """
 
 from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -30,7 +31,7 @@ from hyperframe.frame import DataFrame, Frame
 from lograft.wire.keepalive import MAX_FRAME_BYTES
 
 SEND_FRAME_BYTES: Final = 256 * 1024
-"""Largest payload of a frame that is sent, in bytes, if the server takes as much. Streams take turns by frames."""
+"""Largest payload of a frame that is sent, in bytes, if the peer takes as much. Streams take turns by frames."""
 DEFAULT_WINDOW_BYTES: Final = 65_535
 CONNECTION_WINDOW_BYTES: Final = 1 << 30
 """Bytes that all streams together may receive ahead. The window of each stream is the bound that counts."""
@@ -38,23 +39,35 @@ MAX_HEADERS_BYTES: Final = 65_536
 """Largest header block in bytes, both encoded and decoded. A larger one is an attack, because few bytes can encode many headers."""
 MAX_CONTROL_BYTES: Final = 1 << 20
 """Bytes of answers (to pings and settings) that may wait to be sent. A peer that causes more without reading is disconnected."""
+PATIENCE: Final = 10_000
+"""Useless frames of a client that a server takes at once: pings and empty frames, settings, and the like. A reset counts as ten."""
+PATIENCE_PER_S: Final = 1_000
+"""Useless frames a second that a server takes for as long as a client likes."""
+SHORT_FRAME_BYTES: Final = 256
+"""Bytes of a DATA frame below which a server counts it as useless work if only the client's window made it so short."""
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+"""What a client sends first (RFC 9113 section 3.4)."""
 
 _HEAD: Final = struct.Struct(">IBI")
 """The head of a frame: length (3 bytes) and type (1), flags, stream (RFC 9113 section 4.1). DATA frames have type 0."""
 _HEAD_BYTES: Final = _HEAD.size
-_END_STREAM, _END_HEADERS, _PADDED = 1, 4, 8
-_DATA, _HEADERS, _PUSH_PROMISE, _WINDOW_UPDATE, _CONTINUATION = 0, 1, 5, 8, 9
+_ACK, _END_STREAM, _END_HEADERS, _PADDED = 1, 1, 4, 8
+_DATA, _HEADERS, _RST_STREAM, _PUSH_PROMISE, _PING, _GOAWAY, _WINDOW_UPDATE, _CONTINUATION = 0, 1, 3, 5, 6, 7, 8, 9
+_PING_BYTES: Final = 8
+_RESET_COST: Final = 10
 _MAX_WINDOW_BYTES: Final = (1 << 31) - 1
 _WITHOUT_RESERVED_BIT: Final = (1 << 31) - 1
 _GROWTH: Final = struct.Struct(">I")
+_FAREWELL: Final = struct.Struct(">II")
+"""Payload of GOAWAY: the largest number of a stream that is served, error code."""
 
 
 class SettingsCame(NamedTuple):
-    """The server speaks HTTP/2: its settings have arrived."""
+    """The peer speaks HTTP/2: its settings have arrived."""
 
 
 class HeadersCame(NamedTuple):
-    """Headers or trailers of a stream arrived."""
+    """Headers or trailers of a stream arrived. At a server the first ones open the stream."""
 
     stream_id: int
     headers: list[tuple[str, str]]
@@ -70,7 +83,7 @@ class DataCame(NamedTuple):
 
 
 class StreamReset(NamedTuple):
-    """The stream ended early. With `is_unseen`, the server has not begun to process it."""
+    """The stream ended early. With `is_unseen`, the server has not begun to process it. At a server: the client gave it up."""
 
     stream_id: int
     error_code: int
@@ -78,7 +91,7 @@ class StreamReset(NamedTuple):
 
 
 class GoingAway(NamedTuple):
-    """The server accepts no further stream on this connection."""
+    """The peer accepts no further stream on this connection."""
 
     error_code: int
     text: str
@@ -108,20 +121,13 @@ class _Connection(H2Connection):
         output: bytes to send, in pieces.
     """
 
-    def __init__(self, stream_window_bytes: int) -> None:
+    def __init__(self, settings: Mapping[SettingCodes, int], *, is_client: bool) -> None:
         # Latin-1 decodes any bytes. The headers of a peer need not be valid in another encoding.
-        super().__init__(H2Configuration(client_side=True, header_encoding="latin-1"))
+        super().__init__(H2Configuration(client_side=is_client, header_encoding="latin-1"))
         self.state_machine = _LastingStates()
         self.decoder.max_header_list_size = MAX_HEADERS_BYTES
-        self.local_settings = Settings(
-            client=True,
-            initial_values={
-                SettingCodes.ENABLE_PUSH: 0,
-                SettingCodes.INITIAL_WINDOW_SIZE: stream_window_bytes,
-                SettingCodes.MAX_FRAME_SIZE: MAX_FRAME_BYTES,
-                SettingCodes.MAX_HEADER_LIST_SIZE: MAX_HEADERS_BYTES,
-            },
-        )
+        common = {SettingCodes.MAX_FRAME_SIZE: MAX_FRAME_BYTES, SettingCodes.MAX_HEADER_LIST_SIZE: MAX_HEADERS_BYTES}
+        self.local_settings = Settings(client=is_client, initial_values=common | dict(settings))
         self.max_inbound_frame_size = MAX_FRAME_BYTES
         self.output: list[bytes | memoryview] = []
         self.initiate_connection()
@@ -133,6 +139,15 @@ class _Connection(H2Connection):
 
     def clear_outbound_data_buffer(self) -> None:
         """Keep the bytes to send, which `h2` would drop at GOAWAY."""
+
+    @property
+    def open_inbound_streams(self) -> int:
+        """0: `ServerConnection` counts. For `h2`, one stream more than allowed is the end of the connection.
+
+        The property forgets streams that are closed, as in `h2`.
+        """
+        _ = super().open_inbound_streams
+        return 0
 
 
 class _Frames:
@@ -173,28 +188,61 @@ class _Frames:
 
 
 class _Stream:
-    __slots__ = ("has_ended", "has_headers", "is_ending", "own_room", "pending_bytes", "queue", "room")
+    __slots__ = (
+        "has_ended",
+        "has_headers",
+        "has_peer_ended",
+        "is_ending",
+        "own_room",
+        "pending_bytes",
+        "queue",
+        "room",
+        "trailers",
+    )
 
     def __init__(self, room: int, own_room: int) -> None:
-        # Bytes that may be sent, and that the server may send. Settings can make the first one negative.
+        # Bytes that may be sent, and that the peer may send. Settings can make the first one negative.
         self.room = room
         self.own_room = own_room
         self.queue: deque[memoryview] = deque()
         self.pending_bytes = 0
+        # Headers that end our side behind the queue. Without any, the last frame of data ends it.
+        self.trailers: list[NeverIndexedHeaderTuple] | None = None
+        # Whether the peer's first headers have come, and whether it has ended its side.
         self.has_headers = False
+        self.has_peer_ended = False
         # Whether our side is to end the stream, and whether it has.
         self.is_ending = False
         self.has_ended = False
 
 
-class Http2Connection:
-    """Turns received bytes into events and queues the bytes to send, for one connection.
+class _Patience:
+    """How many useless frames a peer may still send: `PATIENCE` at once, and `PATIENCE_PER_S` for good.
 
-    Args:
-        stream_window_bytes: bytes of one stream that may arrive before its reader has taken them, below 2^31.
+    Each costs this side more work than it costs the peer, and none of them is limited by a window or by the number of streams
+    (CVE-2019-9511 to 9518, CVE-2023-44487, CVE-2025-8671).
     """
 
-    def __init__(self, stream_window_bytes: int) -> None:
+    def __init__(self) -> None:
+        self._left = float(PATIENCE)
+        self._now_s: float | None = None
+
+    def tick(self, now_s: float) -> None:
+        """Take note of the time."""
+        if self._now_s is not None:
+            self._left = min(PATIENCE, self._left + (now_s - self._now_s) * PATIENCE_PER_S)
+        self._now_s = now_s
+
+    def is_over(self, cost: int) -> bool:
+        """Count a useless frame; True if it is one too many."""
+        self._left -= cost
+        return self._left < 0
+
+
+class _Http2Connection:
+    """Turns received bytes into events and queues the bytes to send, for one connection."""
+
+    def __init__(self, settings: Mapping[SettingCodes, int], *, is_client: bool, stream_window_bytes: int) -> None:
         self._stream_window_bytes = stream_window_bytes
         self._streams: dict[int, _Stream] = {}
         # Streams that have data and room in their own window. Each gets its turn.
@@ -206,29 +254,10 @@ class Http2Connection:
         self._own_room = CONNECTION_WINDOW_BYTES
         self._is_going_away = False
         self._is_broken = False
-        self._h2 = _Connection(stream_window_bytes)
+        self._h2 = _Connection(settings, is_client=is_client)
         self._update_window(0, CONNECTION_WINDOW_BYTES - DEFAULT_WINDOW_BYTES)
 
     # -- streams
-
-    def can_open(self) -> bool:
-        """True if the server accepts one more stream now."""
-        return not self.is_spent() and len(self._streams) < self._h2.remote_settings.max_concurrent_streams
-
-    def is_spent(self) -> bool:
-        """True if the connection will never take another stream."""
-        if self._is_going_away or self._is_broken:
-            return True
-        return self._h2.highest_outbound_stream_id >= self._h2.HIGHEST_ALLOWED_STREAM_ID
-
-    def open(self, headers: Iterable[tuple[str, str]]) -> int:
-        """Open a stream and return its number."""
-        assert self.can_open(), "the server takes no further stream"
-        stream_id = self._h2.get_next_available_stream_id()
-        # The server chooses the size of the header table that both sides remember. So nothing is put into it.
-        self._h2.send_headers(stream_id, [NeverIndexedHeaderTuple(*each) for each in headers])
-        self._streams[stream_id] = _Stream(self._h2.remote_settings.initial_window_size, self._stream_window_bytes)
-        return stream_id
 
     def send(self, stream_id: int, parts: Iterable[bytes], *, is_end: bool = False) -> None:
         """Queue bytes of a stream. They must not change until they are sent. A closed stream ignores them."""
@@ -244,9 +273,9 @@ class Http2Connection:
         self._make_ready(stream_id, stream)
 
     def grant(self, stream_id: int, held_bytes: int) -> None:
-        """Let the server send more: the reader of a stream has `held_bytes` of the received bytes still to take."""
+        """Let the peer send more: the reader of a stream has `held_bytes` of the received bytes still to take."""
         stream = self._streams.get(stream_id)
-        if stream is None:
+        if stream is None or stream.has_peer_ended:
             return
         growth = max(0, self._stream_window_bytes - held_bytes) - stream.own_room
         if growth >= self._stream_window_bytes // 2:
@@ -254,16 +283,19 @@ class Http2Connection:
             self._update_window(stream_id, growth)
 
     def reset(self, stream_id: int, error_code: int) -> None:
-        """Close a stream, and tell the server unless both sides have ended it."""
+        """Close a stream, and tell the peer unless both sides have ended it."""
         if self._streams.pop(stream_id, None) is not None:
-            # The server may have closed it in bytes that this side has not processed yet.
+            # The peer may have closed it in bytes that this side has not processed yet.
             with suppress(StreamClosedError):
                 self._h2.reset_stream(stream_id, error_code)
 
     def ping(self) -> None:
-        """Ping the server."""
+        """Ping the peer."""
         if not self._is_broken:
-            self._h2.ping(bytes(8))
+            self._ping(0, bytes(_PING_BYTES))
+
+    def _ping(self, flags: int, payload: bytes) -> None:
+        self._h2.output.append(_HEAD.pack(_PING_BYTES << 8 | _PING, flags, 0) + payload)
 
     def take_output(self, limit_bytes: int) -> tuple[list[bytes | memoryview], list[int]]:
         """Take bytes to send.
@@ -290,16 +322,30 @@ class Http2Connection:
             stream.room -= size
             stream.pending_bytes -= size
             stream.has_ended = stream.is_ending and not stream.pending_bytes
-            output.append(_HEAD.pack(size << 8, _END_STREAM if stream.has_ended else 0, stream_id))
-            output += _take(stream.queue, size)
-            if stream.has_ended:
-                self._h2.end_stream(stream_id)
+            is_end = stream.has_ended and stream.trailers is None
+            if size or is_end:
+                output.append(_HEAD.pack(size << 8, _END_STREAM if is_end else 0, stream_id))
+                output += _take(stream.queue, size)
             if stream.pending_bytes:
                 self._ready.append(stream_id)
-            else:
-                drained.append(stream_id)
+                self._note_frame(size)
+                continue
+            drained.append(stream_id)
+            if stream.has_ended:
+                self._end_own_side(stream_id, stream)
         self._h2.output = []
         return output, drained
+
+    def _end_own_side(self, stream_id: int, stream: _Stream) -> None:
+        if stream.trailers is not None:
+            self._h2.send_headers(stream_id, stream.trailers, end_stream=True)
+        else:
+            self._h2.end_stream(stream_id)
+        if stream.has_peer_ended:
+            del self._streams[stream_id]
+
+    def _note_frame(self, size: int) -> None:
+        """Take note of a frame that left data of its stream behind."""
 
     def has_output(self) -> bool:
         """True if `take_output` may return bytes."""
@@ -315,10 +361,10 @@ class Http2Connection:
     # -- what comes
 
     def receive(self, data: bytes | memoryview) -> list[Event]:
-        """Take bytes from the server and return the events in them. The bytes of `DataCame` lie in `data`.
+        """Take bytes from the peer and return the events in them. The bytes of `DataCame` lie in `data`.
 
         Raises:
-            ConnectionFaultError: the server broke the protocol.
+            ConnectionFaultError: the peer broke the protocol.
         """
         events: list[Event] = []
         frames, view, position = self._frames, memoryview(data), 0
@@ -386,13 +432,16 @@ class Http2Connection:
             return None
         if not stream.has_headers:
             return ErrorCodes.PROTOCOL_ERROR, "data before headers"
+        if stream.has_peer_ended:
+            return ErrorCodes.STREAM_CLOSED, f"data behind the end of stream {stream_id}"
         stream.own_room -= size
         if stream.own_room < 0:
             return ErrorCodes.FLOW_CONTROL_ERROR, "more data than the window of the stream"
         return None
 
     def _is_idle(self, stream_id: int) -> bool:
-        return not stream_id & 1 or stream_id > self._h2.highest_outbound_stream_id
+        """Return whether no stream of this number was ever opened. Clients number theirs odd, and servers open none."""
+        raise NotImplementedError
 
     def _on_payload(self, piece: memoryview, events: list[Event]) -> None:
         """Take the next bytes of the frame under way, perhaps the last ones."""
@@ -411,6 +460,8 @@ class Http2Connection:
             self._on_data(payload[1 : len(payload) - payload[0]], events)
         elif frames.kind == _WINDOW_UPDATE:
             self._on_window_update(collected, events)
+        elif frames.kind == _PING:
+            self._on_ping(collected)
         else:
             self._pass_on(collected, events)
 
@@ -422,6 +473,14 @@ class Http2Connection:
             self._pass_on(_HEAD.pack(_DATA, _END_STREAM, frames.stream_id), events)
         if piece or is_end:
             self._on_part(DataCame(frames.stream_id, piece, is_end), events)
+
+    def _on_ping(self, frame: bytearray) -> None:
+        if len(frame) != _HEAD_BYTES + _PING_BYTES:
+            raise self._fault(ErrorCodes.FRAME_SIZE_ERROR, "a ping of another size")
+        if self._frames.stream_id:
+            raise self._fault(ErrorCodes.PROTOCOL_ERROR, f"a ping of stream {self._frames.stream_id}")
+        if not self._frames.flags & _ACK:
+            self._ping(_ACK, bytes(frame[_HEAD_BYTES:]))
 
     def _on_window_update(self, frame: bytearray, events: list[Event]) -> None:
         stream_id = self._frames.stream_id
@@ -445,10 +504,14 @@ class Http2Connection:
         if stream.room > _MAX_WINDOW_BYTES:
             error = ErrorCodes.FLOW_CONTROL_ERROR
         if error is not None:
+            self._note_stream_fault()
             self.reset(stream_id, error)
             events.append(StreamReset(stream_id, error, is_unseen=False))
         else:
             self._make_ready(stream_id, stream)
+
+    def _note_stream_fault(self) -> None:
+        """Take note of a violation that costs one stream."""
 
     def _pass_on(self, frame: bytes | bytearray, events: list[Event]) -> None:
         """Give a frame to `h2`."""
@@ -461,10 +524,8 @@ class Http2Connection:
 
     def _take_event(self, event: h2_events.Event, events: list[Event]) -> None:
         match event:
-            case h2_events.ResponseReceived() | h2_events.TrailersReceived():
-                stream = self._streams.get(event.stream_id)
-                if stream is not None and not stream.has_headers:
-                    stream.has_headers = True
+            case h2_events.RequestReceived() | h2_events.ResponseReceived() | h2_events.TrailersReceived():
+                if type(event) is not h2_events.TrailersReceived and self._begin_message(event.stream_id):
                     # `h2` would compare it with data that it does not see.
                     vars(self._h2.streams[event.stream_id])["_expected_content_length"] = None
                 headers = [(str(name), str(value)) for name, value in event.headers]
@@ -490,26 +551,30 @@ class Http2Connection:
                 raise self._fault(ErrorCodes.FLOW_CONTROL_ERROR, "settings that make a window too large")
             self._make_ready(stream_id, stream)
 
+    def _begin_message(self, stream_id: int) -> bool:
+        """Take note of the first headers of the peer; False if this side has given up the stream."""
+        raise NotImplementedError
+
     def _on_part(self, part: HeadersCame | DataCame, events: list[Event]) -> None:
         stream = self._streams.get(part.stream_id)
         if stream is None:
             return
         events.append(part)
-        if not part.is_end:
-            return
-        if stream.has_ended:
-            del self._streams[part.stream_id]
-        else:
-            # The server has sent its whole response and would not read further data.
-            self.reset(part.stream_id, ErrorCodes.NO_ERROR)
+        if part.is_end:
+            stream.has_peer_ended = True
+            if stream.has_ended:
+                del self._streams[part.stream_id]
+            else:
+                self._on_peer_end(part.stream_id)
+
+    def _on_peer_end(self, stream_id: int) -> None:
+        """The peer has ended its side of a stream, and this side goes on."""
+        raise NotImplementedError
 
     def _on_goaway(self, event: h2_events.ConnectionTerminated, events: list[Event]) -> None:
-        code, last_id = int(event.error_code or 0), event.last_stream_id or 0
         self._is_going_away = True
-        events.append(GoingAway(code, (event.additional_data or b"")[:192].decode("ascii", "replace")))
-        for stream_id in [each for each in self._streams if each > last_id]:
-            del self._streams[stream_id]
-            events.append(StreamReset(stream_id, code, is_unseen=True))
+        text = (event.additional_data or b"")[:192].decode("ascii", "replace")
+        events.append(GoingAway(int(event.error_code or 0), text))
 
     def _fault(self, error_code: ErrorCodes, text: str) -> ConnectionFaultError:
         self._h2.close_connection(error_code, text.encode())
@@ -521,6 +586,182 @@ class Http2Connection:
         self._streams.clear()
         self._ready.clear()
         return ConnectionFaultError(text)
+
+
+class ClientConnection(_Http2Connection):
+    """The client's side of a connection.
+
+    Args:
+        stream_window_bytes: bytes of one stream that may arrive before its reader has taken them, below 2^31.
+    """
+
+    def __init__(self, stream_window_bytes: int) -> None:
+        settings = {SettingCodes.ENABLE_PUSH: 0, SettingCodes.INITIAL_WINDOW_SIZE: stream_window_bytes}
+        super().__init__(settings, is_client=True, stream_window_bytes=stream_window_bytes)
+
+    def can_open(self) -> bool:
+        """True if the server accepts one more stream now."""
+        return not self.is_spent() and len(self._streams) < self._h2.remote_settings.max_concurrent_streams
+
+    def is_spent(self) -> bool:
+        """True if the connection will never take another stream."""
+        if self._is_going_away or self._is_broken:
+            return True
+        return self._h2.highest_outbound_stream_id >= self._h2.HIGHEST_ALLOWED_STREAM_ID
+
+    def open(self, headers: Iterable[tuple[str, str]]) -> int:
+        """Open a stream and return its number."""
+        assert self.can_open(), "the server takes no further stream"
+        stream_id = self._h2.get_next_available_stream_id()
+        self._h2.send_headers(stream_id, _unremembered(headers))
+        self._streams[stream_id] = _Stream(self._h2.remote_settings.initial_window_size, self._stream_window_bytes)
+        return stream_id
+
+    def _is_idle(self, stream_id: int) -> bool:
+        return not stream_id & 1 or stream_id > self._h2.highest_outbound_stream_id
+
+    def _begin_message(self, stream_id: int) -> bool:
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            return False
+        stream.has_headers = True
+        return True
+
+    def _on_peer_end(self, stream_id: int) -> None:
+        # The server has sent its whole response and would not read further data.
+        self.reset(stream_id, ErrorCodes.NO_ERROR)
+
+    def _on_goaway(self, event: h2_events.ConnectionTerminated, events: list[Event]) -> None:
+        super()._on_goaway(event, events)
+        code, last_id = int(event.error_code or 0), event.last_stream_id or 0
+        for stream_id in [each for each in self._streams if each > last_id]:
+            del self._streams[stream_id]
+            events.append(StreamReset(stream_id, code, is_unseen=True))
+
+
+class ServerConnection(_Http2Connection):
+    """The server's side of a connection.
+
+    A stream begins with the window of HTTP/2, 64 KiB. `grant` opens it, so a client cannot fill windows that nobody reads.
+
+    Args:
+        stream_window_bytes: bytes of one stream that may arrive before its reader has taken them, below 2^31.
+        max_streams: streams that may be open at the same time. One more is refused.
+    """
+
+    def __init__(self, stream_window_bytes: int, max_streams: int) -> None:
+        settings = {
+            SettingCodes.MAX_CONCURRENT_STREAMS: max_streams,
+            SettingCodes.INITIAL_WINDOW_SIZE: DEFAULT_WINDOW_BYTES,
+        }
+        super().__init__(settings, is_client=False, stream_window_bytes=stream_window_bytes)
+        self._max_streams = max_streams
+        self._preface = b""
+        self._patience = _Patience()
+        # Whether the last useful frame is behind the last ping. A program that pings while data flows measures the way.
+        self._has_traffic = False
+        # Largest number of a stream that is served after `go_away`.
+        self._last_id = self._h2.HIGHEST_ALLOWED_STREAM_ID
+
+    def tick(self, now_s: float) -> None:
+        """Take note of the time, in seconds of a clock that never goes back. It limits the rate of useless frames."""
+        self._patience.tick(now_s)
+
+    def respond(self, stream_id: int, headers: Iterable[tuple[str, str]]) -> None:
+        """Send the headers of a response. A closed stream ignores them."""
+        if stream_id in self._streams:
+            self._h2.send_headers(stream_id, _unremembered(headers))
+
+    def end(self, stream_id: int, trailers: Iterable[tuple[str, str]]) -> None:
+        """End a stream with trailers, behind the data that waits. A closed stream ignores them.
+
+        If `respond` was not called, they are the headers of the response as well, and begin with its status.
+        """
+        stream = self._streams.get(stream_id)
+        if stream is not None:
+            assert not stream.is_ending, "this side of the stream has ended"
+            stream.trailers = _unremembered(trailers)
+            stream.is_ending = True
+            self._make_ready(stream_id, stream)
+
+    def go_away(self) -> None:
+        """Tell the client that no further stream will be served. The open ones continue, others are refused."""
+        if not self._is_broken:
+            self._last_id = self._h2.highest_inbound_stream_id
+            payload = _FAREWELL.pack(self._last_id, ErrorCodes.NO_ERROR)
+            self._h2.output.append(_HEAD.pack(len(payload) << 8 | _GOAWAY, 0, 0) + payload)
+
+    def receive(self, data: bytes | memoryview) -> list[Event]:
+        """See `_Http2Connection.receive`."""
+        missing = len(PREFACE) - len(self._preface)
+        if missing:
+            self._preface += bytes(data[:missing])
+            if not PREFACE.startswith(self._preface):
+                raise self._fault(ErrorCodes.PROTOCOL_ERROR, "no HTTP/2")
+            if len(self._preface) < len(PREFACE):
+                return []
+            self._h2.receive_data(PREFACE)
+            data = data[missing:]
+        return super().receive(data)
+
+    def _is_idle(self, stream_id: int) -> bool:
+        return not stream_id & 1 or stream_id > self._h2.highest_inbound_stream_id
+
+    def _begin_frame(self, events: list[Event]) -> None:
+        _, flags, _ = _HEAD.unpack(self._frames.head)
+        size, kind = int.from_bytes(self._frames.head[:3], "big"), self._frames.head[3]
+        cost = 0
+        if (kind == _DATA and size) or kind == _HEADERS:
+            self._has_traffic = True
+        elif kind == _PING:
+            cost = 0 if self._has_traffic or flags & _ACK else 1
+            self._has_traffic = False
+        elif kind == _DATA:
+            cost = 0 if flags & _END_STREAM else 1
+        elif kind == _RST_STREAM:
+            cost = _RESET_COST
+        elif kind != _WINDOW_UPDATE:
+            cost = 1
+        self._spend(cost)
+        super()._begin_frame(events)
+
+    def _note_frame(self, size: int) -> None:
+        # The window that made it so short came from the client, so the fault is raised when the client says something again.
+        if size < SHORT_FRAME_BYTES:
+            self._patience.is_over(1)
+
+    def _note_stream_fault(self) -> None:
+        self._spend(_RESET_COST)
+
+    def _spend(self, cost: int) -> None:
+        if self._patience.is_over(cost):
+            raise self._fault(ErrorCodes.ENHANCE_YOUR_CALM, "too many frames without use")
+
+    def _begin_message(self, stream_id: int) -> bool:
+        is_too_many = len(self._streams) >= self._max_streams
+        if is_too_many:
+            self._note_stream_fault()
+        if is_too_many or stream_id > self._last_id:
+            self._h2.reset_stream(stream_id, ErrorCodes.REFUSED_STREAM)
+            return False
+        stream = _Stream(self._h2.remote_settings.initial_window_size, DEFAULT_WINDOW_BYTES)
+        stream.has_headers = True
+        self._streams[stream_id] = stream
+        return True
+
+    def _end_own_side(self, stream_id: int, stream: _Stream) -> None:
+        super()._end_own_side(stream_id, stream)
+        if not stream.has_peer_ended:
+            # The response is whole, so nobody reads the rest of the request (RFC 9113 section 8.1).
+            self.reset(stream_id, ErrorCodes.NO_ERROR)
+
+    def _on_peer_end(self, stream_id: int) -> None:
+        """The response may go on."""
+
+
+def _unremembered(headers: Iterable[tuple[str, str]]) -> list[NeverIndexedHeaderTuple]:
+    """Return headers that enter no table. The peer chooses the size of the table that both sides remember."""
+    return [NeverIndexedHeaderTuple(*each) for each in headers]
 
 
 def _take(queue: deque[memoryview], size: int) -> list[memoryview]:

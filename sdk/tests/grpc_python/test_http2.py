@@ -15,18 +15,18 @@ from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError
 from hypothesis import given
 from hypothesis import strategies as st
-from lograft._client import http2
-from lograft._client.http2 import (
+from lograft._grpc import http2
+from lograft._grpc.http2 import (
     SEND_FRAME_BYTES,
+    ClientConnection,
     ConnectionFaultError,
     DataCame,
     GoingAway,
     HeadersCame,
-    Http2Connection,
     StreamReset,
 )
 from lograft.wire.keepalive import MAX_FRAME_BYTES
-from tests.client.frames import (
+from tests.grpc_python.http2_frames import (
     CONTINUATION,
     DATA,
     END_HEADERS,
@@ -75,21 +75,21 @@ def end(stream_id: int) -> bytes:
     return frame(HEADERS, END_HEADERS | END_STREAM, stream_id, encode_headers([("grpc-status", "0")]))
 
 
-def taken(connection: Http2Connection, limit_bytes: int) -> tuple[bytes, list[int]]:
+def taken(connection: ClientConnection, limit_bytes: int) -> tuple[bytes, list[int]]:
     """Return what the connection sends now, in one piece, and the streams that have no more data waiting."""
     pieces, drained = connection.take_output(limit_bytes)
     return b"".join(pieces), drained
 
 
-def connected(**values: int) -> Http2Connection:
-    connection = Http2Connection(WINDOW)
+def connected(**values: int) -> ClientConnection:
+    connection = ClientConnection(WINDOW)
     taken(connection, 1)
     connection.receive(settings(**values))
     taken(connection, 1)
     return connection
 
 
-def sent(connection: Http2Connection, stream_id: int) -> int:
+def sent(connection: ClientConnection, stream_id: int) -> int:
     """Return the bytes of a stream's data that are sent now."""
     data, _ = taken(connection, 1 << 30)
     return sum(len(each[3]) for each in frames(data) if each[0] == DATA and each[2] == stream_id)
@@ -97,7 +97,7 @@ def sent(connection: Http2Connection, stream_id: int) -> int:
 
 def test_greeting_is_preface_settings_and_a_wide_window() -> None:
     """The greeting is sent before anything comes from the server."""
-    data, drained = taken(Http2Connection(WINDOW), 1)
+    data, drained = taken(ClientConnection(WINDOW), 1)
     assert data.startswith(PREFACE)
     assert not drained
     assert [each[0] for each in frames(data[len(PREFACE) :])] == [SETTINGS, WINDOW_UPDATE]
