@@ -20,6 +20,7 @@ from integration_tests.harness.faults.forgetful_proxy import ForgetfulProxy, Way
 from integration_tests.simulation.process import SimProcess
 from integration_tests.simulation.virtual_network import Network
 from integration_tests.simulation.virtual_platform import platform
+from metaquorum.grpc_server.server import GrpcServer, ServerLimits
 from metaquorum.testing.scheduler import Scheduler
 
 WAIT_S: Final = 20
@@ -38,9 +39,12 @@ PINGS: Final = (
     ("grpc.http2.max_pings_without_data", 0),
 )
 """The shortest ping times that gRPC allows."""
+LIMITS: Final = ServerLimits(max_calls=1_000, max_connection_calls=100, quiet_ms=10_000, timeout_ms=5_000)
 CANCELLED: Final = "CancelledError"
 OVER: Final = "InvalidStateError"
 EOF: Final = "EOF"
+GONE: Final = "grpc.aio.InternalError"
+"""A handler's message to a client that has gone."""
 
 
 class Handlers:
@@ -187,6 +191,8 @@ async def outcome_of(awaitable: Awaitable[Any], timeout_s: float = WAIT_S) -> An
             return EOF if task.result() is grpc.aio.EOF else task.result()
         case grpc.aio.AioRpcError() as error:
             return error.code().name
+        case grpc.aio.InternalError():
+            return GONE
         case grpc.aio.UsageError() | grpc.aio.AbortError() as error:
             return f"{type(error).__name__}: {error}"
         case error:
@@ -198,20 +204,31 @@ def write_to(call: Any, message: bytes = b"") -> Awaitable[Any]:
     return outcome_of(call.write(message))
 
 
-def run_real(scenario: Scenario, new_channel: Callable[[str], Any] | None = None, *, is_forgetful: bool = False) -> Any:
-    """Run a scenario over grpc.aio on loopback, and return what client and handlers saw.
+def run_real(
+    scenario: Scenario,
+    new_channel: Callable[[str], Any] | None = None,
+    *,
+    is_forgetful: bool = False,
+    is_python: bool = False,
+) -> Any:
+    """Run a scenario on loopback, and return what client and handlers saw.
 
     Args:
         scenario: the scenario.
-        new_channel: makes the client's channels.
+        new_channel: makes the client's channels; by default those of grpc.aio.
         is_forgetful: use a proxy that can forget connections.
+        is_python: use the server in Python, not that of grpc.aio.
     """
 
     async def main() -> Any:
         handlers = Handlers()
-        server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+        if is_python:
+            server: Any = GrpcServer(LIMITS)
+            port = server.bind("127.0.0.1", 0)
+        else:
+            server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+            port = server.add_insecure_port("127.0.0.1:0")
         server.add_generic_rpc_handlers((handlers.rpc_handlers(),))
-        port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         stops: list[asyncio.Task[None]] = []
 
@@ -310,11 +327,18 @@ def run_virtual(scenario: Scenario) -> Any:
 
 
 def same(scenario: Scenario) -> Any:
-    """Run a scenario over all three, check that all see the same, and return what client and handlers saw."""
+    """Run a scenario over all of them, check that all see the same, and return what client and handlers saw."""
     virtual, real = run_virtual(scenario), run_real(scenario)
     assert virtual == real
-    assert run_real(scenario, lambda address: PythonChannel(address, liveness_ms=12_000)) == real
+    assert run_real(scenario, python_channel) == real
+    assert run_real(scenario, is_python=True) == real
+    assert run_real(scenario, python_channel, is_python=True) == real
     return real
+
+
+def python_channel(address: str) -> Any:
+    """Return a channel in Python."""
+    return PythonChannel(address, liveness_ms=12_000)
 
 
 def unary_call(channel: Any, name: str, **options: Any) -> Any:
