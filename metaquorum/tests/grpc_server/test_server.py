@@ -17,6 +17,7 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from lograft._grpc.http2 import PREFACE
+from tests.grpc_python.http2_frames import DATA, END_HEADERS, END_STREAM, HEADERS, PING, SETTINGS, encode_headers, frame
 
 from metaquorum.controller_service.decoding import add_reflection, decoding
 from metaquorum.grpc_server import server as server_module
@@ -24,7 +25,6 @@ from metaquorum.grpc_server.server import GrpcServer, ServerLimits
 
 WAIT_S = 20
 LIMITS = ServerLimits(max_calls=3, max_connection_calls=8, quiet_ms=10_000, timeout_ms=5_000, max_message_bytes=100_000)
-SETTINGS = b"\0\0\0\4\0\0\0\0\0"
 
 
 class Service:
@@ -256,7 +256,7 @@ def test_client_that_answers_no_ping_loses_its_connection() -> None:
 
     async def use(here: Scene) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
-        writer.write(PREFACE + SETTINGS)
+        writer.write(PREFACE + frame(SETTINGS, 0, 0))
         assert b"\0\0\x08\6\0\0\0\0\0" in await _until_end(reader)
         writer.close()
 
@@ -295,8 +295,9 @@ def test_services_of_generated_code_are_served() -> None:
     async def use(here: Scene) -> None:
         servicer = health.aio.HealthServicer()
         add: Any = health_pb2_grpc
-        add.add_HealthServicer_to_server(servicer, decoding(here.server))  # type: ignore[arg-type]
-        add_reflection(("test.Service",), here.server)  # type: ignore[arg-type]
+        server: Any = here.server
+        add.add_HealthServicer_to_server(servicer, decoding(server))
+        add_reflection(("test.Service",), server)
         await servicer.set("a", health_pb2.HealthCheckResponse.SERVING)
         stub: Any = health_pb2_grpc.HealthStub(here.channel)
         assert (await stub.Check(health_pb2.HealthCheckRequest(service="a"))).status == 1
@@ -312,5 +313,29 @@ def test_services_of_generated_code_are_served() -> None:
         answer = await talk.read()
         assert [each.name for each in answer.list_services_response.service] == ["test.Service"]
         await talk.done_writing()
+
+    run(use)
+
+
+def test_call_that_was_refused_takes_its_end_in_silence() -> None:
+    """A request is too large while an answer waits for the client's window. Then the client ends its side with trailers."""
+
+    async def use(here: Scene) -> None:
+        headers = [(":method", "POST"), (":scheme", "http"), (":path", "/test.Service/talk"), (":authority", "a")]
+        headers += [("content-type", "application/grpc")]
+        reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
+        # No window: the answers wait.
+        writer.write(
+            PREFACE + frame(SETTINGS, 0, 0, b"\0\4\0\0\0\0") + frame(HEADERS, END_HEADERS, 1, encode_headers(headers))
+        )
+        writer.write(frame(DATA, 0, 1, b"\0\0\0\0\1a"))
+        await asyncio.sleep(0.1)
+        end = frame(HEADERS, END_HEADERS | END_STREAM, 1, encode_headers([("a", "b")]))
+        # In one piece, so that the end comes before the handler is cancelled.
+        writer.write(frame(DATA, 0, 1, b"\0\0\x7f\xff\xff") + end)
+        await asyncio.sleep(0.1)
+        writer.write(frame(PING, 0, 0, b"12345678"))
+        await reader.readuntil(b"12345678")
+        writer.close()
 
     run(use)

@@ -82,7 +82,7 @@ _HIDDEN: Final = frozenset(("te", "content-type", "grpc-timeout", "grpc-encoding
 
 
 class CallStart(NamedTuple):
-    """The beginning of a call at a server: method as `/service/name`, metadata, seconds that the client waits (None: for ever)."""
+    """What the headers of a call say: method as `/service/name`, metadata, time limit in seconds (None: no limit), encoding."""
 
     method: str
     metadata: tuple[tuple[str, str | bytes], ...]

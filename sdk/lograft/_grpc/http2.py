@@ -642,7 +642,7 @@ class ClientConnection(_Http2Connection):
 class ServerConnection(_Http2Connection):
     """The server's side of a connection.
 
-    A stream begins with the window of HTTP/2, 64 KiB. `grant` opens it, so a client cannot fill windows that nobody reads.
+    A client may send 64 KiB on a new stream. `grant` lets it send more, so it cannot fill memory that no handler reads.
 
     Args:
         stream_window_bytes: bytes of one stream that may arrive before its reader has taken them, below 2^31.
@@ -752,7 +752,7 @@ class ServerConnection(_Http2Connection):
     def _end_own_side(self, stream_id: int, stream: _Stream) -> None:
         super()._end_own_side(stream_id, stream)
         if not stream.has_peer_ended:
-            # The response is whole, so nobody reads the rest of the request (RFC 9113 section 8.1).
+            # The response is complete, so the server asks the client to send no more (RFC 9113 section 8.1).
             self.reset(stream_id, ErrorCodes.NO_ERROR)
 
     def _on_peer_end(self, stream_id: int) -> None:
