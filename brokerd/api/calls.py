@@ -106,11 +106,10 @@ def server_stream(
 
 
 def bidirectional(behaviour: Callable[[ServicerContext], Awaitable[None]]) -> grpc.RpcMethodHandler[bytes, bytes]:
-    """Return the handler of a bidirectional stream. The behaviour reads and writes bytes through the context."""
+    """Return the handler of a bidirectional stream. The behaviour uses the context, and reads bytes or a bytearray."""
 
     async def handle(_requests: AsyncIterator[bytes], context: ServicerContext) -> None:
-        # Sent alone: if the first write carried the metadata and were cancelled, grpc.aio would not know whether it was sent, and could
-        # send no status.
+        # A client may wait for the headers before it writes.
         await context.send_initial_metadata(())
         try:
             await behaviour(context)
@@ -119,7 +118,12 @@ def bidirectional(behaviour: Callable[[ServicerContext], Awaitable[None]]) -> gr
         except Exception as error:
             await abort_internal(context, error)
 
-    return grpc.stream_stream_rpc_method_handler(handle)
+    return grpc.stream_stream_rpc_method_handler(handle, request_deserializer=_uncopied)
+
+
+def _uncopied(data: bytes) -> bytes:
+    """Return a request as it came. Without a deserializer a long one would be copied."""
+    return data
 
 
 async def abort(context: ServicerContext, error: RefusedError) -> NoReturn:

@@ -6,11 +6,11 @@ Owns the status of every service name. The empty name has the status of the proc
 
 from __future__ import annotations
 
-import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 
 from metaquorum.controller_service.decoding import decoding
+from metaquorum.grpc_server.server import GrpcServer
 
 SERVICE_NAMES = (
     "lograft.v1.LogService",
@@ -38,7 +38,7 @@ class Health:
         """True while the answer is SERVING."""
         return self._is_serving
 
-    async def add_to(self, server: grpc.aio.Server) -> None:
+    async def add_to(self, server: GrpcServer) -> None:
         """Register with a server that has not started. The answer is NOT_SERVING until `set_serving`."""
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, decoding(server))
         await self._servicer.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)

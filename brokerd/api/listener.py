@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gRPC server of a broker: options, services, binding. Composition only."""
+"""The gRPC server of a broker: limits, services, binding. Composition only."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import grpc
-import grpc.aio
 from grpc_reflection.v1alpha import reflection
-from lograft.wire.keepalive import server_options
-from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
 
 from brokerd.api.health import SERVICE_NAMES, Health
 from brokerd.errors import AddressInUseError
@@ -21,46 +18,34 @@ from brokerd.limits import (
     MAX_CONCURRENT_RPCS_PER_CONNECTION,
 )
 from metaquorum.controller_service.decoding import add_reflection
+from metaquorum.grpc_server.server import GrpcServer, ServerLimits
 from metaquorum.process.settings import Address
 
-OPTIONS: Final = (
-    ("grpc.max_send_message_length", MAX_GRPC_MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", MAX_GRPC_MESSAGE_BYTES),
-    ("grpc.max_concurrent_streams", MAX_CONCURRENT_RPCS_PER_CONNECTION),
-    *server_options(quiet_ms=KEEPALIVE_MS, timeout_ms=KEEPALIVE_TIMEOUT_MS),
-    # Otherwise two processes on one port would each get half of the connections.
-    ("grpc.so_reuseport", 0),
-    # Nothing reads channelz, and its data about each connection would outlive the connection.
-    ("grpc.enable_channelz", 0),
+LIMITS: Final = ServerLimits(
+    max_calls=MAX_CONCURRENT_RPCS,
+    max_connection_calls=MAX_CONCURRENT_RPCS_PER_CONNECTION,
+    quiet_ms=KEEPALIVE_MS,
+    timeout_ms=KEEPALIVE_TIMEOUT_MS,
 )
 
 
-async def make_server(
-    handlers: Sequence[grpc.GenericRpcHandler], health: Health, listen: Address
-) -> tuple[grpc.aio.Server, Address]:
-    """Create a server that has not started yet, and bind it.
+async def add_services(server: GrpcServer, handlers: Sequence[grpc.GenericRpcHandler], health: Health) -> None:
+    """Add the services of a broker to a server that has not started, with health and reflection."""
+    server.add_generic_rpc_handlers(handlers)
+    await health.add_to(server)
+    add_reflection((*SERVICE_NAMES, "grpc.health.v1.Health", reflection.SERVICE_NAME), server)
 
-    Returns:
-        The server and its address with the real port.
+
+def bind(server: GrpcServer, listen: Address) -> Address:
+    """Take the public address, and return it with the real port.
 
     Raises:
         AddressInUseError: the port is taken, or the address is not one of this machine.
     """
-    server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=MAX_CONCURRENT_RPCS)
-    server.add_generic_rpc_handlers(tuple(handlers))
-    await health.add_to(server)
-    names = (*SERVICE_NAMES, "grpc.health.v1.Health", reflection.SERVICE_NAME)
-    add_reflection(names, server)
     try:
-        port = server.add_insecure_port(str(listen))
-    except RuntimeError as error:
-        port = 0
-        reason: Exception | None = error
-    else:
-        reason = None
-    if port == 0:
-        await server.stop(None)
+        port = server.bind(listen.host, listen.port)
+    except OSError as error:
         raise AddressInUseError(
-            f"cannot listen on {listen}: the port is in use, or the address is not of this machine"
-        ) from reason
-    return server, Address(host=listen.host, port=port)
+            f"cannot listen on {listen}: the port is in use, or the address is not of this machine ({error.strerror})"
+        ) from error
+    return Address(host=listen.host, port=port)

@@ -20,16 +20,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NoReturn
 
-import grpc.aio
-
 from brokerd.api.admin_service import AdminService
-from brokerd.api.connections import end_connections
 from brokerd.api.forward import ForwardedCalls, Forwarder
 from brokerd.api.group_service.limits import MAX_GROUP_STREAMS
 from brokerd.api.group_service.service import GroupService
 from brokerd.api.health import Health
 from brokerd.api.ingest_service.service import IngestService
-from brokerd.api.listener import make_server
+from brokerd.api.listener import LIMITS, add_services, bind
 from brokerd.api.log_directory_calls import LogDirectoryCalls
 from brokerd.api.log_service.batch_check import BatchThreads
 from brokerd.api.log_service.fetch_buffer import FetchBuffer
@@ -88,6 +85,7 @@ from brokerd.replication.leader_stream import Leader, ReplicationService
 from brokerd.replication.repair import RangeSource
 from brokerd.short_turns import ShortTurns
 from brokerd.stream_register import GOING_AWAY, StreamRegister
+from metaquorum.grpc_server.server import GrpcServer
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.net.service import ServiceTable
 from metaquorum.process.settings import Address
@@ -167,7 +165,8 @@ class BrokerServer:
             self._group_streams,
         )
         self._follower_streams = StreamRegister("replicate", MAX_REPLICATE_STREAMS)
-        self._fetch_buffer = FetchBuffer(settings.fetch_buffer_bytes, end_connections=end_connections)
+        self._listener = GrpcServer(LIMITS)
+        self._fetch_buffer = FetchBuffer(settings.fetch_buffer_bytes, end_connections=self._listener.end_connections)
         self._batch_threads = BatchThreads(settings.inflate_bytes)
         # `start` opens these in this order; None before.
         self._followers: ReplicationService | None = None
@@ -179,7 +178,6 @@ class BrokerServer:
         self._metrics: MetricsListener | None = None
         self._directories: OpenedDirectories | None = None
         self._broker: _Broker | None = None
-        self._listener: grpc.aio.Server | None = None
         self._address: Address | None = None
         # The state of the run.
         self._tasks: set[asyncio.Task[None]] = set()
@@ -483,7 +481,8 @@ class BrokerServer:
         self._followers.attach(self._leader(broker))
         self._publications.attach(broker.publications)
         self._ingest_calls.attach(broker.local_ingests)
-        self._listener, bound = await make_server(handlers, self._health, self._settings.listen)
+        await add_services(self._listener, handlers, self._health)
+        bound = bind(self._listener, self._settings.listen)
         self._address = self._settings.advertise or bound
         await self._listener.start()
         self._pending_offsets.attach(broker.groups)
@@ -700,9 +699,7 @@ class BrokerServer:
             await self._publications.close()
         if self._followers is not None:
             await self._followers.close()
-        closing: list[Awaitable[None]] = []
-        if self._listener is not None:
-            closing.append(self._listener.stop(STOP_GRACE_S))
+        closing: list[Awaitable[None]] = [self._listener.stop(STOP_GRACE_S)]
         if self._forwarded is not None:
             closing.append(self._forwarded.close(STOP_GRACE_S))
         await asyncio.gather(*closing)

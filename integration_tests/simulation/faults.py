@@ -13,12 +13,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+from lograft._grpc.http2_socket import Http2Socket
 from lograft.types import TopicPartition
 
 from integration_tests.simulation.last_disk import LastDisk
 from integration_tests.simulation.options import WorldOptions
 from integration_tests.simulation.servers import MIN_FREE_BYTES, BrokerMachine, Machine, VoterMachine
-from integration_tests.simulation.virtual_network import Network
+from integration_tests.simulation.virtual_network import Connection, Network
 from integration_tests.simulation.virtual_rocksdb import Databases
 from metaquorum.metadata.topic_configs import FlushPolicy
 from metaquorum.testing.scheduler import Scheduler
@@ -309,7 +310,7 @@ class Faults:
             near = connection.server if connection.server.machine == machine else connection.client
             far = connection.other(near)
             connection.forget(*{"both": (near, far), "to": (near,), "from": (far,)}[way])
-            world.counts["half-open connection of gRPC" if connection.serve else "half-open link"] += 1
+            world.counts["half-open connection of gRPC" if _is_grpc(connection) else "half-open link"] += 1
         world.counts["half-open strike"] += bool(there)
 
     def _strike_coordinator(self) -> None:
@@ -339,3 +340,7 @@ class Faults:
 
     def _count(self, machine: Machine, what: str) -> None:
         self._world.counts[f"{what} of a {machine.name.partition('-')[0]}"] += 1
+
+
+def _is_grpc(connection: Connection) -> bool:
+    return any(isinstance(end.get_protocol(), Http2Socket) for end in connection.ends.values())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The clients of ingests in the world: generated stubs over simulated channels, as the protocol allows them to behave, and worse.
+"""The clients of ingests in the world: generated stubs over the SDK's channels, as the protocol allows them to behave, and worse.
 
 Owns what they do: single ingests with tasks and attempts, repeated ingests in rounds, some with offsets of a group; attempts that are
 abandoned, calls at epochs that are fenced, calls that are repeated, late, or made twice at once, other manifests under a known id.
@@ -17,8 +17,10 @@ from typing import Any, Final, Protocol
 import grpc
 import grpc.aio
 from lograft import TopicPartition
+from lograft._client.python_channel import PythonChannel
 from lograft.aio import Admin
 from lograft.errors import LograftError
+from lograft.settings import CONNECTION_LIVENESS_MS
 from lograft.types import ElectionType
 from lograft.v1 import group_pb2, group_pb2_grpc, ingest_pb2_grpc, log_pb2, log_pb2_grpc
 from lograft.v1 import ingest_pb2 as pb
@@ -100,7 +102,7 @@ class Brokers:
 
     def _channel(self, address: str) -> Any:
         if address not in self._channels:
-            self._channels[address] = grpc.aio.insecure_channel(address)
+            self._channels[address] = PythonChannel(address, liveness_ms=CONNECTION_LIVENESS_MS)
         return self._channels[address]
 
     async def _drop(self, address: str) -> None:

@@ -12,6 +12,7 @@ from typing import Final
 
 from lograft._client.transport import Transport
 from lograft._groups.membership import Membership
+from lograft._grpc.http2_socket import Http2Socket
 from lograft._producer.sequencer import PartitionSequencer
 
 from brokerd.api.log_service import init_producer
@@ -59,7 +60,6 @@ from integration_tests.simulation.options import (
     switch_storm,
     transform_storm,
 )
-from integration_tests.simulation.virtual_network import Connection
 from metaquorum.controller import alter_partition, brokers, elections, lost_replicas
 from metaquorum.controller_service.controller_host import ControllerHost
 from metaquorum.net.connection import Connection as ServerConnection
@@ -319,7 +319,9 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
         function="give_up",
         old="if key is None:",
         new="if True:",
-        also=(Change(owner=Connection, function="forget", old="if is_news and", new="if False and"),),
+        also=(
+            Change(owner=Http2Socket, function="_watch", old="if self._asked_s is not None and", new="if False and"),
+        ),
         storm=half_open_storm,
     ),
     WorldMutant(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The network of the simulated world: connections between processes, delays, cuts, and broken connections.
 
-Owns the listeners, the time at which a message arrives, and the two ends of one direction of a stream. Does not know what is sent.
+Owns the listeners, the time at which a message arrives, and the end of a connection. Does not know what is sent.
 
 Laws (those of TCP)
     Messages of one connection arrive in order, or the connection breaks. Each end hears of the break once.
@@ -13,11 +13,8 @@ Laws (those of TCP)
 
 from __future__ import annotations
 
-import asyncio
 import random
-from collections import deque
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from integration_tests.simulation.virtual_loop import VirtualLoop
@@ -29,14 +26,11 @@ BREAK_MS: Final = (3_000, 15_000)
 CONNECT_TIMEOUT_MS: Final = 2_000
 """Milliseconds after which an attempt to connect through a cut fails."""
 
-RECONNECT_MS: Final = (100, 500)
-"""First and maximum pause in milliseconds after a failed attempt to connect."""
-
 WINDOW_BYTES: Final = 256 * 1024
-"""Bytes of a stream that may be on the way or unread before the writer waits."""
+"""Bytes of a connection that may be on the way or unread before the writer waits."""
 
 PIECE_WHOLE: Final = 0.9
-"""Share of writes that arrive in one piece; for connections that carry bytes."""
+"""Share of writes that arrive in one piece."""
 
 
 class Process(Protocol):
@@ -57,34 +51,18 @@ class Listener(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Liveness:
-    """How an end of a connection detects that it is dead.
-
-    Attributes:
-        quiet_ms: milliseconds without a message after which it pings.
-        timeout_ms: milliseconds without an answer to a ping after which the connection has failed.
-    """
-
-    quiet_ms: int
-    timeout_ms: int
-
-
 class Connection:
-    """One connection, made by `Network.connect`."""
+    """One connection, made by `Network.connect`. Its `number` stands for the port of its client."""
 
-    def __init__(self, network: Network, client: Process, server: Process) -> None:
+    def __init__(self, network: Network, client: Process, server: Process, number: int) -> None:
         self._network = network
+        self.number = number
         self.client = client
         self.server = server
         self.is_broken = False
         self.on_break: dict[str, Callable[[], None]] = {}
-        # The server's handler of calls; set when the server accepts.
-        self.serve: Callable[[Any, Any], Any] | None = None
-        # Transports by process, if the connection carries bytes; set when they are created.
+        # Transports by process; set when they are created.
         self.ends: dict[str, Any] = {}
-        # Called at the client when the server wants no new calls; set when it is connected.
-        self.on_goaway: Callable[[], None] | None = None
         # Arrival time of the last message in each direction.
         self._last_ms: dict[str, int] = {}
         self._held: list[tuple[Process, Process, Callable[[], None]]] = []
@@ -94,9 +72,6 @@ class Connection:
         self.is_established = False
         # Processes at which nothing arrives any more.
         self._deaf: set[str] = set()
-        self._heard_s: dict[str, float] = {}
-        # Ping behaviour of the ends that ping; set when they have the connection.
-        self.liveness: dict[str, Liveness] = {}
 
     def send(self, sender: Process, receiver: Process, action: Callable[[], None]) -> None:
         """Run `action` at the receiver when the message arrives there."""
@@ -115,7 +90,6 @@ class Connection:
         def arrive() -> None:
             if not self.is_broken:
                 network.message_count += 1
-                self._heard_s[receiver.name] = receiver.loop.time()
                 network.scheduler.trace(f"{network.scheduler.now_ms} {sender.name} > {receiver.name}")
                 action()
 
@@ -159,40 +133,8 @@ class Connection:
 
     def forget(self, *receivers: Process) -> None:
         """Lose everything sent to these ends from now on, silently. Messages on the way still arrive."""
-        is_news = not self._deaf
         self._deaf.update(receiver.name for receiver in receivers)
         self._held = [each for each in self._held if each[1].name not in self._deaf]
-        for end in (self.client, self.server):
-            if is_news and end.name in self.liveness and end.name in self.on_break:
-                self._await_silence(end, self.liveness[end.name])
-
-    def _await_silence(self, end: Process, liveness: Liveness) -> None:
-        """Plan a ping for when nothing has come for long enough. Answered pings are not simulated, but their times are."""
-        quiet_s = liveness.quiet_ms / 1000
-        now_s = end.loop.time()
-        silent_s = now_s - self._heard_s[end.name]
-        end.loop.call_later(quiet_s - silent_s % quiet_s, self._ping, end, liveness)
-
-    def _ping(self, end: Process, liveness: Liveness) -> None:
-        if end.name not in self.on_break:
-            return
-        now_s = end.loop.time()
-        # The small tolerance is for clocks that go wrong.
-        left_s = self._heard_s[end.name] + liveness.quiet_ms / 1000 - now_s
-        if left_s > 0.001:
-            end.loop.call_later(left_s, self._ping, end, liveness)
-            return
-        # The other end may hear it as a sign of life. Its answer is lost, because at least one direction is forgotten.
-        self.send(end, self.other(end), lambda: None)
-        end.loop.call_later(liveness.timeout_ms / 1000, self._fail_ping, end)
-
-    def _fail_ping(self, end: Process) -> None:
-        tell = self.on_break.pop(end.name, None)
-        if tell is None:
-            return
-        self._network.dead_count += 1
-        tell()
-        self.part(end)
 
     def part(self, process: Process) -> None:
         """Let the other end hear, behind earlier messages or never, that this end has let go."""
@@ -202,85 +144,6 @@ class Connection:
             self.send(process, other, self.break_off)
         elif not self.on_break:
             self.break_off()
-
-
-class Window:
-    """Flow control of one direction of a stream, at its sender."""
-
-    def __init__(self, loop: VirtualLoop) -> None:
-        self._loop = loop
-        self._left_bytes = WINDOW_BYTES
-        self._waiter: asyncio.Future[None] | None = None
-        self._is_closed = False
-
-    @property
-    def is_waited_for(self) -> bool:
-        """True if a writer waits."""
-        return self._waiter is not None and not self._waiter.done()
-
-    async def take(self, size_bytes: int) -> bool:
-        """Wait for room and use it; one message may exceed it. Return False if the stream ended before."""
-        while self._left_bytes <= 0 and not self._is_closed:
-            self._waiter = self._loop.create_future()
-            await self._waiter
-        self._left_bytes -= size_bytes
-        return not self._is_closed
-
-    def give(self, size_bytes: int) -> None:
-        """Note that the other end has read this many bytes."""
-        self._left_bytes += size_bytes
-        self._wake()
-
-    def close(self) -> None:
-        """End the stream, so that no writer waits any more."""
-        self._is_closed = True
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-
-class Inbox:
-    """Unread messages of one direction of a stream."""
-
-    def __init__(self, loop: VirtualLoop) -> None:
-        self._loop = loop
-        self._messages: deque[bytes] = deque()
-        self._is_ended = False
-        self._reader: asyncio.Future[None] | None = None
-
-    @property
-    def is_empty(self) -> bool:
-        """True if everything that came was read."""
-        return not self._messages
-
-    def put(self, message: bytes) -> None:
-        """Add a message."""
-        if not self._is_ended:
-            self._messages.append(message)
-            self._wake()
-
-    def end(self) -> None:
-        """Note that no more messages will come."""
-        self._is_ended = True
-        self._wake()
-
-    def drop(self) -> None:
-        """Forget the unread messages and end."""
-        self._messages.clear()
-        self.end()
-
-    async def get(self) -> bytes | None:
-        """Return the next message, or None at the end."""
-        while not self._messages and not self._is_ended:
-            self._reader = self._loop.create_future()
-            await self._reader
-        return self._messages.popleft() if self._messages else None
-
-    def _wake(self) -> None:
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
 
 
 class Network:
@@ -308,6 +171,7 @@ class Network:
         self._cuts: set[tuple[str, str]] = set()
         self.message_count = 0
         self.dead_count = 0
+        self._connection_count = 0
 
     def delay_ms(self) -> int:
         """Return a random delay of a message in milliseconds."""
@@ -349,7 +213,8 @@ class Network:
         if listener is None:
             refuse(self.delay_ms())
             return
-        connection = Connection(self, client, listener.process)
+        self._connection_count += 1
+        connection = Connection(self, client, listener.process, self._connection_count)
         self._connections[connection] = None
         connection.on_break[client.name] = on_break
 
@@ -430,71 +295,3 @@ class Network:
     def connections(self) -> Iterator[Connection]:
         """Return an iterator over all open connections."""
         return iter(self._connections)
-
-
-class Dialer:
-    """Connects a process to an address when asked. It tries again, with pauses, until it succeeds.
-
-    Args:
-        network: the network.
-        process: the connecting process.
-        address: target address.
-        on_done: gets the connection, or None after each failed attempt.
-        on_break: called when a connection broke.
-    """
-
-    def __init__(
-        self,
-        network: Network,
-        process: Process,
-        address: str,
-        *,
-        on_done: Callable[[Connection | None], None],
-        on_break: Callable[[Connection], None],
-    ) -> None:
-        self._network = network
-        self._process = process
-        self._address = address
-        self._on_done = on_done
-        self._on_break = on_break
-        self._failure_count = 0
-        self._is_ended = False
-
-    def dial(self) -> None:
-        """Begin to connect. Call it only when the last connection is no longer usable."""
-        made: list[Connection] = []
-
-        def done(connection: Connection | None) -> None:
-            if connection is None:
-                self._fail()
-            elif self._is_ended:
-                connection.break_off()
-            else:
-                made.append(connection)
-                self._failure_count = 0
-                self._on_done(connection)
-
-        def broke() -> None:
-            if made:
-                self._on_break(made[0])
-            else:
-                self._fail()
-
-        self._network.connect(self._process, self._address, done, broke)
-
-    def end(self) -> None:
-        """Stop trying."""
-        self._is_ended = True
-
-    def _fail(self) -> None:
-        if self._is_ended:
-            return
-        first_ms, last_ms = RECONNECT_MS
-        pause_ms = min(first_ms << self._failure_count, last_ms)
-        self._failure_count = min(self._failure_count + 1, 8)
-        self._process.loop.call_later(pause_ms / 1000, self._redial)
-        self._on_done(None)
-
-    def _redial(self) -> None:
-        if not self._is_ended:
-            self.dial()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulated platform of a process: clocks, chance, gRPC, threads, sockets, RocksDB.
+"""The simulated platform of a process: clocks, chance, threads, sockets, RocksDB.
 
 Owns the places at which Lograft's code meets the platform, and their replacements while a world runs. All other code is the real code.
 Only one world may run in a Python process at a time.
@@ -23,8 +23,8 @@ from types import SimpleNamespace
 from typing import Any, Final
 from unittest import mock
 
-import grpc.aio
 import lograft._client.probe
+import lograft._client.python_channel
 from lograft.internal.v1 import quorum_pb2
 
 import brokerd.controller_client.lifecycle
@@ -35,6 +35,7 @@ import brokerd.replica.cleaning
 import brokerd.replica.manager
 import brokerd.replica.scrubbing
 import metaquorum.controller_service.controller_service
+import metaquorum.grpc_server.server
 import metaquorum.net.carrier
 import metaquorum.process.server
 import metaquorum.replica.driver
@@ -42,8 +43,6 @@ from integration_tests.simulation.options import SNAPSHOT_NEVER_MS
 from integration_tests.simulation.process import current_process
 from integration_tests.simulation.two_disks import open_log_directories
 from integration_tests.simulation.virtual_groups import groups_in_place
-from integration_tests.simulation.virtual_grpc import VirtualChannel
-from integration_tests.simulation.virtual_grpc_server import Options, VirtualServer
 from integration_tests.simulation.virtual_loop import RIGHT_CLOCK, VirtualLoop, current_loop
 from integration_tests.simulation.virtual_network import Network
 from integration_tests.simulation.virtual_rocksdb import Databases, in_place
@@ -178,8 +177,9 @@ class _InertThread:
         """Return at once: the thread never ran."""
 
 
-def _require_free(_listen: object) -> None:
-    """Do nothing: the server itself finds out whether the port is free."""
+async def _resolve_at_once(host: str, _port: int) -> tuple[str, ...]:
+    """Return the name: the simulated network has no other addresses."""
+    return (host,)
 
 
 async def _resolve(host: str, _port: int) -> tuple[str, ...]:
@@ -275,12 +275,6 @@ def platform(
         large_part_bytes: bytes from which parts of ingests count as large, with pieces and flushes to match; None: as in production.
     """
 
-    def insecure_channel(address: str, options: Options | None = None, **_others: object) -> VirtualChannel:
-        return VirtualChannel(network, current_process(), address, options)
-
-    def new_server(options: Options | None = None, **_others: object) -> VirtualServer:
-        return VirtualServer(network, current_process(), options)
-
     async def is_gone(host: str, port: int) -> bool:
         process = current_process()
         await asyncio.sleep(network.delay_ms() / 1000)
@@ -330,8 +324,8 @@ def platform(
         put(metaquorum.net.carrier, "listening_socket", VirtualSocket)
         for name, answer_type in QUORUM_ANSWERS.items():
             put(quorum_transport, name, changing(getattr(quorum_transport, name), answer_type))
-        put(grpc.aio, "insecure_channel", insecure_channel)
-        put(grpc.aio, "server", new_server)
+        put(metaquorum.grpc_server.server, "listening_sockets", lambda host, port: [VirtualSocket(host, port)])
+        put(lograft._client.python_channel, "resolve", _resolve_at_once)
         put(lograft._client.probe, "resolve", _resolve)
         put(brokerd.replica.manager, "GroupFlusher", VirtualFlusher)
         if large_part_bytes is not None:
@@ -346,7 +340,6 @@ def platform(
         put(brokerd.process.quorum, "open_metadata", open_machine_metadata)
         put(metaquorum.process.server, "open_metadata", open_machine_metadata)
         put(brokerd.process.quorum, "QuorumSettings", quorum_settings)
-        put(metaquorum.process.server, "_require_free", _require_free)
         put(brokerd.process.quorum, "is_formatted", _is_formatted)
         put(brokerd.process.quorum, "_open_directory", _open_directory)
         yield

@@ -16,13 +16,15 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from lograft._grpc.http2_socket import PING_TIMEOUT
+
 from integration_tests.simulation.process import SimProcess, current_process
 from integration_tests.simulation.virtual_network import WINDOW_BYTES, Connection, Network
 
 HIGH_BYTES = 64 * 1024
 """Default number of buffered bytes from which on the protocol is asked to pause."""
 
-Factory = Callable[[], asyncio.Protocol]
+Factory = Callable[[], asyncio.Protocol | asyncio.BufferedProtocol]
 
 
 class VirtualTransport(asyncio.Transport):
@@ -36,7 +38,11 @@ class VirtualTransport(asyncio.Transport):
     """
 
     def __init__(
-        self, network: Network, connection: Connection, process: SimProcess, protocol: asyncio.Protocol
+        self,
+        network: Network,
+        connection: Connection,
+        process: SimProcess,
+        protocol: asyncio.Protocol | asyncio.BufferedProtocol,
     ) -> None:
         super().__init__()
         self._network = network
@@ -105,9 +111,12 @@ class VirtualTransport(asyncio.Transport):
         return self._is_closing
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Return the default: no information is known."""
-        del name
-        return default
+        """Return the address of the other end for `peername`, the default for other names."""
+        return (self._peer.machine, self._connection.number) if name == "peername" else default
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        """Return the protocol."""
+        return self._protocol
 
     def close(self) -> None:
         """End the connection after everything is sent."""
@@ -119,6 +128,8 @@ class VirtualTransport(asyncio.Transport):
     def abort(self) -> None:
         """End the connection now."""
         if not self._is_lost:
+            if self._connection.is_forgotten and getattr(self._protocol, "end_reason", "") == PING_TIMEOUT:
+                self._network.dead_count += 1
             self._is_closing = True
             self._buffer.clear()
             self._send(lambda end: end.on_reset())
@@ -190,11 +201,24 @@ class VirtualTransport(asyncio.Transport):
             if self._unreturned_bytes * 4 >= WINDOW_BYTES:
                 taken_bytes, self._unreturned_bytes = self._unreturned_bytes, 0
                 self._send(lambda end, taken_bytes=taken_bytes: end.on_room(taken_bytes))
-            self._protocol.data_received(data)
+            self._pass_on(data)
         if self._has_end and not self._inbox and not self._is_end_told and not self._is_closing:
             self._is_end_told = True
             if not self._protocol.eof_received():
                 self.close()
+
+    def _pass_on(self, data: bytes) -> None:
+        protocol = self._protocol
+        if isinstance(protocol, asyncio.Protocol):
+            protocol.data_received(data)
+            return
+        while data and not self._is_closing:
+            room = memoryview(protocol.get_buffer(len(data)))
+            size_bytes = min(len(room), len(data))
+            room[:size_bytes] = data[:size_bytes]
+            room.release()
+            data = data[size_bytes:]
+            protocol.buffer_updated(size_bytes)
 
     def _lose(self, error: Exception | None) -> None:
         if self._is_lost:
@@ -217,6 +241,9 @@ class VirtualSocket:
     def getsockname(self) -> tuple[str, int]:
         """Return its address."""
         return self.host, self.port
+
+    def close(self) -> None:
+        """Do nothing: the listener frees the address."""
 
 
 class VirtualListener:
@@ -266,14 +293,14 @@ class VirtualTcp:
 
     async def create_connection(
         self, factory: Factory, host: str, port: int
-    ) -> tuple[VirtualTransport, asyncio.Protocol]:
+    ) -> tuple[VirtualTransport, asyncio.BaseProtocol]:
         """Open a connection (see `loop.create_connection`).
 
         Raises:
             OSError: no process listens there, or it is unreachable.
         """
         process, network = current_process(), self._network
-        made: asyncio.Future[tuple[VirtualTransport, asyncio.Protocol]] = process.loop.create_future()
+        made: asyncio.Future[tuple[VirtualTransport, asyncio.BaseProtocol]] = process.loop.create_future()
         ends: list[VirtualTransport] = []
 
         def done(connection: Connection | None) -> None:

@@ -3,8 +3,8 @@
 
     add_QuorumServiceServicer_to_server(servicer, decoding(server))
 
-grpc.aio answers such bytes with UNKNOWN and logs a traceback for each. Here the deserializer returns `UNDECODABLE` for them, and a
-guard in front of each handler refuses it. Owns that for all services registered by generated code.
+A server answers UNKNOWN where a deserializer fails, and logs a traceback for each call. Here it returns `UNDECODABLE` for such bytes,
+and a guard in front of each handler refuses it. Owns that for all services registered by generated code.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from lograft.wire.codes import ErrorCode
 from lograft.wire.status import RichStatus, abort_status
 
 from metaquorum.controller_service.commit_waiters import CommandError
+from metaquorum.grpc_server.server import GrpcServer
 from metaquorum.net.sparse_log import SparseLog
 
 TEXT: Final = "the request is not a valid protobuf message of this method"
@@ -52,12 +53,12 @@ def undecodable_status() -> RichStatus:
     return abort_status(ErrorCode.INVALID_REQUEST, TEXT)
 
 
-def decoding(server: grpc.aio.Server) -> grpc.aio.Server:
-    """Return a server for the registration of services. It guards their handlers against undecodable requests."""
+def decoding(server: GrpcServer) -> grpc.aio.Server:
+    """Return what generated code needs to register services. It guards their handlers against undecodable requests."""
     return cast("grpc.aio.Server", _DecodingServer(server))
 
 
-def add_reflection(names: Sequence[str], server: grpc.aio.Server) -> None:
+def add_reflection(names: Sequence[str], server: GrpcServer) -> None:
     """Add the gRPC reflection service for the services with these names."""
     # Not `enable_server_reflection`: it would mistake the wrapped server for one with threads.
     servicer = reflection.aio.ReflectionServicer(names)
@@ -66,14 +67,14 @@ def add_reflection(names: Sequence[str], server: grpc.aio.Server) -> None:
 
 
 class _DecodingServer:
-    def __init__(self, server: grpc.aio.Server) -> None:
+    def __init__(self, server: GrpcServer) -> None:
         self._server = server
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
         self._server.add_generic_rpc_handlers(tuple(_Guarded(handler) for handler in handlers))
 
     def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, Handler]) -> None:
-        """Do nothing: grpc.aio uses the generic handler, which has the same methods."""
+        """Do nothing: the generic handler has the same methods."""
 
 
 class _Guarded(grpc.GenericRpcHandler):

@@ -8,11 +8,12 @@ them, as far as Lograft and the services of gRPC (health, reflection) use it; `t
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypeAlias
 from urllib.parse import quote
@@ -32,6 +33,9 @@ FIRST_ROOM_BYTES: Final = 256 * 1024
 
 BACKLOG: Final = 1_024
 """Connections that may wait to be accepted."""
+
+END_TIMEOUT_S: Final = 1.0
+"""Seconds that handlers get to end after the server has cancelled them."""
 
 logger = logging.getLogger(__name__)
 
@@ -311,7 +315,7 @@ class ServerCall:
         self._callbacks.append(callback)
 
     async def read(self) -> Any:
-        """Return the next request, or EOF."""
+        """Return the next request, or EOF. A deserializer gets bytes or a bytearray; without one, the request is bytes."""
         self._require_open()
         while not self._requests and not self._is_half_closed and not self._is_lost:
             self._arrival = self._loop.create_future()
@@ -351,6 +355,7 @@ class ServerCall:
         self._require_open()
         if not self._is_lost:
             self._send_headers(metadata)
+            self._connection.flush()
 
     def _send_headers(self, metadata: Metadata) -> None:
         if not self._has_headers:
@@ -411,7 +416,7 @@ class ServerCall:
 
     def _decoded(self, data: bytes | bytearray) -> Any:
         deserialize: Any = self._handler.request_deserializer
-        return data if deserialize is None else deserialize(data)
+        return bytes(data) if deserialize is None else deserialize(data)
 
     async def _iterate(self) -> AsyncIterator[Any]:
         while (request := await self.read()) is not grpc.aio.EOF:
@@ -455,23 +460,9 @@ class GrpcServer:
         Raises:
             OSError: the address is in use, or is none of this machine.
         """
-        found = socket.getaddrinfo(host.strip("[]") or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, kind, protocol, _, address in dict.fromkeys(found):
-            listener = socket.socket(family, kind, protocol)
-            try:
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if family == socket.AF_INET6:
-                    listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if address[0] == "::" else 1)
-                # All addresses of a name share the port.
-                listener.bind((address[0], port, *address[2:]))
-                listener.listen(BACKLOG)
-            except OSError:
-                listener.close()
-                self._close_sockets()
-                raise
-            port = listener.getsockname()[1]
-            self._sockets.append(listener)
-        return port
+        found = listening_sockets(host, port)
+        self._sockets += found
+        return found[0].getsockname()[1]
 
     async def start(self) -> None:
         """Accept connections."""
@@ -481,25 +472,34 @@ class GrpcServer:
             self._listeners.append(await loop.create_server(lambda: _Connection(self), sock=listener, backlog=BACKLOG))
 
     async def stop(self, grace_s: float | None) -> None:
-        """Accept nothing more, give the calls under way `grace_s` seconds (None: no time), then end them and all connections."""
+        """Accept nothing more, give the calls under way `grace_s` seconds (None: no time), then end them and all connections.
+
+        Their handlers are cancelled, and have ended when this returns, unless one takes longer than `END_TIMEOUT_S` to.
+        """
         self.is_serving = False
         for listener in self._listeners:
             listener.close()
         self._close_sockets()
         for connection in list(self._connections):
             connection.go_away()
-        if grace_s and self._calls:
-            self._emptied = asyncio.Event()
-            try:
-                async with asyncio.timeout(grace_s):
-                    await self._emptied.wait()
-            except TimeoutError:
-                pass
+        if grace_s:
+            await self._until_idle(grace_s)
         for connection in list(self._connections):
             connection.stop(_STOPPED)
         await asyncio.sleep(0)
+        if not await self._until_idle(END_TIMEOUT_S):
+            logger.warning("%d handlers have not ended %s s after they were cancelled", self._calls, END_TIMEOUT_S)
         for connection in list(self._connections):
             connection.close()
+
+    async def _until_idle(self, timeout_s: float) -> bool:
+        """Wait until no handler runs; False if one still does at the end of the time."""
+        if self._calls:
+            self._emptied = self._emptied or asyncio.Event()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._emptied.wait()
+        return not self._calls
 
     def end_connections(self, peers: Collection[str]) -> int:
         """End the connections of peers, by the names that `context.peer()` gives, and return how many were found."""
@@ -546,6 +546,40 @@ class GrpcServer:
             if handler is not None:
                 return handler
         return None
+
+
+def listening_sockets(host: str, port: int) -> list[socket.socket]:
+    """Return sockets that listen at every address of a host, all on one port. A kind of address that this machine lacks is left out.
+
+    Raises:
+        OSError: see `GrpcServer.bind`.
+    """
+    found = socket.getaddrinfo(host.strip("[]") or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    sockets: list[socket.socket] = []
+    missing: OSError | None = None
+    for family, kind, protocol, _, address in dict.fromkeys(found):
+        listener: socket.socket | None = None
+        try:
+            listener = socket.socket(family, kind, protocol)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if address[0] == "::" else 1)
+            listener.bind((address[0], port, *address[2:]))
+            listener.listen(BACKLOG)
+        except OSError as error:
+            if listener is not None:
+                listener.close()
+            if error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
+                missing = error
+                continue
+            for each in sockets:
+                each.close()
+            raise
+        port = listener.getsockname()[1]
+        sockets.append(listener)
+    if not sockets:
+        raise missing or OSError(errno.EADDRNOTAVAIL, f"{host} has no address")
+    return sockets
 
 
 class _Connection(Http2Socket[http2.ServerConnection, ServerCall]):

@@ -9,17 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
 
-import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from lograft.wire.keepalive import server_options
-from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
 
 from metaquorum.controller_service import admin_grpc
 from metaquorum.controller_service.admin_operations import AdminOperations
@@ -28,6 +24,7 @@ from metaquorum.controller_service.controller_host import ControllerHost
 from metaquorum.controller_service.controller_service import ControllerService
 from metaquorum.controller_service.decoding import add_reflection, decoding
 from metaquorum.controller_service.operation import Member
+from metaquorum.grpc_server.server import GrpcServer, ServerLimits
 from metaquorum.metadata.export import MetadataExports
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.image_format import ImageUnreadableError
@@ -50,11 +47,21 @@ logger = logging.getLogger(__name__)
 MAX_CONCURRENT_RPCS: Final = 50_000
 """gRPC calls that the listener may serve at the same time. Further ones are refused with RESOURCE_EXHAUSTED."""
 
+MAX_CONCURRENT_RPCS_PER_CONNECTION: Final = 1_024
+"""gRPC calls that one connection may have under way; the client's gRPC library queues the rest."""
+
 KEEPALIVE_MS: Final = 10_000
 """Milliseconds of silence after which the server pings a caller."""
 
 KEEPALIVE_TIMEOUT_MS: Final = 20_000
 """Milliseconds without an answer to such a ping after which the server closes the connection."""
+
+LIMITS: Final = ServerLimits(
+    max_calls=MAX_CONCURRENT_RPCS,
+    max_connection_calls=MAX_CONCURRENT_RPCS_PER_CONNECTION,
+    quiet_ms=KEEPALIVE_MS,
+    timeout_ms=KEEPALIVE_TIMEOUT_MS,
+)
 
 STOP_GRACE_S: Final = 1.0
 """Seconds that calls under way get when the gRPC listener closes."""
@@ -243,7 +250,7 @@ class QuorumServer:
         await self._carrier.start(str(settings.advertise or self._address))
 
     async def _serve_admin(self, operations: AdminOperations, listen: Address) -> health.aio.HealthServicer:
-        server = new_grpc_server()
+        server = GrpcServer(LIMITS)
         decoding(server).add_generic_rpc_handlers((admin_grpc.admin_handler(operations),))
         checks = add_health_and_reflection(server)
         self._admin_address = bind(server, listen)
@@ -304,48 +311,20 @@ async def _end(task: asyncio.Task[None]) -> None:
         logger.error("event=task_failed error=%r", failure)
 
 
-def new_grpc_server() -> grpc.aio.Server:
-    """Return a gRPC server with explicit limits."""
-    return grpc.aio.server(
-        options=(
-            ("grpc.max_receive_message_length", MAX_GRPC_MESSAGE_BYTES),
-            ("grpc.max_send_message_length", MAX_GRPC_MESSAGE_BYTES),
-            # Otherwise two servers could listen on one port, and each would get half of the calls.
-            ("grpc.so_reuseport", 0),
-            *server_options(quiet_ms=KEEPALIVE_MS, timeout_ms=KEEPALIVE_TIMEOUT_MS),
-        ),
-        maximum_concurrent_rpcs=MAX_CONCURRENT_RPCS,
-    )
-
-
-def bind(server: grpc.aio.Server, listen: Address) -> Address:
+def bind(server: GrpcServer, listen: Address) -> Address:
     """Bind the gRPC listener. Return the address with its real port.
 
     Raises:
         PortInUseError: the address cannot be bound.
     """
-    _require_free(listen)
     try:
-        port = server.add_insecure_port(str(listen))
-    except RuntimeError as error:
-        raise PortInUseError(f"cannot listen on {listen}: {error}") from error
+        port = server.bind(listen.host, listen.port)
+    except OSError as error:
+        raise PortInUseError(f"cannot listen on {listen}: {error.strerror}; choose another port") from error
     return Address(host=listen.host, port=port)
 
 
-def _require_free(listen: Address) -> None:
-    """Bind and close the address once: the system's error is clearer than gRPC's, and gRPC would log its own."""
-    try:
-        for family, kind, protocol, _, address in socket.getaddrinfo(
-            listen.host, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        ):
-            with socket.socket(family, kind, protocol) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(address)
-    except OSError as error:
-        raise PortInUseError(f"cannot listen on {listen}: {error.strerror}; choose another port") from error
-
-
-def add_health_and_reflection(server: grpc.aio.Server) -> health.aio.HealthServicer:
+def add_health_and_reflection(server: GrpcServer) -> health.aio.HealthServicer:
     """Add the standard services. Every service is reported as not serving until its status is set."""
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, decoding(server))

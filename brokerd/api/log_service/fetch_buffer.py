@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The memory of chunks that fetch streams have read and whose clients have not yet taken them.
 
-A stream has one chunk under way. gRPC keeps it while the client's flow control has no room, and the client decides how long that is.
-So a chunk counts from the read of the log to the end of its write. Three rules keep a slow reader from blocking the others:
+A stream has one chunk under way. The connection keeps it while the client's flow control has no room, and the client decides how long
+that is. So a chunk counts from the read of the log to the end of its write. Three rules keep a slow reader from blocking the others:
 
 * A chunk of at most `UNCOUNTED_CHUNK_BYTES` does not count. The number of streams bounds such chunks, and new records always reach
   their readers.
@@ -26,7 +26,7 @@ from brokerd.memory.budget import Grant, MemoryBudget, MemoryGate
 logger = logging.getLogger(__name__)
 
 COPIES: Final = 2
-"""Copies of a chunk in memory while it is written: the message of this process, and the copy in gRPC."""
+"""Copies of a chunk in memory while it is written: the message, and as much of it as is on its way to the socket."""
 
 SHARE: Final = 8
 """The n-th held chunk gets at most budget / (n * `SHARE`). So 200 chunks together get about 6/8 of the budget."""
@@ -40,7 +40,7 @@ class FetchBuffer:
 
     Args:
         max_bytes: maximum bytes of counted chunks, copies included.
-        end_connections: ends the connections of these peers, named as gRPC names them. It is called in a thread.
+        end_connections: ends the connections of these peers, named as `context.peer()` names them, and returns how many were found.
     """
 
     def __init__(self, max_bytes: int, *, end_connections: Callable[[Collection[str]], int]) -> None:
@@ -48,7 +48,6 @@ class FetchBuffer:
         self._end_connections = end_connections
         self._since_s: dict[Grant, tuple[float, str]] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._ending: set[asyncio.Task[None]] = set()
         self.ended_connections = 0
 
     @property
@@ -114,18 +113,15 @@ class FetchBuffer:
         until_s = loop.time() - FETCH_TAKE_MS / 1000 + TIMER_EARLY_S
         stuck = [grant for grant, (since_s, _) in self._since_s.items() if since_s <= until_s]
         if stuck:
-            peers = {self._since_s[grant][1] for grant in stuck}
-            task = loop.create_task(self._end(peers), name="end of connections that take nothing")
-            self._ending.add(task)
-            task.add_done_callback(self._ending.discard)
+            self._end({self._since_s[grant][1] for grant in stuck})
             # Checked again after the same time if the connection still exists.
             for grant in stuck:
                 peer = self._since_s.pop(grant)[1]
                 self._held(grant, peer)
         self._arm()
 
-    async def _end(self, peers: Collection[str]) -> None:
-        ended = await asyncio.to_thread(self._end_connections, peers)
+    def _end(self, peers: Collection[str]) -> None:
+        ended = self._end_connections(peers)
         self.ended_connections += ended
         logger.warning(
             "event=connections_ended reason=%r count=%d waiting_streams=%d",

@@ -28,4 +28,4 @@ async def test_log_names_the_program_whose_call_failed(caplog: pytest.LogCapture
     await server.stop(0)
     (message,) = [record.getMessage() for record in caplog.records if "fault of this broker" in record.getMessage()]
     assert "call of ipv4:127.0.0.1:" in message
-    assert "billing-7 grpc-python" in message
+    assert "billing-7 lograft-python" in message

@@ -17,7 +17,6 @@ import pytest
 from lograft.v1 import log_pb2
 
 import brokerd.api.log_service.fetch_buffer
-from brokerd.api.connections import end_connections
 from brokerd.api.log_service.fetch_buffer import COPIES, SHARE, FetchBuffer
 from brokerd.limits import FETCH_TAKE_MS, MIN_BUDGET_BYTES, UNCOUNTED_CHUNK_BYTES
 from brokerd.memory.budget import MemoryBudget
@@ -194,8 +193,7 @@ async def test_connections_that_take_nothing_end_for_those_that_wait(
             with caplog.at_level(logging.WARNING, "brokerd.api.log_service.fetch_buffer"):
                 await reader.open(("large", 0, 0))
                 assert (await reader.chunk()).next_offset == 1
-                # The chunk may come before the thread that ended the connections is back.
-                await until(lambda: "event=connections_ended" in caplog.text)
+                assert "event=connections_ended" in caplog.text
             assert "brokerd.api.calls" not in {record.name for record in caplog.records}
             async with asyncio.timeout(WAIT_S):
                 assert await calls[0].code() is grpc.StatusCode.UNAVAILABLE
@@ -211,6 +209,6 @@ async def test_a_reader_that_goes_away_is_no_fault_of_the_broker(
             async with stuck_readers(str(server.address), "large", 4):
                 await until(lambda: budget_of(server).holder_count == 4)
                 peers = {peer for _, peer in server._fetch_buffer._since_s.values()}  # pyright: ignore[reportPrivateUsage]
-                assert await asyncio.to_thread(end_connections, peers) == 4
+                assert server._listener.end_connections(peers) == 4  # pyright: ignore[reportPrivateUsage]
                 await until(lambda: budget_of(server).holder_count == 0)
         assert not [record for record in caplog.records if record.levelno >= logging.ERROR]

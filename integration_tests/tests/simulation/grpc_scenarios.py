@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scenarios against `grpc.aio` that run on loopback and between two simulated processes, and the service that they use."""
+"""The ends over which scenarios of gRPC run, on loopback and between two simulated processes, and the service that they use."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import grpc.aio
 from grpc._cython import cygrpc
 from lograft._client.python_channel import PythonChannel
 from lograft.wire.codes import ErrorCode
+from lograft.wire.keepalive import client_options
 
 from brokerd.api.status import rich_status
 from brokerd.failure import Failure, LeaderPlace
@@ -31,14 +32,6 @@ BLOCKS: Final = 200
 """More blocks than any window takes; the window of real gRPC grows."""
 LEADER: Final = LeaderPlace(leader_id=1, leader_epoch=2, host="there", port=3)
 FAILURE: Final = Failure(code=ErrorCode.NOT_LEADER, message="lead by another", retry_after_ms=5, leader=LEADER)
-PINGS: Final = (
-    ("grpc.keepalive_time_ms", 1_000),
-    ("grpc.keepalive_timeout_ms", 500),
-    ("grpc.http2.ping_timeout_ms", 500),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-)
-"""The shortest ping times that gRPC allows."""
 LIMITS: Final = ServerLimits(max_calls=1_000, max_connection_calls=100, quiet_ms=10_000, timeout_ms=5_000)
 CANCELLED: Final = "CancelledError"
 OVER: Final = "InvalidStateError"
@@ -156,13 +149,13 @@ class Stage:
         self.dead_address = dead_address
         self.stop = stop
         self.forget: Any = None  # let the connections that there are swallow everything, one way or both
-        self.new_channel: Callable[[str], Any] = lambda address: grpc.aio.insecure_channel(address)
+        self.new_channel: Callable[..., Any] = grpc_channel
         self.kill: Any = None  # of a simulated world only: end the server's process without a word
         self.start: Any = None  # and start another one
 
-    def channel(self) -> Any:
-        """Return a channel to the service."""
-        return self.new_channel(self.address)
+    def channel(self, **options: Any) -> Any:
+        """Return a channel to the service. `liveness_ms` is its liveness bound."""
+        return self.new_channel(self.address, **options)
 
     async def until_seen(self, count: int = 1) -> None:
         """Wait until the handlers have seen this many events."""
@@ -206,7 +199,7 @@ def write_to(call: Any, message: bytes = b"") -> Awaitable[Any]:
 
 def run_real(
     scenario: Scenario,
-    new_channel: Callable[[str], Any] | None = None,
+    new_channel: Callable[..., Any] | None = None,
     *,
     is_forgetful: bool = False,
     is_python: bool = False,
@@ -275,9 +268,9 @@ class _Machine:
         self._network.end_process(self.process)
 
     async def _serve(self) -> None:
-        self._server = grpc.aio.server()
+        self._server = GrpcServer(LIMITS)
         self._server.add_generic_rpc_handlers((self._handlers.rpc_handlers(),))
-        self._server.add_insecure_port("server:1")
+        self._server.bind("server", 1)
         await self._server.start()
         await asyncio.Event().wait()
 
@@ -302,6 +295,7 @@ def run_virtual(scenario: Scenario) -> Any:
             assert scheduler.run_next()
         stage = Stage(handlers, "server:1", "server:2", machine.stop)
         stage.kill, stage.start = machine.kill, machine.start
+        stage.new_channel = python_channel
 
         def forget(way: Way) -> None:
             for connection in network.connections():
@@ -336,9 +330,26 @@ def same(scenario: Scenario) -> Any:
     return real
 
 
-def python_channel(address: str) -> Any:
+def same_when_forgotten(scenario: Scenario) -> Any:
+    """Run a scenario with connections that can be forgotten, check that all clients see the same, and return what they saw.
+
+    What the handlers see depends on the direction that is lost. Both ends are of one library, because such scenarios take long.
+    """
+    virtual, real = run_virtual(scenario)[0], run_real(scenario, is_forgetful=True)[0]
+    assert virtual == real
+    assert run_real(scenario, python_channel, is_forgetful=True, is_python=True)[0] == real
+    return real
+
+
+def grpc_channel(address: str, *, liveness_ms: int | None = None) -> Any:
+    """Return a channel of grpc.aio. It shares no connection with another one."""
+    pings = () if liveness_ms is None else client_options(liveness_ms)
+    return grpc.aio.insecure_channel(address, options=(("grpc.use_local_subchannel_pool", 1), *pings))
+
+
+def python_channel(address: str, *, liveness_ms: int = 12_000) -> Any:
     """Return a channel in Python."""
-    return PythonChannel(address, liveness_ms=12_000)
+    return PythonChannel(address, liveness_ms=liveness_ms)
 
 
 def unary_call(channel: Any, name: str, **options: Any) -> Any:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulated `grpc.aio` and the Python channel behave as real gRPC: client and handler see the same over all three.
+"""Channel and server in Python behave as `grpc.aio`: client and handler see the same over all pairings, and in a simulated world.
 
-Each scenario is written once, against `grpc.aio`. It runs on loopback twice, and between two simulated processes. Texts are not
-compared.
+Each scenario is written once, against `grpc.aio`. It runs on loopback with both libraries at each end, and with channel and server in
+Python between two simulated processes. Texts are not compared.
 """
 
 from __future__ import annotations
@@ -22,15 +22,13 @@ from integration_tests.tests.simulation.grpc_scenarios import (
     FAILURE,
     GONE,
     OVER,
-    PINGS,
     SERVICE,
     SETTLE_S,
     WAIT_S,
     Stage,
     outcome_of,
-    run_real,
-    run_virtual,
     same,
+    same_when_forgotten,
     stream_call,
     unary_call,
     write_to,
@@ -185,6 +183,9 @@ def test_abort_is_told_at_once_and_ends_the_context() -> None:
     assert same(scenario) == ("ABORTED", [aborted, "UsageError: Abort already called!", aborted])
 
 
+LIVENESS_MS: Final = 4_000
+"""The shortest liveness bound: gRPC pings after a second at the earliest."""
+
 WAYS: Final = (Way.BOTH, Way.TO_SERVER, Way.TO_CLIENT)
 
 
@@ -193,30 +194,25 @@ def test_forgotten_connection_is_found_by_pings(way: Way) -> None:
     """Every call on it ends as on a broken connection, and the next one uses a new connection."""
 
     async def scenario(stage: Stage) -> Any:
-        async with grpc.aio.insecure_channel(stage.address, options=PINGS) as channel:
+        async with stage.channel(liveness_ms=LIVENESS_MS) as channel:
             stream = stream_call(channel, "hello")
             outcome = [await stream.read()]
             stage.forget(way)
             outcome += await asyncio.gather(outcome_of(stream.read()), outcome_of(unary_call(channel, "hang")))
-            # The real channel may use the old connection for a moment longer.
+            # The channel of grpc.aio may use the old connection for a moment longer.
             while (answer := await outcome_of(unary_call(channel, "echo", timeout=WAIT_S))) == "UNAVAILABLE":  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             return [*outcome, answer]
 
-    virtual, real = run_virtual(scenario)[0], run_real(scenario, is_forgetful=True)[0]
-    assert virtual == real == [b"hello", "UNAVAILABLE", "UNAVAILABLE", b"re:a"]
+    assert same_when_forgotten(scenario) == [b"hello", "UNAVAILABLE", "UNAVAILABLE", b"re:a"]
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
-def test_without_pings_a_forgotten_connection_stays(way: Way) -> None:
+def test_until_the_ping_a_forgotten_connection_stays(way: Way) -> None:
     """Nothing arrives any more. The next call uses it too and ends by its own deadline. A new channel is a new connection."""
 
     async def scenario(stage: Stage) -> Any:
-        own = (("grpc.use_local_subchannel_pool", 1),)
-        async with (
-            grpc.aio.insecure_channel(stage.address, options=own) as channel,
-            grpc.aio.insecure_channel(stage.address, options=own) as other,
-        ):
+        async with stage.channel() as channel, stage.channel() as other:
             stream = stream_call(channel, "hello")
             outcome = [await stream.read()]
             stage.forget(way)
@@ -226,5 +222,4 @@ def test_without_pings_a_forgotten_connection_stays(way: Way) -> None:
             ]
             return [*outcome, await unary_call(other, "echo")]
 
-    virtual, real = run_virtual(scenario)[0], run_real(scenario, is_forgetful=True)[0]
-    assert virtual == real == [b"hello", "nothing", "DEADLINE_EXCEEDED", b"re:a"]
+    assert same_when_forgotten(scenario) == [b"hello", "nothing", "DEADLINE_EXCEEDED", b"re:a"]

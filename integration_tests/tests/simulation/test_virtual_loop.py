@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulated loop and network, alone and under `grpc.aio`: order, pauses, cuts, windows, and the end of connections."""
+"""The simulated loop and network, alone and under gRPC: order, pauses, cuts, windows, and the end of connections."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from lograft.wire.keepalive import RECEIVE_WINDOW_BYTES
 
 from integration_tests.simulation.process import SimProcess
-from integration_tests.simulation.virtual_network import BREAK_MS, WINDOW_BYTES, Connection, Network, Process
+from integration_tests.simulation.virtual_network import BREAK_MS, Connection, Network, Process
 from integration_tests.tests.simulation.grpc_scenarios import (
     BLOCK,
     BLOCKS,
@@ -39,7 +40,7 @@ def test_nobody_there_and_unknown_method() -> None:
     """Without a listener a call is UNAVAILABLE, and so is a first write. An unknown method is UNIMPLEMENTED."""
 
     async def scenario(stage: Stage) -> Any:
-        async with grpc.aio.insecure_channel(stage.dead_address) as channel:
+        async with stage.new_channel(stage.dead_address) as channel:
             call = stream_call(channel, "mirror")
             outcome = [await write_to(call), await outcome_of(call.read())]
             outcome.append(await outcome_of(call.wait_for_connection()))
@@ -198,7 +199,7 @@ def test_writer_waits_for_a_reader() -> None:
             return outcome
 
     assert same(scenario) == ([0, EOF, *[len(BLOCK)] * BLOCKS], [BLOCKS])
-    assert counts[0] == WINDOW_BYTES // len(BLOCK), "the first run is the simulated one"
+    assert counts[0] == RECEIVE_WINDOW_BYTES // len(BLOCK), "the first run is the simulated one"
 
 
 async def end_of_a_waiting_write(stage: Stage, end: str) -> Any:

@@ -66,24 +66,21 @@ async def export_metadata(calls: AdminCalls) -> list[str]:
         CorruptDataError: the digest does not match the lines.
         LograftError: no complete export came in time.
     """
-    # Loaded with the first call, because gRPC comes with them.
-    from lograft._client.transport import finish, open_call
-
     request = admin_pb2.ExportMetadataRequest(cluster_id=calls.cluster.cluster_id)
 
     async def work(attempt: Attempt) -> list[str]:
         lines: list[str] = []
         size = 0
         stub = admin_service(attempt.channel)
-        opened = await open_call(lambda: stub.ExportMetadata(request, timeout=attempt.timeout_s))
+        call = stub.ExportMetadata(request, timeout=attempt.timeout_s)
         try:
-            async for piece in opened.call:
+            async for piece in call:
                 lines += piece.lines
                 size += sum(map(len, piece.lines))
                 if size > MAX_EXPORT_CHARACTERS:
                     raise ProtocolError(f"the export has more than {MAX_EXPORT_CHARACTERS} characters")
         finally:
-            await finish(opened)
+            call.cancel()
         return lines
 
     lines = await calls.cluster.call(work, timeout_ms=calls.timeout_ms)

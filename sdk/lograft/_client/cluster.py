@@ -25,7 +25,7 @@ from lograft._client.clock import monotonic_ms
 from lograft._client.codec import decode_cluster, decode_error, decode_watch
 from lograft._client.metadata import ClusterView, Leader, TopicState
 from lograft._client.probe import MAX_PROBES, Probe, end_probes, wait_seen
-from lograft._client.transport import Purpose, Transport, finish, is_connection_loss, is_unanswered, open_call, to_error
+from lograft._client.transport import Purpose, Transport, is_connection_loss, is_unanswered, to_error
 from lograft.errors import (
     FatalError,
     LograftError,
@@ -428,10 +428,9 @@ class Cluster:
         self, channel: grpc.aio.Channel, address: str, watched: frozenset[str], backoff: Backoff
     ) -> None:
         request = metadata_pb2.WatchClusterRequest(cluster_id=self.cluster_id, topics=sorted(watched))
-        opened = await open_call(lambda: MetadataServiceStub(channel).WatchCluster(request))
-        self._watch_call = call = opened.call
+        self._watch_call = call = MetadataServiceStub(channel).WatchCluster(request)
         if watched != frozenset(self._topics):
-            # More topics are watched by now. This watch lacks them, and it could not be cancelled before it was open.
+            # More topics have come during the connection attempt, and this watch lacks them.
             call.cancel()
         try:
             async for response in call:
@@ -451,7 +450,7 @@ class Cluster:
                 raise
         finally:
             self._watch_call = None
-            await finish(opened)
+            call.cancel()
 
     def _check_cluster(self, cluster_id: str) -> None:
         if self.cluster_id and cluster_id and cluster_id != self.cluster_id:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Channels like those of `grpc.aio`, in pure Python: for forked processes, which gRPC's C core does not survive (`forks`).
+"""Channels like those of `grpc.aio`, in pure Python.
 
 This module owns connection attempts, deadlines and the state of calls. `http2_socket` has the socket and pings, `http2` frames
-and windows, `grpc_wire` what gRPC adds. Nothing here touches gRPC's C core, or a thread or lock of the parent.
+and windows, `grpc_wire` what gRPC adds. Nothing here touches gRPC's C core, so a forked process can use it, and everything happens on
+the caller's event loop.
 
 As far as Lograft uses them, these channels behave as grpcio 1.85 does, oddities included; `test_virtual_grpc` compares the two.
-An object belongs to the event loop in which it was made. Source: ADR 17.
+An object belongs to the event loop in which it was made. Source: ADR 17, ADR 30.
 """
 
 from __future__ import annotations
@@ -578,6 +579,14 @@ class PythonChannel:
     async def close(self, grace: float | None = None) -> None:
         """End every call and the connection."""
         del grace
+        dialing = self._dialing
+        self.shut_down()
+        if dialing is not None and not dialing.done():
+            await asyncio.wait((dialing,))
+        await asyncio.sleep(0)
+
+    def shut_down(self) -> None:
+        """Cancel every call, and close the connection after sending what was written, within `CLOSE_TIMEOUT_S`."""
         if self._state is _SHUTDOWN:
             return
         self._set_state(_SHUTDOWN)
@@ -587,10 +596,8 @@ class PythonChannel:
         for link in list(self._links):
             link.close()
         dialing, self._dialing = self._dialing, None
-        if dialing is not None and not dialing.done():
+        if dialing is not None:
             dialing.cancel()
-            await asyncio.wait((dialing,))
-        await asyncio.sleep(0)
 
     async def __aenter__(self) -> PythonChannel:
         return self

@@ -24,7 +24,7 @@ import grpc.aio
 from lograft._client.backoff import Backoff
 from lograft._client.clock import monotonic_ms
 from lograft._client.cluster import Cluster
-from lograft._client.transport import FINISH_TIMEOUT_S, OpenCall, Purpose, finish, open_call, to_error, write_first
+from lograft._client.transport import WRITER_TIMEOUT_S, Purpose, to_error, write_first
 from lograft._consumer.fetch_buffer import Cursor, PrefetchBudget
 from lograft._consumer.nearest import ReadPlace
 from lograft.errors import LograftError, NoBrokerError, ProtocolError, RequestTimeoutError
@@ -248,7 +248,7 @@ class FetchStream:
         """Connect, open the stream, carry it to its end and return why it ended. `uses` keeps the channel open until then."""
         error: LograftError
         channel: grpc.aio.Channel | None = None
-        opened: OpenCall[_Call] | None = None
+        call: _Call | None = None
         writer: asyncio.Task[None] | None = None
         transport = self._cluster.transport
         try:
@@ -260,8 +260,7 @@ class FetchStream:
                 request_serializer=log_pb2.FetchRequest.SerializeToString,
                 response_deserializer=decode_fetch_response,
             )
-            opened = await open_call(multi)
-            call = opened.call
+            call = multi()
             await self._open(call)
             self._call = call
             writer = self._loop.create_task(self._write(call))
@@ -285,11 +284,11 @@ class FetchStream:
         finally:
             # From here on no caller cancels this task: it must return the bound partitions.
             self._is_ending = True
-            if opened is not None:
-                await finish(opened)
+            if call is not None:
+                call.cancel()
             if writer is not None:
                 self._wake()
-                await asyncio.wait((writer,), timeout=FINISH_TIMEOUT_S)
+                await asyncio.wait((writer,), timeout=WRITER_TIMEOUT_S)
                 writer.cancel()
             if channel is not None and isinstance(self._reset_reason, RequestTimeoutError):
                 # The connection may have died without a sign. Further streams over it would fail in the same way.

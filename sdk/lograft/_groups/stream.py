@@ -22,7 +22,7 @@ import grpc.aio
 
 from lograft._client.clock import monotonic_ms
 from lograft._client.cluster import Cluster
-from lograft._client.transport import FINISH_TIMEOUT_S, OpenCall, Purpose, finish, open_call, to_error, write_first
+from lograft._client.transport import WRITER_TIMEOUT_S, Purpose, to_error, write_first
 from lograft._groups.messages import address_of, hinted_address
 from lograft.errors import LograftError, NoBrokerError, ProtocolError, RequestTimeoutError
 from lograft.settings import CONNECT_TIMEOUT_MS
@@ -167,18 +167,18 @@ class GroupsStream:
         """Connect, open the stream, carry it to its end and return why it ended. `uses` keeps the channel open until then."""
         error: LograftError
         channel: grpc.aio.Channel | None = None
-        opened: OpenCall[_Call] | None = None
+        call: _Call | None = None
         writer: asyncio.Task[None] | None = None
         transport = self._cluster.transport
         try:
             channel = await transport.connect(self.address, Purpose.CONTROL, timeout_s=CONNECT_TIMEOUT_MS / 1000)
             uses.enter_context(transport.using(channel))
             stub = GroupServiceStub(channel)
-            opened = await open_call(lambda: stub.Groups())
-            await self._open(opened.call)
-            self._call = opened.call
-            writer = self._loop.create_task(self._write(opened.call))
-            await self._read(opened.call)
+            call = stub.Groups()
+            await self._open(call)
+            self._call = call
+            writer = self._loop.create_task(self._write(call))
+            await self._read(call)
             error = NoBrokerError(f"{self.address} closed the stream of groups")
         except grpc.RpcError as cause:
             error = to_error(cause, self.address)
@@ -200,11 +200,11 @@ class GroupsStream:
         finally:
             # From here on no caller cancels this task: it must return the members.
             self._is_ending = True
-            if opened is not None:
-                await finish(opened)
+            if call is not None:
+                call.cancel()
             if writer is not None:
                 self.wake()
-                await asyncio.wait((writer,), timeout=FINISH_TIMEOUT_S)
+                await asyncio.wait((writer,), timeout=WRITER_TIMEOUT_S)
                 writer.cancel()
             if channel is not None and isinstance(self._reset_reason, RequestTimeoutError):
                 # The connection may have died without a sign. Further streams over it would fail in the same way.

@@ -14,6 +14,7 @@ It must not know gRPC or sockets, and no clock: who has one passes the time. Sou
 from __future__ import annotations
 
 import struct
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -239,7 +240,7 @@ class _Patience:
         return self._left < 0
 
 
-class _Http2Connection:
+class _Http2Connection(ABC):
     """Turns received bytes into events and queues the bytes to send, for one connection."""
 
     def __init__(self, settings: Mapping[SettingCodes, int], *, is_client: bool, stream_window_bytes: int) -> None:
@@ -344,6 +345,7 @@ class _Http2Connection:
         if stream.has_peer_ended:
             del self._streams[stream_id]
 
+    @abstractmethod
     def _note_frame(self, size: int) -> None:
         """Take note of a frame that left data of its stream behind."""
 
@@ -439,9 +441,9 @@ class _Http2Connection:
             return ErrorCodes.FLOW_CONTROL_ERROR, "more data than the window of the stream"
         return None
 
+    @abstractmethod
     def _is_idle(self, stream_id: int) -> bool:
         """Return whether no stream of this number was ever opened. Clients number theirs odd, and servers open none."""
-        raise NotImplementedError
 
     def _on_payload(self, piece: memoryview, events: list[Event]) -> None:
         """Take the next bytes of the frame under way, perhaps the last ones."""
@@ -510,6 +512,7 @@ class _Http2Connection:
         else:
             self._make_ready(stream_id, stream)
 
+    @abstractmethod
     def _note_stream_fault(self) -> None:
         """Take note of a violation that costs one stream."""
 
@@ -551,9 +554,9 @@ class _Http2Connection:
                 raise self._fault(ErrorCodes.FLOW_CONTROL_ERROR, "settings that make a window too large")
             self._make_ready(stream_id, stream)
 
+    @abstractmethod
     def _begin_message(self, stream_id: int) -> bool:
         """Take note of the first headers of the peer; False if this side has given up the stream."""
-        raise NotImplementedError
 
     def _on_part(self, part: HeadersCame | DataCame, events: list[Event]) -> None:
         stream = self._streams.get(part.stream_id)
@@ -567,9 +570,9 @@ class _Http2Connection:
             else:
                 self._on_peer_end(part.stream_id)
 
+    @abstractmethod
     def _on_peer_end(self, stream_id: int) -> None:
         """The peer has ended its side of a stream, and this side goes on."""
-        raise NotImplementedError
 
     def _on_goaway(self, event: h2_events.ConnectionTerminated, events: list[Event]) -> None:
         self._is_going_away = True
@@ -630,6 +633,12 @@ class ClientConnection(_Http2Connection):
     def _on_peer_end(self, stream_id: int) -> None:
         # The server has sent its whole response and would not read further data.
         self.reset(stream_id, ErrorCodes.NO_ERROR)
+
+    def _note_frame(self, size: int) -> None:
+        """A client does not count what a server makes it do."""
+
+    def _note_stream_fault(self) -> None:
+        """A client does not count what a server makes it do."""
 
     def _on_goaway(self, event: h2_events.ConnectionTerminated, events: list[Event]) -> None:
         super()._on_goaway(event, events)

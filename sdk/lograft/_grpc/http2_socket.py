@@ -8,6 +8,7 @@ Source: ADR 15, ADR 17, ADR 30.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 from h2.errors import ErrorCodes
@@ -22,6 +23,10 @@ RECEIVE_BYTES: Final = 64 * 1024
 
 WRITE_BYTES: Final = 256 * 1024
 """Bytes that go to the socket at once, and that may wait in its buffer before writers wait."""
+
+
+PING_TIMEOUT: Final = "ping timeout"
+"""Why a connection ended on which the peer was silent."""
 
 
 class StreamUser(Protocol):
@@ -44,7 +49,7 @@ CoreT = TypeVar("CoreT", http2.ClientConnection, http2.ServerConnection)
 CallT = TypeVar("CallT", bound=StreamUser)
 
 
-class Http2Socket(asyncio.BufferedProtocol, Generic[CoreT, CallT]):
+class Http2Socket(asyncio.BufferedProtocol, ABC, Generic[CoreT, CallT]):
     """One connection.
 
     Args:
@@ -77,9 +82,9 @@ class Http2Socket(asyncio.BufferedProtocol, Generic[CoreT, CallT]):
 
     # What the two sides do.
 
+    @abstractmethod
     def on_event(self, event: http2.Event) -> None:
         """Handle what has come."""
-        raise NotImplementedError
 
     def on_received(self, now_s: float) -> None:
         """Bytes have come, and their events follow."""
@@ -87,9 +92,9 @@ class Http2Socket(asyncio.BufferedProtocol, Generic[CoreT, CallT]):
     def on_settled(self) -> None:
         """The events of the received bytes have been handled."""
 
+    @abstractmethod
     def on_lost(self) -> None:
         """The connection has ended, see `end_reason`."""
-        raise NotImplementedError
 
     # What asyncio does.
 
@@ -204,7 +209,7 @@ class Http2Socket(asyncio.BufferedProtocol, Generic[CoreT, CallT]):
             self.core.ping()
             self.flush()
         if self._asked_s is not None and now_s - self._heard_s >= self._dead_s:
-            self.end_reason = "ping timeout"
+            self.end_reason = PING_TIMEOUT
             self.abort()
             return
         due_s = self._heard_s + (self._quiet_s if self._asked_s is None else self._dead_s)

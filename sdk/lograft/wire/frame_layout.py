@@ -39,7 +39,7 @@ def encode_frame(outer_tag: bytes, numbers: tuple[int, ...], body: tuple[BytesLi
 
 
 def slice_frame(
-    data: bytes, outer_tag: int, number_fields: int, int32_fields: tuple[int, ...]
+    data: bytes | bytearray, outer_tag: int, number_fields: int, int32_fields: tuple[int, ...]
 ) -> tuple[list[int], memoryview] | None:
     """Take the usual layout apart. Return None for any other layout.
 

@@ -1,95 +1,81 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A finished call leaves nothing behind in its event loop."""
+"""A client leaves nothing behind in its event loop."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
-from lograft._client.transport import Purpose, Transport, finish, open_call
+from lograft._client.transport import Purpose, Transport
+from lograft.errors import ClientClosedError
 from lograft.v1 import metadata_pb2
 from lograft.v1.metadata_pb2_grpc import MetadataServiceStub
-from tests.client.processes import unused_address
 
 
-def test_a_finished_call_leaves_no_task_of_grpc_in_its_loop(bootstrap: str) -> None:
-    """For each call, gRPC has a task that waits for its end. If it stays, its event comes after the loop is closed."""
+def left_tasks() -> set[str]:
+    """Return the tasks of this loop beside the one that asks."""
+    return {repr(task) for task in asyncio.all_tasks() - {asyncio.current_task()}}
 
-    async def watch() -> set[str]:
+
+def test_calls_leave_no_task(bootstrap: str) -> None:
+    """Neither while they run nor when they have ended: they live on the connection."""
+
+    async def watch() -> None:
         transport = Transport()
         channel = await transport.connect(bootstrap, Purpose.CONTROL, timeout_s=20.0)
-        opened = await open_call(lambda: MetadataServiceStub(channel).WatchCluster(metadata_pb2.WatchClusterRequest()))
-        assert len(opened.tasks) == 1
-        assert isinstance(await opened.call.read(), metadata_pb2.WatchClusterResponse)
-        await finish(opened)
-        assert all(task.done() for task in opened.tasks)
-        left = {repr(task) for task in asyncio.all_tasks() - {asyncio.current_task()}}
+        call = MetadataServiceStub(channel).WatchCluster(metadata_pb2.WatchClusterRequest())
+        assert isinstance(await call.read(), metadata_pb2.WatchClusterResponse)
+        assert left_tasks() == set()
+        call.cancel()
         await transport.close()
-        return left
+        assert left_tasks() == set()
 
-    assert asyncio.run(watch()) == set()
+    asyncio.run(watch())
 
 
-def test_calls_that_start_together_know_their_own_tasks(bootstrap: str) -> None:
-    """Ending one call does not wait for the end of another."""
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("turns", [0, 1, 2, 3])
+def test_connection_attempt_that_is_cancelled_leaves_nothing(bootstrap: str, turns: int) -> None:
+    """A client may be closed in the same turn of the loop in which it begins to connect."""
 
-    async def watch_twice() -> None:
+    async def start_and_cancel() -> None:
         transport = Transport()
-        channel = await transport.connect(bootstrap, Purpose.CONTROL, timeout_s=20.0)
-        stub = MetadataServiceStub(channel)
-        first, second = await asyncio.gather(
-            *[open_call(lambda: stub.WatchCluster(metadata_pb2.WatchClusterRequest())) for _ in range(2)]
-        )
-        assert len({*first.tasks, *second.tasks}) == 2
-        for opened in (first, second):
-            assert isinstance(await opened.call.read(), metadata_pb2.WatchClusterResponse)
-        await finish(first)
-        assert all(task.done() for task in first.tasks)
-        assert not all(task.done() for task in second.tasks)
-        await finish(second)
-        await transport.close()
-
-    asyncio.run(watch_twice())
-
-
-@pytest.mark.parametrize("turns", [0, 1, 2])
-def test_a_call_that_is_cancelled_while_it_starts_leaves_nothing_either(bootstrap: str, turns: int) -> None:
-    """A client may be closed in the same turn of the loop in which a call begins."""
-
-    async def start_and_cancel() -> tuple[bool, set[str]]:
-        transport = Transport()
-        channel = await transport.connect(bootstrap, Purpose.CONTROL, timeout_s=20.0)
-        stub = MetadataServiceStub(channel)
-        request = metadata_pb2.WatchClusterRequest()
-        opening = asyncio.create_task(open_call(lambda: stub.WatchCluster(request)))
+        opening = asyncio.create_task(transport.connect(bootstrap, Purpose.CONTROL, timeout_s=20.0))
         for _ in range(turns):
             await asyncio.sleep(0)
         opening.cancel()
         await asyncio.wait([opening])
-        left = {repr(task) for task in asyncio.all_tasks() - {asyncio.current_task()}}
-        if not opening.cancelled():
-            await finish(opening.result())
-            left = set()
         await transport.close()
-        return opening.cancelled(), left
-
-    was_cancelled, left = asyncio.run(start_and_cancel())
-    assert left == set()
-    assert was_cancelled == (turns < 2)
-
-
-async def test_a_wait_that_has_ended_is_not_waited_for_again() -> None:
-    """Waiting for it would spin without letting the loop continue: the whole process once stood still."""
-    transport = Transport()
-    try:
-        channel = transport.channel(unused_address(), Purpose.CONTROL)
-        ended = asyncio.ensure_future(asyncio.sleep(0))
-        await ended
-        transport._pending.watches[channel] = ended
-        waiting = asyncio.ensure_future(transport._wait_change(channel, channel.get_state()))
         await asyncio.sleep(0)
-        assert not waiting.done()
-        channel.get_state(try_to_connect=True)
+        assert left_tasks() == set()
+
+    asyncio.run(start_and_cancel())
+
+
+@pytest.mark.filterwarnings("error")
+def test_client_that_is_left_open_closes_its_connections_with_the_loop(bootstrap: str) -> None:
+    """An open socket would be reported at its collection, as a warning."""
+
+    async def leave() -> None:
+        transport = Transport()
+        channel = await transport.connect(bootstrap, Purpose.CONTROL, timeout_s=20.0)
+        call = MetadataServiceStub(channel).WatchCluster(metadata_pb2.WatchClusterRequest())
+        await call.read()
+
+    for _ in range(3):
+        asyncio.run(leave())
+
+
+async def test_closing_the_client_ends_a_call_with_a_typed_error(bootstrap: str) -> None:
+    """Its caller was not cancelled, so it must not see a cancellation."""
+    transport = Transport()
+    channel = await transport.connect(bootstrap, Purpose.CONTROL, timeout_s=20.0)
+    call = channel.unary_unary("/lograft.v1.MetadataService/GetCluster")(
+        metadata_pb2.GetClusterRequest(min_metadata_offset=1 << 40).SerializeToString(), timeout=20
+    )
+    waiting = asyncio.create_task(transport.answer(call))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await transport.close()
+    with pytest.raises(ClientClosedError):
         await waiting
-    finally:
-        await transport.close()

@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
+import grpc.aio
 import pytest
 from lograft import Admin
-from lograft._client import cluster as cluster_module
 from lograft._client.cluster import Cluster
-from lograft._client.transport import OpenCall
+from lograft._client.transport import Purpose
 from lograft.settings import parse_bootstrap
 
 TIMEOUT_MS = 20_000
@@ -29,13 +28,15 @@ def test_a_topic_asked_for_while_the_watch_is_opened_is_watched_too(
     async def ask() -> None:
         has_both, both = asyncio.Event(), frozenset({"asked-first", "asked-meanwhile"})
         cluster = Cluster(parse_bootstrap(bootstrap, None))
-        open_call = cluster_module.open_call
-        watch_once = cluster._watch_once
+        connect, watch_once = cluster.transport.connect, cluster._watch_once
+        has_asked = False
 
-        async def open_and_ask(start: Callable[[], object]) -> OpenCall[object]:
-            if len(opened_with) == 1:
+        async def connect_and_ask(address: str, purpose: Purpose, *, timeout_s: float) -> grpc.aio.Channel:
+            nonlocal has_asked
+            if opened_with and not has_asked:
+                has_asked = True
                 await cluster.topic("asked-meanwhile", timeout_ms=TIMEOUT_MS)
-            return await open_call(start)
+            return await connect(address, purpose, timeout_s=timeout_s)
 
         async def note_filter(address: str, watched: frozenset[str], backoff: object) -> None:
             opened_with.append(watched)
@@ -43,7 +44,7 @@ def test_a_topic_asked_for_while_the_watch_is_opened_is_watched_too(
                 has_both.set()
             await watch_once(address, watched, backoff)
 
-        monkeypatch.setattr(cluster_module, "open_call", open_and_ask)
+        monkeypatch.setattr(cluster.transport, "connect", connect_and_ask)
         monkeypatch.setattr(cluster, "_watch_once", note_filter)
         await cluster.topic("asked-first", timeout_ms=TIMEOUT_MS)
         await asyncio.wait_for(has_both.wait(), WAIT_S)
