@@ -21,6 +21,7 @@ from urllib.parse import quote
 import grpc
 from lograft._grpc import grpc_wire, http2, http2_socket
 from lograft._grpc.grpc_wire import CallStart, MessageError, MessageReader, NoCallError, WireStatus
+from lograft._grpc.http2 import header_block
 from lograft._grpc.http2_socket import Http2Socket
 from lograft.wire.keepalive import RECEIVE_WINDOW_BYTES
 from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
@@ -46,6 +47,9 @@ _STOPPED: Final = WireStatus(grpc_wire.UNAVAILABLE, "Cancelling all calls")
 _UNKNOWN_METHOD: Final = WireStatus(grpc_wire.UNIMPLEMENTED, "Method not found!")
 _LATE: Final = WireStatus(grpc_wire.DEADLINE_EXCEEDED, "Deadline Exceeded")
 _NO_REQUEST: Final = WireStatus(grpc_wire.INTERNAL, "the call ended before a whole request")
+_OK: Final = WireStatus(grpc_wire.OK, "")
+_RESPONSE_BLOCK: Final = header_block(grpc_wire.RESPONSE_HEADERS)
+_OK_BLOCK: Final = header_block(grpc_wire.status_trailers(_OK))
 _TOO_MANY: Final = WireStatus(grpc_wire.RESOURCE_EXHAUSTED, "the server has as many calls as it takes; try again later")
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -275,14 +279,14 @@ class ServerCall:
             self._deadline.cancel()
         for callback in self._callbacks:
             callback(self)
+        self._callbacks.clear()
+        # The error of a task has the frames of the handler, and these have the call: a cycle that would keep what they hold.
+        self._task = None
         self._connection.on_call_end(self)
 
     def _tell(self, status: WireStatus) -> None:
         self._is_told = True
-        trailers = grpc_wire.status_trailers(status)
-        self._connection.end(
-            self.stream_id, trailers if self._has_headers else (*grpc_wire.RESPONSE_HEADERS, *trailers)
-        )
+        self._connection.end(self.stream_id, _status_block(status, is_whole=not self._has_headers))
 
     @staticmethod
     def _status(code: Any, details: str, trailing: Metadata) -> WireStatus:
@@ -360,9 +364,8 @@ class ServerCall:
     def _send_headers(self, metadata: Metadata) -> None:
         if not self._has_headers:
             self._has_headers = True
-            self._connection.respond(
-                self.stream_id, (*grpc_wire.RESPONSE_HEADERS, *grpc_wire.metadata_headers(metadata))
-            )
+            block = _RESPONSE_BLOCK + header_block(grpc_wire.metadata_headers(metadata))
+            self._connection.respond(self.stream_id, block)
 
     def set_trailing_metadata(self, metadata: Metadata) -> None:
         """Set the metadata of the end."""
@@ -433,6 +436,7 @@ class GrpcServer:
         self.limits = limits
         self.is_serving = False
         self.buffer = bytearray(http2_socket.RECEIVE_BYTES)
+        self.turns = http2_socket.WriteTurns()
         self._services: list[grpc.GenericRpcHandler] = []
         self._sockets: list[socket.socket] = []
         self._listeners: list[asyncio.Server] = []
@@ -592,6 +596,7 @@ class _Connection(Http2Socket[http2.ServerConnection, ServerCall]):
             quiet_s=limits.quiet_ms / 1000,
             dead_s=(limits.quiet_ms + limits.timeout_ms) / 1000,
             buffer=server.buffer,
+            turns=server.turns,
         )
         self._server = server
         self.peer = "unknown"
@@ -647,7 +652,7 @@ class _Connection(Http2Socket[http2.ServerConnection, ServerCall]):
         try:
             start = grpc_wire.read_call(event.headers)
         except NoCallError as error:
-            self.core.end(stream_id, error.headers)
+            self.core.end(stream_id, header_block(error.headers))
             return
         handler = self._server.find(start)
         status = None
@@ -658,7 +663,7 @@ class _Connection(Http2Socket[http2.ServerConnection, ServerCall]):
         elif not self._server.begin_call():
             status = _TOO_MANY
         if handler is None or status is not None:
-            self.core.end(stream_id, (*grpc_wire.RESPONSE_HEADERS, *grpc_wire.status_trailers(status or _STOPPED)))
+            self.core.end(stream_id, _status_block(status or _STOPPED, is_whole=True))
             return
         call = ServerCall(self, stream_id, start, handler, max_message_bytes=self._server.limits.max_message_bytes)
         self.calls[stream_id] = call
@@ -668,12 +673,12 @@ class _Connection(Http2Socket[http2.ServerConnection, ServerCall]):
 
     # What calls do.
 
-    def respond(self, stream_id: int, headers: Iterable[tuple[str, str]]) -> None:
-        """Send the headers of a response with the next bytes."""
+    def respond(self, stream_id: int, headers: bytes) -> None:
+        """Send the headers of a response, a block, with the next bytes."""
         self.core.respond(stream_id, headers)
 
-    def end(self, stream_id: int, trailers: Iterable[tuple[str, str]]) -> None:
-        """End the response behind what was sent."""
+    def end(self, stream_id: int, trailers: bytes) -> None:
+        """End the response with a block of trailers behind what was sent."""
         self.core.end(stream_id, trailers)
         self.flush()
 
@@ -694,6 +699,12 @@ class _Connection(Http2Socket[http2.ServerConnection, ServerCall]):
         """End all calls."""
         for call in list(self._running):
             call.stop(status)
+
+
+def _status_block(status: WireStatus, *, is_whole: bool) -> bytes:
+    """Return a status as trailers; as the whole response, if it has had no headers."""
+    block = _OK_BLOCK if status == _OK else header_block(grpc_wire.status_trailers(status))
+    return _RESPONSE_BLOCK + block if is_whole else block
 
 
 def _peer_name(address: Sequence[Any] | None) -> str:

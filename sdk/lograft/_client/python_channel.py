@@ -106,18 +106,13 @@ class PythonCall:
 
     # What the channel and its connection do.
 
-    def carry(self, link: _Link, authority: str) -> None:
+    def carry(self, link: _Link) -> None:
         """Start on a connection that has room for one more stream."""
         self._link = link
         left_s = self.time_remaining()
-        headers = grpc_wire.call_headers(
-            self._start.method,
-            authority,
-            timeout_ms=None if left_s is None else round(left_s * 1000),
-            user_agent=self._channel.user_agent,
-            metadata=self._start.metadata,
-        )
-        self._stream_id = link.open(self, headers)
+        timeout_ms = None if left_s is None else round(left_s * 1000)
+        headers = grpc_wire.more_call_headers(timeout_ms=timeout_ms, metadata=self._start.metadata)
+        self._stream_id = link.open(self, self._channel.call_block(self._start.method) + http2.header_block(headers))
         request = self._start.request
         if request is not None:
             link.send(self._stream_id, (grpc_wire.message_head(len(request)), request), is_end=True)
@@ -385,7 +380,11 @@ class _Link(Http2Socket[http2.ClientConnection, PythonCall]):
     def __init__(self, channel: PythonChannel, liveness_s: float) -> None:
         core = http2.ClientConnection(RECEIVE_WINDOW_BYTES)
         super().__init__(
-            core, quiet_s=liveness_s / QUIET_SHARE, dead_s=liveness_s, buffer=bytearray(http2_socket.RECEIVE_BYTES)
+            core,
+            quiet_s=liveness_s / QUIET_SHARE,
+            dead_s=liveness_s,
+            buffer=bytearray(http2_socket.RECEIVE_BYTES),
+            turns=http2_socket.WriteTurns(),
         )
         self._channel = channel
         self._is_leaving = False
@@ -445,8 +444,8 @@ class _Link(Http2Socket[http2.ClientConnection, PythonCall]):
         """True if the connection can take no further call, now or later."""
         return not self.is_connected or self._is_leaving or self.core.is_spent()
 
-    def open(self, call: PythonCall, headers: list[tuple[str, str]]) -> int:
-        """Open a stream for a call."""
+    def open(self, call: PythonCall, headers: bytes) -> int:
+        """Open a stream for a call with a block of headers."""
         stream_id = self.core.open(headers)
         self.calls[stream_id] = call
         self.flush()
@@ -485,6 +484,8 @@ class PythonChannel:
         self._calls: dict[PythonCall, None] = {}
         self._dialing: asyncio.Task[None] | None = None
         self._failure = ""
+        # By method: as many as the contract has.
+        self._call_blocks: dict[str, bytes] = {}
 
     # Methods.
 
@@ -570,6 +571,14 @@ class PythonChannel:
             self.get_state(try_to_connect=True)
         else:
             self.on_room(self._link)
+
+    def call_block(self, method: str) -> bytes:
+        """Return the headers that all calls of a method have, as a block."""
+        block = self._call_blocks.get(method)
+        if block is None:
+            headers = grpc_wire.call_headers(method, self._address, user_agent=self.user_agent)
+            block = self._call_blocks[method] = http2.header_block(headers)
+        return block
 
     def end(self, call: PythonCall) -> None:
         """Forget a call that is over."""
@@ -661,7 +670,7 @@ class PythonChannel:
         while self._pending and link.can_open():
             call = next(iter(self._pending))
             del self._pending[call]
-            call.carry(link, self._address)
+            call.carry(link)
         if link.is_spent():
             self.leave(link)
 

@@ -151,15 +151,16 @@ def metadata_headers(metadata: Iterable[tuple[str, str | bytes]]) -> list[Header
     ]
 
 
-def call_headers(
-    method: str, authority: str, *, timeout_ms: int | None, user_agent: str, metadata: Iterable[tuple[str, str]] = ()
-) -> list[Header]:
-    """Return the headers that begin a call. `metadata` is ASCII text."""
+def call_headers(method: str, authority: str, *, user_agent: str) -> list[Header]:
+    """Return the headers that begin every call of a method."""
     headers = [(":method", "POST"), (":scheme", "http"), (":path", method), (":authority", authority)]
-    headers += [("te", "trailers"), ("content-type", "application/grpc"), ("user-agent", user_agent)]
-    if timeout_ms is not None:
-        headers.append(("grpc-timeout", f"{min(max(timeout_ms, 1), MAX_TIMEOUT_MS)}m"))
-    return [*headers, *metadata]
+    return [*headers, ("te", "trailers"), ("content-type", "application/grpc"), ("user-agent", user_agent)]
+
+
+def more_call_headers(*, timeout_ms: int | None, metadata: Iterable[tuple[str, str]] = ()) -> list[Header]:
+    """Return the headers that follow those: of one call. `metadata` is ASCII text."""
+    timeout = [] if timeout_ms is None else [("grpc-timeout", f"{min(max(timeout_ms, 1), MAX_TIMEOUT_MS)}m")]
+    return [*timeout, *metadata]
 
 
 def message_head(size: int) -> bytes:

@@ -26,7 +26,7 @@ from h2.connection import ConnectionInputs, H2Connection, H2ConnectionStateMachi
 from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError, StreamClosedError
 from h2.settings import SettingCodes, Settings
-from hpack import NeverIndexedHeaderTuple
+from hpack import Encoder
 from hyperframe.frame import DataFrame, Frame
 
 from lograft.wire.keepalive import MAX_FRAME_BYTES
@@ -58,9 +58,42 @@ _PING_BYTES: Final = 8
 _RESET_COST: Final = 10
 _MAX_WINDOW_BYTES: Final = (1 << 31) - 1
 _WITHOUT_RESERVED_BIT: Final = (1 << 31) - 1
+_NEVER_INDEXED: Final = 0x10
+"""First byte of a literal header with a literal name."""
+_NO_TABLE: Final = b"\x20"
+"""The instruction that the table of headers is empty from now on (RFC 7541 section 6.3)."""
+_SHORT_TEXT: Final = 0x7F
 _GROWTH: Final = struct.Struct(">I")
 _FAREWELL: Final = struct.Struct(">II")
 """Payload of GOAWAY: the largest number of a stream that is served, error code."""
+
+
+def header_block(headers: Iterable[tuple[str, str]]) -> bytes:
+    """Return headers as a block of literals without compression, which enters no table (RFC 7541 section 6.2.3).
+
+    Names and values are Latin-1 text. A table would save some hundred bytes a call, and cost the processor time of both sides.
+    """
+    block = bytearray()
+    for name, value in headers:
+        block.append(_NEVER_INDEXED)
+        for text in (name, value):
+            _append_text(block, text.encode("latin-1"))
+    return bytes(block)
+
+
+def _append_text(block: bytearray, text: bytes) -> None:
+    """Append a string: its length in at least seven bits, and its bytes (RFC 7541 sections 5.1 and 5.2)."""
+    size = len(text)
+    if size < _SHORT_TEXT:
+        block.append(size)
+    else:
+        block.append(_SHORT_TEXT)
+        size -= _SHORT_TEXT
+        while size > 0x7F:
+            block.append(size & 0x7F | 0x80)
+            size >>= 7
+        block.append(size)
+    block += text
 
 
 class SettingsCame(NamedTuple):
@@ -115,6 +148,26 @@ class _LastingStates(H2ConnectionStateMachine):
         return [] if input_ is ConnectionInputs.RECV_GOAWAY else super().process_input(input_)
 
 
+class _EncodedBlocks(Encoder):
+    """Takes blocks of headers that are encoded already, so that `h2` only keeps the states of streams.
+
+    Attributes:
+        next: the block that is sent next.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.next = b""
+        # The peer chooses how large the table of headers may be that both sides remember. This side needs none, and says so first.
+        self._start = _NO_TABLE
+
+    def encode(self, headers: Iterable[object], huffman: bool = True) -> bytes:
+        """Return the next block."""
+        del headers, huffman
+        start, self._start = self._start, b""
+        return start + self.next
+
+
 class _Connection(H2Connection):
     """`h2`'s connection, but one that goes on after GOAWAY, and that leaves DATA frames to its user.
 
@@ -123,9 +176,17 @@ class _Connection(H2Connection):
     """
 
     def __init__(self, settings: Mapping[SettingCodes, int], *, is_client: bool) -> None:
-        # Latin-1 decodes any bytes. The headers of a peer need not be valid in another encoding.
-        super().__init__(H2Configuration(client_side=is_client, header_encoding="latin-1"))
+        config = H2Configuration(
+            client_side=is_client,
+            header_encoding=None,
+            normalize_inbound_headers=False,
+            # What is sent comes from this side's own code, encoded.
+            normalize_outbound_headers=False,
+            validate_outbound_headers=False,
+        )
+        super().__init__(config)
         self.state_machine = _LastingStates()
+        self.encoder = self._blocks = _EncodedBlocks()
         self.decoder.max_header_list_size = MAX_HEADERS_BYTES
         common = {SettingCodes.MAX_FRAME_SIZE: MAX_FRAME_BYTES, SettingCodes.MAX_HEADER_LIST_SIZE: MAX_HEADERS_BYTES}
         self.local_settings = Settings(client=is_client, initial_values=common | dict(settings))
@@ -133,6 +194,11 @@ class _Connection(H2Connection):
         self.output: list[bytes | memoryview] = []
         self.initiate_connection()
         self.output.insert(0, self.data_to_send())
+
+    def send_block(self, stream_id: int, block: bytes, *, is_end: bool = False) -> None:
+        """Send a block of headers that `header_block` has made."""
+        self._blocks.next = block
+        self.send_headers(stream_id, (), end_stream=is_end)
 
     def _prepare_for_sending(self, frames: list[Frame]) -> None:
         # The user has written the DATA frames; `h2` only learns that the stream has ended.
@@ -207,8 +273,8 @@ class _Stream:
         self.own_room = own_room
         self.queue: deque[memoryview] = deque()
         self.pending_bytes = 0
-        # Headers that end our side behind the queue. Without any, the last frame of data ends it.
-        self.trailers: list[NeverIndexedHeaderTuple] | None = None
+        # The block of headers that ends our side behind the queue. Without any, the last frame of data ends it.
+        self.trailers: bytes | None = None
         # Whether the peer's first headers have come, and whether it has ended its side.
         self.has_headers = False
         self.has_peer_ended = False
@@ -257,6 +323,14 @@ class _Http2Connection(ABC):
         self._is_broken = False
         self._h2 = _Connection(settings, is_client=is_client)
         self._update_window(0, CONNECTION_WINDOW_BYTES - DEFAULT_WINDOW_BYTES)
+
+    def close(self) -> None:
+        """Take note that the connection has ended. It sends and takes nothing more."""
+        self._is_broken = True
+        self._streams.clear()
+        self._ready.clear()
+        # It refers to itself by its methods. Emptied, its memory is free at once, and does not wait for the garbage collector.
+        vars(self._h2).clear()
 
     # -- streams
 
@@ -339,7 +413,7 @@ class _Http2Connection(ABC):
 
     def _end_own_side(self, stream_id: int, stream: _Stream) -> None:
         if stream.trailers is not None:
-            self._h2.send_headers(stream_id, stream.trailers, end_stream=True)
+            self._h2.send_block(stream_id, stream.trailers, is_end=True)
         else:
             self._h2.end_stream(stream_id)
         if stream.has_peer_ended:
@@ -531,7 +605,8 @@ class _Http2Connection(ABC):
                 if type(event) is not h2_events.TrailersReceived and self._begin_message(event.stream_id):
                     # `h2` would compare it with data that it does not see.
                     vars(self._h2.streams[event.stream_id])["_expected_content_length"] = None
-                headers = [(str(name), str(value)) for name, value in event.headers]
+                # Latin-1 decodes any bytes. The headers of a peer need not be valid in another encoding.
+                headers = [(str(name, "latin-1"), str(value, "latin-1")) for name, value in event.headers]
                 self._on_part(HeadersCame(event.stream_id, headers, event.stream_ended is not None), events)
             case h2_events.StreamReset():
                 if self._streams.pop(event.stream_id, None) is not None:
@@ -612,11 +687,11 @@ class ClientConnection(_Http2Connection):
             return True
         return self._h2.highest_outbound_stream_id >= self._h2.HIGHEST_ALLOWED_STREAM_ID
 
-    def open(self, headers: Iterable[tuple[str, str]]) -> int:
-        """Open a stream and return its number."""
+    def open(self, headers: bytes) -> int:
+        """Open a stream with a block of headers, and return its number."""
         assert self.can_open(), "the server takes no further stream"
         stream_id = self._h2.get_next_available_stream_id()
-        self._h2.send_headers(stream_id, _unremembered(headers))
+        self._h2.send_block(stream_id, headers)
         self._streams[stream_id] = _Stream(self._h2.remote_settings.initial_window_size, self._stream_window_bytes)
         return stream_id
 
@@ -676,20 +751,20 @@ class ServerConnection(_Http2Connection):
         """Take note of the time, in seconds of a clock that never goes back. It limits the rate of useless frames."""
         self._patience.tick(now_s)
 
-    def respond(self, stream_id: int, headers: Iterable[tuple[str, str]]) -> None:
-        """Send the headers of a response. A closed stream ignores them."""
+    def respond(self, stream_id: int, headers: bytes) -> None:
+        """Send the headers of a response, a block. A closed stream ignores them."""
         if stream_id in self._streams:
-            self._h2.send_headers(stream_id, _unremembered(headers))
+            self._h2.send_block(stream_id, headers)
 
-    def end(self, stream_id: int, trailers: Iterable[tuple[str, str]]) -> None:
-        """End a stream with trailers, behind the data that waits. A closed stream ignores them.
+    def end(self, stream_id: int, trailers: bytes) -> None:
+        """End a stream with trailers, a block, behind the data that waits. A closed stream ignores them.
 
         If `respond` was not called, they are the headers of the response as well, and begin with its status.
         """
         stream = self._streams.get(stream_id)
         if stream is not None:
             assert not stream.is_ending, "this side of the stream has ended"
-            stream.trailers = _unremembered(trailers)
+            stream.trailers = trailers
             stream.is_ending = True
             self._make_ready(stream_id, stream)
 
@@ -766,11 +841,6 @@ class ServerConnection(_Http2Connection):
 
     def _on_peer_end(self, stream_id: int) -> None:
         """The response may go on."""
-
-
-def _unremembered(headers: Iterable[tuple[str, str]]) -> list[NeverIndexedHeaderTuple]:
-    """Return headers that enter no table. The peer chooses the size of the table that both sides remember."""
-    return [NeverIndexedHeaderTuple(*each) for each in headers]
 
 
 def _take(queue: deque[memoryview], size: int) -> list[memoryview]:

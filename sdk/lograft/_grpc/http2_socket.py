@@ -25,6 +25,12 @@ WRITE_BYTES: Final = 256 * 1024
 """Bytes that go to the socket at once, and that may wait in its buffer before writers wait."""
 
 
+TURN_BYTES: Final = 1024 * 1024
+"""Bytes that all connections of an event loop write in one turn of it, before those with more to write wait for the next turn."""
+
+SHORT_WRITE_BYTES: Final = 16 * 1024
+"""Bytes that a connection may still write in a turn in which others have written `TURN_BYTES`. So short messages never wait."""
+
 PING_TIMEOUT: Final = "ping timeout"
 """Why a connection ended on which the peer was silent."""
 
@@ -45,6 +51,46 @@ class StreamUser(Protocol):
         ...
 
 
+class WriteTurns:
+    """Shares out the time of one event loop among its connections, because a write of megabytes takes milliseconds."""
+
+    def __init__(self) -> None:
+        self._left_bytes = TURN_BYTES
+        self._waiting: dict[Http2Socket[Any, Any], None] = {}
+        self._is_due = False
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that a connection may write next."""
+        return WRITE_BYTES if self._left_bytes > 0 else SHORT_WRITE_BYTES
+
+    @property
+    def is_over(self) -> bool:
+        """True if the bytes of this turn are used."""
+        return self._left_bytes <= 0
+
+    def note(self, size_bytes: int, loop: asyncio.AbstractEventLoop) -> None:
+        """Take note of a write."""
+        self._left_bytes -= size_bytes
+        if not self._is_due:
+            self._is_due = True
+            loop.call_soon(self._begin)
+
+    def wait(self, connection: Http2Socket[Any, Any]) -> None:
+        """Let a connection go on in the next turn."""
+        self._waiting[connection] = None
+
+    def _begin(self) -> None:
+        self._is_due = False
+        self._left_bytes = TURN_BYTES
+        waiting, self._waiting = self._waiting, {}
+        for connection in waiting:
+            if self.is_over:
+                self._waiting[connection] = None
+            else:
+                connection.flush()
+
+
 CoreT = TypeVar("CoreT", http2.ClientConnection, http2.ServerConnection)
 CallT = TypeVar("CallT", bound=StreamUser)
 
@@ -57,6 +103,7 @@ class Http2Socket(asyncio.BufferedProtocol, ABC, Generic[CoreT, CallT]):
         quiet_s: seconds without a byte from the peer after which it is pinged.
         dead_s: seconds without a byte from the peer, among them those of a ping, after which the connection has failed.
         buffer: where bytes are received, of `RECEIVE_BYTES`. The connections of one event loop may share it.
+        turns: of the event loop.
 
     Attributes:
         core: of the connection.
@@ -64,7 +111,7 @@ class Http2Socket(asyncio.BufferedProtocol, ABC, Generic[CoreT, CallT]):
         end_reason: why the connection ended, for people.
     """
 
-    def __init__(self, core: CoreT, *, quiet_s: float, dead_s: float, buffer: bytearray) -> None:
+    def __init__(self, core: CoreT, *, quiet_s: float, dead_s: float, buffer: bytearray, turns: WriteTurns) -> None:
         self.core: CoreT = core
         self.calls: dict[int, CallT] = {}
         self.end_reason = "Socket closed"
@@ -72,6 +119,7 @@ class Http2Socket(asyncio.BufferedProtocol, ABC, Generic[CoreT, CallT]):
         self._quiet_s, self._dead_s = quiet_s, dead_s
         self._transport: asyncio.Transport | None = None
         self._buffer = memoryview(buffer)
+        self._turns = turns
         # The call whose message is being read to its place.
         self._filling: CallT | None = None
         self._is_paused = False
@@ -114,6 +162,7 @@ class Http2Socket(asyncio.BufferedProtocol, ABC, Generic[CoreT, CallT]):
         if self._timer is not None:
             self._timer.cancel()
         self.on_lost()
+        self.core.close()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return where the next bytes go: to their place in a long message, or to the buffer."""
@@ -187,17 +236,22 @@ class Http2Socket(asyncio.BufferedProtocol, ABC, Generic[CoreT, CallT]):
         self.flush()
 
     def flush(self) -> None:
-        """Pass to the socket what it takes."""
-        transport = self._transport
+        """Pass to the socket what it takes, as far as it is this connection's turn."""
+        transport, turns = self._transport, self._turns
         while transport is not None and not self._is_paused and not transport.is_closing() and self.core.has_output():
-            data, drained = self.core.take_output(WRITE_BYTES)
+            data, drained = self.core.take_output(turns.size_bytes)
             if not data:
                 break
             transport.writelines(data)
+            turns.note(sum(map(len, data)), self._loop)
             for stream_id in drained:
                 call = self.calls.get(stream_id)
                 if call is not None:
                     call.on_written()
+            if turns.is_over:
+                if self.core.has_output():
+                    turns.wait(self)
+                break
 
     # Its end.
 

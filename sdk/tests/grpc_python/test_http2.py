@@ -13,6 +13,7 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError
+from hpack import Decoder
 from hypothesis import given
 from hypothesis import strategies as st
 from lograft._grpc import http2
@@ -24,6 +25,7 @@ from lograft._grpc.http2 import (
     GoingAway,
     HeadersCame,
     StreamReset,
+    header_block,
 )
 from lograft.wire.keepalive import MAX_FRAME_BYTES
 from tests.grpc_python.http2_frames import (
@@ -45,6 +47,7 @@ from tests.grpc_python.http2_frames import (
 )
 
 WINDOW = 1 << 20
+LATIN_1 = st.characters(max_codepoint=255)
 CALL = [(":method", "POST"), (":scheme", "http"), (":path", "/a/b"), (":authority", "localhost"), ("te", "trailers")]
 START = [(":status", "200"), ("content-type", "application/grpc")]
 
@@ -106,7 +109,7 @@ def test_greeting_is_preface_settings_and_a_wide_window() -> None:
 def test_data_waits_for_the_windows_of_stream_and_connection() -> None:
     """Sending continues when the windows open. The user learns when all data has been passed on."""
     connection = connected(window=100)
-    first, second = connection.open(CALL), connection.open(CALL)
+    first, second = connection.open(header_block(CALL)), connection.open(header_block(CALL))
     connection.send(first, (b"a" * 150,))
     connection.send(second, (b"b" * 100_000,), is_end=True)
     assert sent(connection, first) == 100
@@ -125,7 +128,7 @@ def test_data_waits_for_the_windows_of_stream_and_connection() -> None:
 def test_settings_change_the_windows_of_open_streams() -> None:
     """A window may also become negative, when the server changes its settings."""
     connection = connected(window=100)
-    stream = connection.open(CALL)
+    stream = connection.open(header_block(CALL))
     connection.send(stream, (b"a" * 300,))
     assert sent(connection, stream) == 100
     connection.receive(settings(window=50))
@@ -138,7 +141,7 @@ def test_settings_change_the_windows_of_open_streams() -> None:
 def test_streams_take_turns() -> None:
     """Each stream sends one frame in turn, regardless of the queue lengths."""
     connection = connected()
-    streams = [connection.open(CALL) for _ in range(3)]
+    streams = [connection.open(header_block(CALL)) for _ in range(3)]
     for stream in streams:
         connection.send(stream, (b"x" * 20_000,))
     data, _ = taken(connection, 1 << 30)
@@ -151,7 +154,7 @@ def test_frames_are_as_large_as_the_server_takes(accepted: int | None, largest: 
     values = {} if accepted is None else {"frame": min(accepted, (1 << 24) - 1)}
     connection = connected(window=1 << 30, **values)
     connection.receive(update(0, 1 << 24))
-    stream = connection.open(CALL)
+    stream = connection.open(header_block(CALL))
     content = random.Random(1).randbytes(600_000)
     connection.send(stream, (content[:5], content[5:]), is_end=True)
     data, drained = taken(connection, 1 << 30)
@@ -165,7 +168,7 @@ def test_frames_are_as_large_as_the_server_takes(accepted: int | None, largest: 
 def test_large_frame_is_read_in_pieces_and_never_formatted(monkeypatch: pytest.MonkeyPatch) -> None:
     """`h2` logs each frame with its bytes in hex, which takes longer than to read them. Padding is not part of the data."""
     connection = connected()
-    stream = connection.open(CALL)
+    stream = connection.open(header_block(CALL))
     connection.receive(answer(stream))
 
     def refuse(*_: object) -> bytes:
@@ -184,7 +187,7 @@ def test_large_frame_is_read_in_pieces_and_never_formatted(monkeypatch: pytest.M
 def test_long_data_may_be_read_to_its_place() -> None:
     """The core says how many bytes of which stream come next as they are. Ends, padding and other frames go the usual way."""
     connection = connected()
-    stream, other = connection.open(CALL), connection.open(CALL)
+    stream, other = connection.open(header_block(CALL)), connection.open(header_block(CALL))
     assert connection.coming_data() is None
     connection.receive(answer(stream) + frame(DATA, 0, stream, bytes(1_000))[:109])
     assert connection.coming_data() == (stream, 900)
@@ -212,7 +215,7 @@ def test_long_data_may_be_read_to_its_place() -> None:
 def test_bytes_read_to_their_place_count_in_the_windows() -> None:
     """They are granted again, and more than was granted is refused."""
     connection = connected()
-    stream = connection.open(CALL)
+    stream = connection.open(header_block(CALL))
     connection.receive(answer(stream))
     taken(connection, 1)
     head = frame(DATA, 0, stream, bytes(WINDOW))[:9]
@@ -229,7 +232,7 @@ def test_bytes_read_to_their_place_count_in_the_windows() -> None:
 def test_length_that_the_server_states_is_not_compared_with_its_data() -> None:
     """The page of a proxy has one. Its end is the end of the stream alone."""
     connection = connected()
-    page, call = connection.open(CALL), connection.open(CALL)
+    page, call = connection.open(header_block(CALL)), connection.open(header_block(CALL))
     block = encode_headers([(":status", "502"), ("content-length", "5")])
     data = frame(HEADERS, END_HEADERS, page, block) + frame(DATA, END_STREAM, page, b"pages")
     assert connection.receive(data)[1:] == [DataCame(page, memoryview(b"pages"), True)]
@@ -239,7 +242,7 @@ def test_length_that_the_server_states_is_not_compared_with_its_data() -> None:
 def test_window_of_a_stream_that_grows_by_nothing_costs_the_stream() -> None:
     """Of the connection it costs the connection (RFC 9113 section 6.9)."""
     connection = connected()
-    stream = connection.open(CALL)
+    stream = connection.open(header_block(CALL))
     assert connection.receive(update(stream, 0)) == [StreamReset(stream, ErrorCodes.PROTOCOL_ERROR, False)]
     assert connection.receive(update(stream, 1)) == []
 
@@ -247,7 +250,7 @@ def test_window_of_a_stream_that_grows_by_nothing_costs_the_stream() -> None:
 def test_server_may_send_as_much_as_the_reader_takes() -> None:
     """The server sends at most one window ahead. Consumed bytes are granted again."""
     connection = connected()
-    stream = connection.open(CALL)
+    stream = connection.open(header_block(CALL))
     connection.receive(answer(stream))
     taken(connection, 1)
     piece = frame(DATA, 0, stream, bytes(16_384))
@@ -266,7 +269,7 @@ def test_server_may_send_as_much_as_the_reader_takes() -> None:
 def test_connection_takes_more_than_its_window() -> None:
     """The connection window is reopened half-way, also by data of an abandoned stream."""
     connection = connected()
-    stream, other = connection.open(CALL), connection.open(CALL)
+    stream, other = connection.open(header_block(CALL)), connection.open(header_block(CALL))
     connection.receive(answer(stream) + answer(other))
     connection.reset(other, ErrorCodes.CANCEL)
     taken(connection, 1)
@@ -283,7 +286,7 @@ def test_connection_takes_more_than_its_window() -> None:
 def test_bytes_may_come_one_by_one() -> None:
     """Headers in pieces, data with padding, and the end are read."""
     connection = connected()
-    stream = connection.open(CALL)
+    stream = connection.open(header_block(CALL))
     block = encode_headers(START)
     data = frame(HEADERS, 0, stream, block[:5]) + frame(CONTINUATION, END_HEADERS, stream, block[5:])
     data += frame(DATA, PADDED, stream, b"\x03abc\0\0\0") + frame(99, 255, stream, b"new")
@@ -300,7 +303,7 @@ def test_bytes_may_come_one_by_one() -> None:
 def test_server_that_leaves_says_which_calls_it_has_not_seen() -> None:
     """The user may repeat those calls elsewhere. The other calls continue."""
     connection = connected()
-    first, second = connection.open(CALL), connection.open(CALL)
+    first, second = connection.open(header_block(CALL)), connection.open(header_block(CALL))
     connection.receive(answer(first))
     farewell = frame(GOAWAY, 0, 0, struct.pack(">II", first, 0) + b"bye")
     assert connection.receive(farewell) == [GoingAway(0, "bye"), StreamReset(second, 0, True)]
@@ -311,7 +314,7 @@ def test_server_that_leaves_says_which_calls_it_has_not_seen() -> None:
 def test_no_more_streams_than_the_server_takes() -> None:
     """A stream that ends makes room for another."""
     connection = connected(streams=1)
-    stream = connection.open(CALL)
+    stream = connection.open(header_block(CALL))
     assert not connection.can_open()
     assert connection.receive(frame(RST_STREAM, 0, stream, struct.pack(">I", 7))) == [StreamReset(stream, 7, True)]
     assert connection.can_open()
@@ -320,11 +323,11 @@ def test_no_more_streams_than_the_server_takes() -> None:
 def test_what_comes_for_a_stream_that_was_given_up_is_passed_over() -> None:
     """Its headers are still decoded, because later headers may refer to them."""
     connection = connected()
-    stream = connection.open(CALL)
+    stream = connection.open(header_block(CALL))
     connection.reset(stream, ErrorCodes.CANCEL)
     data = frame(HEADERS, END_HEADERS, stream, b"\x88\x40\x01a\x01b") + frame(DATA, 0, stream, b"x")
     assert connection.receive(data) == []
-    other = connection.open(CALL)
+    other = connection.open(header_block(CALL))
     events = connection.receive(frame(HEADERS, END_HEADERS, other, b"\x88\xbe"))
     assert events == [HeadersCame(other, [(":status", "200"), ("a", "b")], False)]
 
@@ -332,7 +335,7 @@ def test_what_comes_for_a_stream_that_was_given_up_is_passed_over() -> None:
 def test_farewell_takes_nothing_from_what_goes_on() -> None:
     """Data written before GOAWAY is sent. Data that follows it in the same bytes is read and answered."""
     connection = connected()
-    stream = connection.open(CALL)
+    stream = connection.open(header_block(CALL))
     farewell = frame(GOAWAY, 0, 0, struct.pack(">II", (1 << 31) - 1, 0))
     events = connection.receive(farewell + frame(PING, 0, 0, b"12345678") + answer(stream))
     assert events == [GoingAway(0, ""), HeadersCame(stream, START, False)]
@@ -344,7 +347,7 @@ def test_farewell_takes_nothing_from_what_goes_on() -> None:
 def test_server_may_end_a_stream_twice() -> None:
     """Servers of gRPC send trailers and a reset together when the client has not ended its side."""
     connection = connected()
-    stream = connection.open(CALL)
+    stream = connection.open(header_block(CALL))
     events = connection.receive(answer(stream) + end(stream) + frame(RST_STREAM, 0, stream, bytes(4)))
     assert [each for each in events if isinstance(each, HeadersCame)][-1].is_end
     assert not any(isinstance(each, StreamReset) for each in events)
@@ -354,7 +357,7 @@ def test_server_may_end_a_stream_twice() -> None:
 def test_window_that_grows_too_far_costs_the_stream() -> None:
     """The other streams continue."""
     connection = connected()
-    first, second = connection.open(CALL), connection.open(CALL)
+    first, second = connection.open(header_block(CALL)), connection.open(header_block(CALL))
     assert connection.receive(update(first, (1 << 31) - 1)) == [
         StreamReset(first, ErrorCodes.FLOW_CONTROL_ERROR, False)
     ]
@@ -365,10 +368,10 @@ def test_server_chooses_no_memory_of_headers() -> None:
     """Each call begins with the same bytes, for any table size that the server offers: nothing enters the table."""
     connection = connected(table=1 << 30)
     blocks = set[bytes]()
-    connection.open(CALL)
+    connection.open(header_block(CALL))
     taken(connection, 1)
     for _ in range(3):
-        connection.open([*CALL, ("grpc-timeout", "5m")])
+        connection.open(header_block([*CALL, ("grpc-timeout", "5m")]))
         blocks.update(each[3] for each in frames(taken(connection, 1)[0]))
     assert len(blocks) == 1
 
@@ -409,7 +412,7 @@ def test_server_chooses_no_memory_of_headers() -> None:
 def test_broken_protocol_ends_the_connection_with_a_word(data: bytes) -> None:
     """For every kind of violation, little is held, and the server learns the reason."""
     connection = connected()
-    stream = connection.open(CALL)
+    stream = connection.open(header_block(CALL))
     connection.send(stream, (b"x" * 100_000,))
     with pytest.raises(ConnectionFaultError):
         connection.receive(data)
@@ -444,7 +447,7 @@ def test_data_means_what_it_means_to_h2(pieces: list[bytes]) -> None:
     reference.initiate_connection()
     reference.receive_data(settings())
     for number in (1, 3):
-        connection.open(CALL)
+        connection.open(header_block(CALL))
         reference.send_headers(number, CALL)
     found, expected = dict[int, bytes](), dict[int, bytes]()
     ends, expected_ends = set[int](), set[int]()
@@ -481,7 +484,7 @@ FRAMES = st.builds(frame, st.integers(0, 11), st.integers(0, 63), st.integers(0,
 def test_whatever_comes_is_taken_or_refused(pieces: list[bytes]) -> None:
     """No other error leaves the core, and calls of the user during and after it raise none."""
     connection = connected()
-    streams = [connection.open(CALL), connection.open(CALL)]
+    streams = [connection.open(header_block(CALL)), connection.open(header_block(CALL))]
     connection.send(streams[0], (b"x" * 100_000,), is_end=True)
     with suppress(ConnectionFaultError):
         for piece in pieces:
@@ -493,3 +496,27 @@ def test_whatever_comes_is_taken_or_refused(pieces: list[bytes]) -> None:
         connection.reset(stream, ErrorCodes.CANCEL)
     connection.ping()
     taken(connection, 1 << 30)
+
+
+@given(
+    st.lists(
+        st.tuples(st.text(LATIN_1, min_size=1, max_size=300), st.text(LATIN_1, max_size=40_000)),
+        max_size=4,
+    )
+)
+def test_block_of_headers_is_read_as_it_was_written(headers: list[tuple[str, str]]) -> None:
+    """Lengths of one, two and three bytes, and any characters of Latin-1. The block uses no table."""
+    decoder = Decoder()
+    decoder.max_header_list_size = 1 << 30
+    found = decoder.decode(header_block(headers), raw=True)
+    assert [(str(name, "latin-1"), str(value, "latin-1")) for name, value in found] == headers
+    assert not decoder.header_table.dynamic_entries
+
+
+def test_first_block_empties_the_table_however_small_the_peer_wants_it() -> None:
+    """A peer that lowers its table must be told a size before the next headers (RFC 7541 section 4.2); later blocks say nothing."""
+    connection = connected(table=0)
+    connection.open(header_block(CALL))
+    connection.open(header_block(CALL))
+    blocks = [payload for kind, _, _, payload in frames(taken(connection, 1)[0]) if kind == HEADERS]
+    assert blocks == [b"\x20" + header_block(CALL), header_block(CALL)]

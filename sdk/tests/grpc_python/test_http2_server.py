@@ -22,6 +22,7 @@ from lograft._grpc.http2 import (
     ServerConnection,
     SettingsCame,
     StreamReset,
+    header_block,
 )
 from tests.grpc_python.http2_frames import (
     CONTINUATION,
@@ -89,15 +90,15 @@ def call(stream_id: int, flags: int = END_STREAM) -> bytes:
 def test_call_goes_both_ways() -> None:
     """Request with data, response with data and trailers; then both sides have forgotten the stream."""
     pair = Pair()
-    stream = pair.client.open(CALL)
+    stream = pair.client.open(header_block(CALL))
     pair.client.send(stream, (b"question",), is_end=True)
     assert pair.exchange() == (
         [],
         [HeadersCame(stream, CALL, is_end=False), DataCame(stream, memoryview(b"question"), is_end=True)],
     )
-    pair.server.respond(stream, START)
+    pair.server.respond(stream, header_block(START))
     pair.server.send(stream, (b"answer",))
-    pair.server.end(stream, TRAILERS)
+    pair.server.end(stream, header_block(TRAILERS))
     assert pair.exchange() == (
         [
             HeadersCame(stream, START, is_end=False),
@@ -106,8 +107,8 @@ def test_call_goes_both_ways() -> None:
         ],
         [],
     )
-    pair.server.respond(stream, START)
-    pair.server.end(stream, TRAILERS)
+    pair.server.respond(stream, header_block(START))
+    pair.server.end(stream, header_block(TRAILERS))
     pair.server.reset(stream, ErrorCodes.CANCEL)
     assert not pair.server.has_output()
 
@@ -115,10 +116,10 @@ def test_call_goes_both_ways() -> None:
 def test_answer_may_be_headers_alone() -> None:
     """A refusal is one block of headers, which ends the stream."""
     pair = Pair()
-    stream = pair.client.open(CALL)
+    stream = pair.client.open(header_block(CALL))
     pair.client.send(stream, (), is_end=True)
     pair.exchange()
-    pair.server.end(stream, [*START, *TRAILERS])
+    pair.server.end(stream, header_block([*START, *TRAILERS]))
     assert pair.exchange()[0] == [HeadersCame(stream, [*START, *TRAILERS], is_end=True)]
 
 
@@ -126,9 +127,9 @@ def test_trailers_wait_behind_data() -> None:
     """They come when the client's window has let the data through, and take no room themselves."""
     server = raw()
     server.receive(call(1))
-    server.respond(1, START)
+    server.respond(1, header_block(START))
     server.send(1, (b"x" * 70_000,))
-    server.end(1, TRAILERS)
+    server.end(1, header_block(TRAILERS))
     output, drained = server.take_output(1 << 30)
     assert (_kinds(output), drained) == ([HEADERS, *[DATA] * 4], [])
     server.receive(frame(WINDOW_UPDATE, 0, 0, (100_000).to_bytes(4, "big")))
@@ -141,10 +142,10 @@ def test_trailers_wait_behind_data() -> None:
 def test_early_response_ends_the_request() -> None:
     """The server resets the stream (RFC 9113 section 8.1) and drops what the client has sent since."""
     pair = Pair()
-    stream = pair.client.open(CALL)
+    stream = pair.client.open(header_block(CALL))
     pair.client.send(stream, (b"a",))
     pair.exchange()
-    pair.server.end(stream, [*START, *TRAILERS])
+    pair.server.end(stream, header_block([*START, *TRAILERS]))
     output, _ = pair.server.take_output(1 << 30)
     assert _kinds(output) == [HEADERS, RST_STREAM]
     pair.client.send(stream, (b"b",), is_end=True)
@@ -156,7 +157,7 @@ def test_early_response_ends_the_request() -> None:
 def test_window_opens_only_for_readers() -> None:
     """The client may send 64 KiB before a handler reads. Then it may send a whole window."""
     pair = Pair()
-    stream = pair.client.open(CALL)
+    stream = pair.client.open(header_block(CALL))
     pair.client.send(stream, (b"x" * (4 * WINDOW),))
     assert _data_bytes(pair.exchange()[1]) == http2.DEFAULT_WINDOW_BYTES
     pair.server.grant(stream, 1_000)
@@ -177,15 +178,15 @@ def test_too_many_streams_are_refused_one_by_one() -> None:
 def test_farewell_leaves_what_goes_on() -> None:
     """Open streams continue to their ends. Later ones are unseen for the client, which may try them elsewhere."""
     pair = Pair()
-    first = pair.client.open(CALL)
+    first = pair.client.open(header_block(CALL))
     pair.client.send(first, (), is_end=True)
     pair.exchange()
-    second = pair.client.open(CALL)
+    second = pair.client.open(header_block(CALL))
     pair.server.go_away()
     to_client, to_server = pair.exchange()
     assert to_client == [GoingAway(0, ""), StreamReset(second, 0, is_unseen=True)]
     assert to_server == []
-    pair.server.end(first, [*START, *TRAILERS])
+    pair.server.end(first, header_block([*START, *TRAILERS]))
     assert pair.exchange()[0] == [HeadersCame(first, [*START, *TRAILERS], is_end=True)]
 
 
@@ -269,7 +270,7 @@ def test_windows_of_a_few_bytes_are_served_at_a_rate() -> None:
     """A client that lets a long answer through in crumbs (CVE-2019-9511) loses its connection."""
     server = raw()
     server.receive(frame(SETTINGS, 0, 0, b"\0\4\0\0\0\0") + call(1))
-    server.respond(1, START)
+    server.respond(1, header_block(START))
     server.send(1, (b"x" * 10_000_000,))
     taken = _count_taken(server, [frame(WINDOW_UPDATE, 0, 1, b"\0\0\0\1")] * 2 * PATIENCE)
     assert PATIENCE - 2 <= taken <= PATIENCE + 1
@@ -287,9 +288,9 @@ def test_whatever_comes_is_taken_or_refused(pieces: list[bytes]) -> None:
         for piece in pieces:
             for event in server.receive(piece):
                 if isinstance(event, HeadersCame) and event.headers == CALL:
-                    server.respond(event.stream_id, START)
+                    server.respond(event.stream_id, header_block(START))
                     server.send(event.stream_id, (b"x" * 50_000,))
-                    server.end(event.stream_id, TRAILERS)
+                    server.end(event.stream_id, header_block(TRAILERS))
             server.take_output(10_000)
             for stream in (1, 3, 5):
                 server.grant(stream, 0)
