@@ -41,7 +41,6 @@ from metaquorum.replica.first_start import (
 )
 from metaquorum.replica.log_store import DamagedLogError
 from metaquorum.replica.quorum_node import QuorumError, SnapshotSettings
-from metaquorum.scheduling import use_batch_scheduling
 from storage.errors import StorageError
 
 logger = logging.getLogger("metaquorum")
@@ -292,7 +291,6 @@ def run_command(
             ),
         )
         settings.check()
-        use_batch_scheduling()
         tune_allocator()
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(serve(QuorumServer(settings, data_dir)))

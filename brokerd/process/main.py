@@ -25,7 +25,6 @@ from metaquorum.process.server import ServerError
 from metaquorum.process.settings import SettingsError
 from metaquorum.replica.log_store import DamagedLogError
 from metaquorum.replica.quorum_node import QuorumError
-from metaquorum.scheduling import use_batch_scheduling
 from storage.errors import StorageError
 
 logger = logging.getLogger(__name__)
@@ -50,7 +49,6 @@ def run_process(settings: BrokerSettings, *, on_ready: Callable[[BrokerServer], 
     if not __debug__:
         sys.stderr.write("brokerd: error: refusing to run under python -O: the assertions protect the log\n")
         return 1
-    use_batch_scheduling()
     tune_allocator()
     use_one_arena()
     try:

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -16,7 +14,6 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from brokerd.tests.process.programs import append_and_read, read_ready, started
 from brokerd.tests.support import WAIT_S
 from metaquorum.replica.first_start import InitialVoter, format_with_voters
-from metaquorum.tests.threads import policies
 
 pytestmark = pytest.mark.process
 
@@ -28,7 +25,6 @@ def test_dev_serves_and_stops_on_sigterm(tmp_path: Path) -> None:
         address = read_ready(process)
         assert time.monotonic() - before < WAIT_S
         assert append_and_read(address, b"x") == [b"x"]
-        assert sys.platform != "linux" or policies(process.pid) == {os.SCHED_BATCH}
         process.send_signal(signal.SIGTERM)
         assert process.wait(WAIT_S) == 0
 

@@ -34,8 +34,8 @@ GROWTH_BYTES_MAX: Final = 512 * MIB
 """Maximum resident memory of an attack, above that of the idle server."""
 KEPT_SHARE_MAX: Final = 0.20
 """Maximum memory that may remain above idle `AFTER_S` after the attack, as a share of idle memory."""
-KEPT_BY_GRPC_BYTES: Final = 24 * MIB
-"""Memory that a bare `grpc.aio` server keeps of thousands of past connections or streams (`docs/memory.md`). The broker cannot
+KEPT_BY_PYTHON_BYTES: Final = 24 * MIB
+"""Memory in arenas of Python that thousands of past connections or streams leave partly used (`docs/memory.md`). The broker cannot
 release it, so the scenarios of `OF_MANY` subtract it."""
 OF_MANY: Final = frozenset({"idle", "channels"})
 """Scenarios with very many connections or streams."""
@@ -72,7 +72,7 @@ class Result:
         if growth_bytes > GROWTH_BYTES_MAX:
             found.append(f"{growth_bytes / MIB:.0f} MiB above idle, at most {GROWTH_BYTES_MAX / MIB:.0f}")
         if self.scenario in OF_MANY:
-            kept_bytes -= KEPT_BY_GRPC_BYTES
+            kept_bytes -= KEPT_BY_PYTHON_BYTES
         share = kept_bytes / self.idle.rss_bytes
         if share > KEPT_SHARE_MAX:
             found.append(f"{share:.0%} above idle {AFTER_S:.0f} s afterwards, at most {KEPT_SHARE_MAX:.0%}")

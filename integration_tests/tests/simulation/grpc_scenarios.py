@@ -13,7 +13,6 @@ import grpc.aio
 from grpc._cython import cygrpc
 from lograft._client.python_channel import PythonChannel
 from lograft.wire.codes import ErrorCode
-from lograft.wire.keepalive import client_options
 
 from brokerd.api.status import rich_status
 from brokerd.failure import Failure, LeaderPlace
@@ -343,8 +342,11 @@ def same_when_forgotten(scenario: Scenario) -> Any:
 
 def grpc_channel(address: str, *, liveness_ms: int | None = None) -> Any:
     """Return a channel of grpc.aio. It shares no connection with another one."""
-    pings = () if liveness_ms is None else client_options(liveness_ms)
-    return grpc.aio.insecure_channel(address, options=(("grpc.use_local_subchannel_pool", 1), *pings))
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    if liveness_ms is not None:
+        options += [("grpc.keepalive_time_ms", liveness_ms // 4), ("grpc.http2.ping_timeout_ms", liveness_ms * 3 // 4)]
+        options += [("grpc.keepalive_permit_without_calls", 1), ("grpc.http2.max_pings_without_data", 0)]
+    return grpc.aio.insecure_channel(address, options=options)
 
 
 def python_channel(address: str, *, liveness_ms: int = 12_000) -> Any:

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import socket
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -17,7 +19,17 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from lograft._grpc.http2 import PREFACE
-from tests.grpc_python.http2_frames import DATA, END_HEADERS, END_STREAM, HEADERS, PING, SETTINGS, encode_headers, frame
+from tests.grpc_python.http2_frames import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    PING,
+    RST_STREAM,
+    SETTINGS,
+    encode_headers,
+    frame,
+)
 
 from metaquorum.controller_service.decoding import add_reflection, decoding
 from metaquorum.grpc_server import server as server_module
@@ -337,5 +349,35 @@ def test_call_that_was_refused_takes_its_end_in_silence() -> None:
         writer.write(frame(PING, 0, 0, b"12345678"))
         await reader.readuntil(b"12345678")
         writer.close()
+
+    run(use)
+
+
+@pytest.mark.parametrize("end", [b"", frame(RST_STREAM, 0, 1, bytes(4))], ids=["close", "reset"])
+def test_what_has_ended_waits_for_no_garbage_collection(end: bytes) -> None:
+    """Neither a call nor its connection refers to itself: full collections would stop all clients for a moment."""
+    call = [(":method", "POST"), (":scheme", "http"), (":path", "/test.Service/talk"), (":authority", "h")]
+    headers = encode_headers([*call, ("content-type", "application/grpc"), ("te", "trailers")])
+
+    async def use(here: Scene) -> None:
+        gc.disable()
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", here.port)
+            writer.write(PREFACE + frame(SETTINGS, 0, 0) + frame(HEADERS, END_HEADERS, 1, headers))
+            while not here.service.peers:  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0.005)
+            (connection,) = here.server._connections
+            left = [
+                weakref.ref(each) for each in (connection, connection.core, connection.core._h2, *connection._running)
+            ]
+            assert len(left) == 4
+            del connection
+            writer.write(end)
+            writer.close()
+            async with asyncio.timeout(WAIT_S):
+                while any(each() is not None for each in left):  # noqa: ASYNC110 - nothing tells of it
+                    await asyncio.sleep(0.005)
+        finally:
+            gc.enable()
 
     run(use)
