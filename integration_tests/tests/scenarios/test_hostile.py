@@ -13,7 +13,7 @@ from lograft.wire.limits import DEFAULT_MAX_MESSAGE_BYTES
 from integration_tests.scenarios.hostile.bombs import all_kinds, zeros
 from integration_tests.scenarios.hostile.healthy import percentile
 from integration_tests.scenarios.hostile.http2 import DATA, HEADERS, frame, grpc_call
-from integration_tests.scenarios.hostile.run import GROWTH_BYTES_MAX, KEPT_BY_GRPC_BYTES, MIB, OF_MANY, Result
+from integration_tests.scenarios.hostile.run import GROWTH_BYTES_MAX, KEPT_BY_PYTHON_BYTES, MIB, OF_MANY, Result
 from integration_tests.scenarios.hostile.target import Usage
 
 BOMB_BYTES_MAX = 16_384
@@ -96,7 +96,7 @@ def test_every_target_can_be_missed(
 @pytest.mark.parametrize(("after_mib", "found"), [(144, 0), (145, 1)])
 def test_what_grpc_keeps_of_very_many_is_taken_off(scenario: str, after_mib: int, found: int) -> None:
     """20 of 100 MiB may stay, and the memory that a bare server keeps."""
-    assert KEPT_BY_GRPC_BYTES == 24 * MIB
+    assert KEPT_BY_PYTHON_BYTES == 24 * MIB
     result = Result(
         scenario=scenario,
         idle=usage(100 * MIB),
