@@ -128,8 +128,8 @@ def _uncopied(data: bytes) -> bytes:
 
 async def abort(context: ServicerContext, error: RefusedError) -> NoReturn:
     """End a call with the status of a refusal."""
-    # gRPC keeps the exception that ends a call in a reference cycle with the context. Without the traceback, the frames of the
-    # refusal and their batches do not have to wait for the garbage collector.
+    # The status has to be sent, and the exception lives until then. Without its traceback, the frames of the refusal and their
+    # batches do not.
     error.__traceback__ = error.__cause__ = error.__context__ = None
     extra_detail = error.extra_detail if isinstance(error, CallFailedError) else None
     await context.abort_with_status(rich_status(error.failure, extra_detail=extra_detail))

@@ -45,7 +45,5 @@ def bind(server: GrpcServer, listen: Address) -> Address:
     try:
         port = server.bind(listen.host, listen.port)
     except OSError as error:
-        raise AddressInUseError(
-            f"cannot listen on {listen}: the port is in use, or the address is not of this machine ({error.strerror})"
-        ) from error
+        raise AddressInUseError(f"cannot listen on {listen}: {error.strerror}; give another address or port") from error
     return Address(host=listen.host, port=port)

@@ -14,10 +14,9 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
-# gRPC reads this variable when it is loaded, and nothing before this line loads it. In a forked child, gRPC's fork handlers
-# restart its threads. Those continue the parent's calls and crash the child with SIGSEGV. Without the handlers the child has no
-# such threads, and the SDK does not touch gRPC there (`_client.forks`). A program that needs the handlers sets the variable
-# itself.
+# For programs that use gRPC beside this SDK, whose own clients start none of its threads. gRPC reads this variable when it is
+# loaded, and nothing before this line loads it. In a forked child, gRPC's fork handlers restart its threads. Those continue the
+# parent's calls and crash the child with SIGSEGV. A program that needs the handlers sets the variable itself.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 # This module registers a hook that must exist before a program forks.
 import_module("lograft._client.forks")

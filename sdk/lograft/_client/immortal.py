@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Objects that nothing may destroy, not even the end of the interpreter.
 
-In a forked child these are the parent's channels, calls and loops. Their destructors call gRPC's C core, whose locks may be
-held by threads that the child does not have. The end of the process frees their memory.
+In a forked child these are the parent's channels, calls and loops. Parent and child share the kernel's list of watched sockets
+(epoll), so a destructor that closes a connection in the child would make the parent deaf to it. The end of the process frees
+their memory.
 """
 
 from __future__ import annotations

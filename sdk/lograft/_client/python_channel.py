@@ -141,7 +141,7 @@ class PythonCall:
             self._on_status(grpc_wire.status_in_trailers(()))
 
     def room(self) -> memoryview:
-        """Return where the next bytes of the message under way go; nothing if none is, or if nobody waits for it."""
+        """See `StreamUser`."""
         return memoryview(b"") if self.done() or self._coming is not None else self._reader.room()
 
     def on_filled(self, size: int) -> None:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Either side of one HTTP/2 connection, as a core: bytes in, events out, bytes to send.
 
-`h2` provides header blocks, settings and stream states. This module owns the two frames that come with each message, DATA and
-WINDOW_UPDATE, and the windows that they move, because `h2` makes several objects of each frame and copies its bytes more than
-once (figures in ADR 17). It queues data that waits for a window, and gives each stream one frame in turn. And it bounds what a
-peer can make this side hold: the window of each stream, one frame of another kind or with padding, one header block, and
-`MAX_CONTROL_BYTES` of answers. A server also bounds the work that frames without a use can cause (`_Patience`). The user bounds
-the data to send: it writes the messages of a stream one after the other.
+`h2` reads header blocks, and keeps settings and stream states. This module writes header blocks, and owns the two frames
+that come with each message, DATA and WINDOW_UPDATE, and the windows that they move, because `h2` makes several objects of each
+frame and copies its bytes more than once (figures in ADR 17). It queues data that waits for a window, and gives each stream one
+frame in turn. And it bounds what a peer can make this side hold: the window of each stream, one frame of another kind or with
+padding, one header block, and `MAX_CONTROL_BYTES` of answers. A server also bounds the work that frames without a use can cause
+(`_Patience`). The user bounds the data to send: it writes the messages of a stream one after the other.
 
 It must not know gRPC or sockets, and no clock: who has one passes the time. Source: RFC 9113; ADR 17, ADR 30.
 """

@@ -36,10 +36,10 @@ PING_TIMEOUT: Final = "ping timeout"
 
 
 class StreamUser(Protocol):
-    """What a connection does with the call of a stream, at either side."""
+    """What a connection does with the call of a stream: one of a client (`PythonCall`), or one of a server (`ServerCall`)."""
 
     def room(self) -> memoryview:
-        """Return where the next bytes of the message under way go; nothing if none is, or if nobody waits for it."""
+        """Return where the next bytes of a message go that has come in part; nothing without one, or if it is not wanted."""
         ...
 
     def on_filled(self, size: int) -> None:

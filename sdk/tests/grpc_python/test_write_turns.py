@@ -88,7 +88,7 @@ async def test_a_turn_writes_a_bounded_number_of_bytes() -> None:
     while written[-1] < 10 * TURN_BYTES:
         written.append(sum(transport.written for _, transport in ends))
         await asyncio.sleep(0)
-        assert len(written) < 30, "nothing waits for ever"
+        assert len(written) < 30, "all bytes go out in the end"
     most = TURN_BYTES + WRITE_BYTES + 10 * SHORT_WRITE_BYTES
     assert all(after - before <= most for before, after in pairwise(written))
     assert all(transport.written >= TURN_BYTES for _, transport in ends)
