@@ -188,8 +188,9 @@ class Producer:
             BufferTimeoutError: the buffer stayed full for `delivery_timeout_ms`.
             LograftError: the client could not look up the topic.
         """
-        # Measured: each omitted keyword-only argument costs 15 ns, each subtraction of large numbers 15 ns.
-        if partition is timestamp_ms is headers is None and type(value) is bytes:
+        # Measured: each omitted keyword-only argument costs 15 ns, `a is b is c is None` 17 ns more than this, counting bytes 55 ns.
+        # A uniform batch needs no count.
+        if partition is None and timestamp_ms is None and headers is None and type(value) is bytes:
             recent, buffers = self._recent
             if topic is not recent:
                 buffers = self._fast.get(topic)
@@ -201,41 +202,50 @@ class Producer:
                 except KeyError:
                     part = buffers.of_key(key)
                 batch = part.open
-                room = batch.room - (len(value) + len(key) + RECORD_OVERHEAD_BYTES)
-                if room >= 0:
+                if len(value) != batch.value_length or len(key) != batch.key_length:
+                    room = batch.room - (len(value) + len(key) + RECORD_OVERHEAD_BYTES)
+                    if room < 0:
+                        return self._send_slowly(topic, value, key, partition, timestamp_ms, headers)
                     batch.room = room
-                    batch += (value, key)
-                    number = len(batch)
-                    if part.open is not batch:
-                        return self._take_late(part, batch, number, value, key)
-                    delivery = Delivery()
-                    delivery._outcome = batch.outcome  # pyright: ignore[reportPrivateUsage]
-                    delivery._number = number  # pyright: ignore[reportPrivateUsage]
-                    return delivery
+                batch += (value, key)
+                number = len(batch)
+                if number >= batch.limit:
+                    return self._settle(part, batch, number, value, key)
+                delivery = Delivery()
+                delivery._outcome = batch.outcome  # pyright: ignore[reportPrivateUsage]
+                delivery._number = number  # pyright: ignore[reportPrivateUsage]
+                return delivery
             elif key is None:
                 part = buffers.parts[buffers.sticky]
                 batch = part.open
-                room = batch.room - (len(value) + RECORD_OVERHEAD_BYTES)
-                if room >= 0:
+                if len(value) != batch.value_length or batch.key_length is not None:
+                    room = batch.room - (len(value) + RECORD_OVERHEAD_BYTES)
+                    if room < 0:
+                        return self._send_slowly(topic, value, key, partition, timestamp_ms, headers)
                     batch.room = room
-                    batch += (value, None)
-                    number = len(batch)
-                    if part.open is not batch:
-                        return self._take_late(part, batch, number, value, None)
-                    delivery = Delivery()
-                    delivery._outcome = batch.outcome  # pyright: ignore[reportPrivateUsage]
-                    delivery._number = number  # pyright: ignore[reportPrivateUsage]
-                    return delivery
+                batch += (value, None)
+                number = len(batch)
+                if number >= batch.limit:
+                    return self._settle(part, batch, number, value, None)
+                delivery = Delivery()
+                delivery._outcome = batch.outcome  # pyright: ignore[reportPrivateUsage]
+                delivery._number = number  # pyright: ignore[reportPrivateUsage]
+                return delivery
         if self._serializers is not None:
             value, key = self._serializers.one(topic, value, key)
         return self._send_slowly(topic, value, key, partition, timestamp_ms, headers)
 
-    def _take_late(
+    def _settle(
         self, part: PartitionBuffer, batch: OpenBatch, number: int, value: bytes, key: bytes | None
     ) -> Delivery:
-        """Add a record again that the fast path appended to a batch after that batch was closed."""
+        """Do what the limit of a batch asks for after the fast path has appended a record to it.
+
+        An open batch gets more memory. A record that came after its batch was closed is added again.
+        """
         with self._lock:
-            if batch:
+            if part.open is batch:
+                self._deliveries.accumulator.refill(part)
+            elif batch:
                 # Nothing would send what a closed producer takes.
                 self._check_usable()
                 self._deliveries.accumulator.take_late(part, batch, now_ms=monotonic_ms(), wall_ms=wall_clock_ms())

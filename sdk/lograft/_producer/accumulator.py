@@ -5,19 +5,21 @@ This module owns the open batch of every partition, the memory for open and seal
 must not send, encode (the caller passes an encoder), wait or read a clock. It knows no lock: the blocking producer calls it
 under its own lock, except for the fast path.
 
-Theory of operation. A producer looks up the `PartitionBuffer`. If the record fits into the `room` of the open batch, the
-producer subtracts its size from `room` and appends value and key. Nothing else happens for such a record. `add` does the rest
-when `room` is used up: it grants memory in quanta, seals a full batch and opens an empty one. The fast path fills no timestamps
-and no headers. A batch that needs such columns is a *rich* batch. While the open batch is rich, or no batch is open, `open` is
-`CLOSED`. Nothing fits into `CLOSED`, so every record comes to `add`.
+Theory of operation. A producer looks up the `PartitionBuffer`. If the record has the lengths of a uniform batch (see
+`OpenBatch`), the producer appends value and key. If the record fits into the `room` of another batch, the producer subtracts
+its size from `room` and appends value and key. Nothing else happens for such a record. `refill` grants more memory to a uniform
+batch that has reached its limit. `add` does the rest: it grants memory in quanta, seals a full batch and opens an empty one.
+The fast path fills no timestamps and no headers. A batch that needs such columns is a *rich* batch. While the open batch is
+rich, or no batch is open, `open` is `CLOSED`. Nothing fits into `CLOSED`, so every record comes to `add`.
 
 The fast path takes no lock; all other code runs under the producer's lock. This is safe for two reasons. The append of value
-and key is one step, and after it the producer checks that the batch is still the open one. Closing a batch uses the opposite
-order: it first sets `open` to `CLOSED`, then copies and removes the records. So a producer notices when its record came too
-late to be copied, and adds it again under the lock (`take_late`). The handle of a record has its number in the batch from the
-length of the list after the append. That is exact because the interpreter changes threads only at calls of functions, at jumps
-back and at the begin of functions, and none of them is between the append, the length and the check. The arithmetic on `room`
-may lose a step when two threads meet. The batch is then a little fuller or emptier than counted, which does no harm.
+and key is one step, and after it the producer compares the length of the list with the limit of the batch. Closing a batch uses
+the opposite order: it first sets `open` to `CLOSED` and the limit to 0, then copies and removes the records. So a producer
+notices when its record came too late to be copied, and adds it again under the lock (`take_late`). The handle of a record has
+its number in the batch from the length of the list after the append. That is exact because the interpreter changes threads only
+at calls of functions, at jumps back and at the begin of functions, and none of them is between the append and the length. The
+arithmetic on `room` may lose a step when two threads meet, and each of them may append a record that reaches the limit. The
+batch is then a little fuller or emptier than counted, which does no harm.
 
 A batch is sealed when it is full, and at a flush. It is sealed when it has lingered and the partition's pipeline has room; with
 a full pipeline it goes on filling, which is how batches grow under load. And it is sealed when the buffer is full and no batch
@@ -28,8 +30,8 @@ new time mark. So a timestamp is at most `max(linger_ms, MARK_INTERVAL_MS)` earl
 record.
 
 Laws: each accepted record is in exactly one batch. Records of a partition stay in the order in which they were accepted.
-Reserved bytes never exceed `buffer_bytes`, except by one late record for each thread. A batch holds at most `MAX_BATCH_RECORDS`
-records, and does not exceed its size limit unless it is a single larger record.
+Reserved bytes never exceed `buffer_bytes`, except by one record for each thread that meets another one. A batch holds at most
+`MAX_BATCH_RECORDS` records, and does not exceed its size limit unless it is a single larger record.
 Source: linger and full pipelines work together as in Kafka's RecordAccumulator (Kafka 4.0).
 """
 
@@ -292,13 +294,34 @@ class Accumulator:
             part.rich += flat
             part.rich_room -= size
             part.last_number = len(part.rich) // 2
-        else:
-            batch = part.open
-            batch.room -= size
-            # As on the fast path, nothing may come between the append and the length.
-            batch += flat
-            slots = len(batch)
-            part.last_number = slots // 2
+            return
+        batch = part.open
+        if not batch and len(flat) == 2 and flat[0] is not None:
+            batch.begin(flat[0], flat[1])
+            part.last_number = 1
+            return
+        batch.count_bytes()
+        batch.room -= size
+        # As on the fast path, nothing may come between the append and the length.
+        batch += flat
+        slots = len(batch)
+        part.last_number = slots // 2
+
+    def refill(self, part: PartitionBuffer) -> None:
+        """Grant more memory to the open batch of a partition, which has reached its limit.
+
+        If there is none, or the batch is full, the batch is no longer uniform, and the next record comes to `add`.
+        """
+        batch = part.open
+        if batch.lengths is None:
+            return  # another thread has met it with a record of other lengths
+        grant = min(QUANTUM_BYTES, part.size_limit - part.granted, self._buffer_bytes - self.reserved_bytes)
+        if grant > 0 and len(batch) // 2 < SAFE_BATCH_RECORDS:
+            self.reserved_bytes += grant
+            part.granted += grant
+            batch.grant(grant)
+        if len(batch) >= batch.limit:
+            batch.count_bytes()
 
     def _make_room(
         self,
@@ -346,21 +369,21 @@ class Accumulator:
         if part.rich is not None:
             part.rich_room += grant
         else:
-            part.open.room += grant - (BATCH_OVERHEAD_BYTES if is_new else 0)
+            part.open.grant(grant - (BATCH_OVERHEAD_BYTES if is_new else 0))
         return True
 
     def _open_batch(self, part: PartitionBuffer, *, now_ms: int, wall_ms: int) -> None:
         part.opened_ms = now_ms
         part.marks.append((0, wall_ms))
         part.outcome = Outcome(part.topic, part.partition, part.marks, self.resolver)
-        part.open = OpenBatch(0, part.outcome)
+        part.open = OpenBatch(part.outcome)
         self._open[id(part)] = part
         self._lingering.append((now_ms + self._linger_ms, part, part.serial))
 
     def _enrich(self, part: PartitionBuffer, with_timestamps: bool, with_headers: bool) -> None:
         """Make the open batch rich: add columns that the fast path does not fill, and keep the fast path away from it."""
         if part.rich is None:
-            part.rich_room = part.open.room
+            part.rich_room = part.room
             values, keys = close_batch(part)
             part.rich = interleave(values, keys)
         count = len(part.rich) // 2
@@ -373,6 +396,7 @@ class Accumulator:
         """Seal the open batch of a partition, which must exist."""
         assert part.is_open, f"{part.topic}-{part.partition} has no open batch"
         room = part.room
+        lengths = part.open.lengths
         values, keys = close_batch(part) if part.rich is None else (part.rich[::2], part.rich[1::2])
         timestamps: int | Sequence[int]
         if part.timestamps is not None:
@@ -383,7 +407,7 @@ class Accumulator:
             timestamps = expand(part.marks, len(values))
         # `count` is slow over keys, which it compares, and fast over Nones, which are identical. So look at the first key.
         is_keyless = keys[0] is None and keys.count(None) == len(keys)
-        body = self._encode(values, None if is_keyless else keys, timestamps, part.headers)
+        body = self._encode(values, None if is_keyless else keys, timestamps, part.headers, lengths)
         self.reserved_bytes -= room
         reserved = part.granted - room
         opened_ms = part.opened_ms

@@ -39,10 +39,12 @@ BatchEncoder = Callable[
         Sequence[bytes | None] | None,
         int | Sequence[int],
         Sequence[Headers] | None,
+        tuple[int, int | None] | None,
     ],
     BatchBody,
 ]
-"""Encodes values, keys, timestamps in milliseconds (one for all, or one each) and headers into a batch."""
+"""Encodes values, keys, timestamps in milliseconds (one for all, or one each) and headers into a batch. The last argument is the
+length of all values, and of all keys if there are keys; None if they differ or are not known."""
 
 
 class Doubt(IntEnum):

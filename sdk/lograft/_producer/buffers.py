@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from lograft._producer.outcomes import Outcome, Resolver
 from lograft._producer.partitioner import CRC32C, KeyRule
+from lograft._producer.record_columns import RECORD_OVERHEAD_BYTES
 from lograft.types import Headers
 
 MAX_KEPT_KEYS: Final = 16_384
@@ -24,24 +25,90 @@ MAX_UNKEPT_LOOKUPS: Final = 1_000
 """Lookups of uncached keys after which the topic counts as one with mostly uncached keys."""
 
 
+NO_LIMIT: Final = (1 << 30) - 1
+"""Limit of a batch that has none: more than any length. The interpreter compares larger numbers more slowly."""
+
+
 class OpenBatch(list["bytes | None"]):
-    """The list to which the fast path appends: value, key, value, key, ... `room` is the number of bytes that still fit.
+    """The list to which the fast path appends: value, key, value, key, ...
+
+    A batch is *uniform* while all its records have values of one length, and keys of one length or no keys. The fast path then
+    compares two lengths instead of counting bytes, and the encoder need not ask each item for its length. The first record of
+    another length ends that for the batch: from then on `room` counts the bytes that still fit.
+
+    No record fits into a batch before `begin` has put its first record into it. So a thread that finds room, or the lengths of
+    its record, has found a state that no later change can make wrong.
 
     The class is a list instead of having one. This saves the fast path two steps for each record.
 
     Attributes:
-        room: number of bytes that still fit.
+        room: number of bytes that still fit; -1 in a new or uniform batch. May get negative where threads meet.
+        value_length: bytes of each value while the batch is uniform, else -1.
+        key_length: bytes of each key of a uniform batch; None if its records have no keys.
+        limit: length of the list at which the fast path asks the producer what to do. A uniform batch has no memory for a further
+            record then. A closed batch has the limit 0, another one none.
         outcome: the outcome of the batch, for the handles of its records.
         moved: records that came too late for the batch, until the thread that appended each of them takes its entry.
     """
 
-    __slots__ = ("moved", "outcome", "room")
+    __slots__ = ("_granted_bytes", "_is_counted", "key_length", "limit", "moved", "outcome", "room", "value_length")
 
-    def __init__(self, room: int, outcome: Outcome) -> None:
+    def __init__(self, outcome: Outcome) -> None:
         super().__init__()
-        self.room = room
+        self.room = -1
+        self.value_length = -1
+        self.key_length: int | None = None
+        self.limit = NO_LIMIT
         self.outcome = outcome
         self.moved: list[MovedRecord] = []
+        self._granted_bytes = 0
+        self._is_counted = False
+
+    @property
+    def lengths(self) -> tuple[int, int | None] | None:
+        """Length of each value, and of each key if the records have keys, of a uniform batch; None for another one."""
+        return None if self.value_length < 0 else (self.value_length, self.key_length)
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes counted for each record of a uniform batch."""
+        return self.value_length + (self.key_length or 0) + RECORD_OVERHEAD_BYTES
+
+    @property
+    def free_bytes(self) -> int:
+        """Number of bytes that still fit. Negative where threads that met have appended more than fitted."""
+        return self.room if self._is_counted else self._granted_bytes - len(self) // 2 * self.record_bytes
+
+    def grant(self, size_bytes: int) -> None:
+        """Add memory for records."""
+        if self._is_counted:
+            self.room += size_bytes
+            return
+        self._granted_bytes += size_bytes
+        if self.value_length >= 0:
+            self.limit = self._granted_bytes // self.record_bytes * 2
+
+    def begin(self, value: bytes, key: bytes | None) -> None:
+        """Put the first record into the batch. The batch is uniform if it has memory for a second such record."""
+        size = len(value) + len(key or b"") + RECORD_OVERHEAD_BYTES
+        self += (value, key)
+        if self._granted_bytes < 2 * size:
+            self._is_counted = True
+            self.room = self._granted_bytes - size
+            return
+        self.key_length = None if key is None else len(key)
+        self.limit = self._granted_bytes // size * 2
+        # The fast path looks at this one first, so it is written last.
+        self.value_length = len(value)
+
+    def count_bytes(self) -> None:
+        """Let records of any length in, as far as they fit."""
+        if not self._is_counted:
+            room = self.free_bytes
+            self.value_length = -1
+            self.limit = NO_LIMIT
+            self._is_counted = True
+            self.room = room
 
 
 class Place(NamedTuple):
@@ -60,8 +127,9 @@ class MovedRecord(NamedTuple):
     place: Place
 
 
-CLOSED: Final = OpenBatch(-1, Outcome("", 0, (), Resolver()))
+CLOSED: Final = OpenBatch(Outcome("", 0, (), Resolver()))
 """The open batch of a partition whose records must not take the fast path. No record fits into it."""
+CLOSED.limit = 0
 
 
 class PartitionBuffer:
@@ -143,7 +211,7 @@ class PartitionBuffer:
         """Bytes that fit into the open batch without a further grant; 0 while no batch is open."""
         if self.rich is not None:
             return self.rich_room
-        return 0 if self.open is CLOSED else self.open.room
+        return 0 if self.open is CLOSED else self.open.free_bytes
 
     @property
     def record_count(self) -> int:
@@ -236,11 +304,11 @@ NO_TOPIC: Final[tuple[str, TopicBuffers | None]] = ("", None)
 def close_batch(part: PartitionBuffer) -> tuple[list[bytes | None], list[bytes | None]]:
     """Keep the fast path away from the open batch, and return its values and its keys.
 
-    The order of the steps matters: a thread that appends after the length is read sees that the batch is closed (see
-    `accumulator`).
+    The order of the steps matters: a thread that appends after the length is read finds the limit 0 (see `accumulator`).
     """
     flat = part.open
     part.open = CLOSED
+    flat.limit = 0
     end = len(flat)
     values, keys = flat[:end:2], flat[1:end:2]
     del flat[:end]

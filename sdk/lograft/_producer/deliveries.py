@@ -61,8 +61,18 @@ class Deliveries:
             keys: Sequence[bytes | None] | None,
             timestamps_ms: int | Sequence[int],
             headers: Sequence[Headers] | None,
+            lengths: tuple[int, int | None] | None,
         ) -> EncodedBatch:
-            return compose_batch(values, keys=keys, timestamps_ms=timestamps_ms, headers=headers, codec=codec)
+            value_length, key_length = lengths or (None, None)
+            return compose_batch(
+                values,
+                keys=keys,
+                timestamps_ms=timestamps_ms,
+                headers=headers,
+                codec=codec,
+                value_lengths=None if value_length is None else [value_length] * len(values),
+                key_lengths=None if key_length is None else [key_length] * len(values),
+            )
 
         self.settings = settings
         self._codec = codec

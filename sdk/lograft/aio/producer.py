@@ -119,26 +119,34 @@ class Producer:
         headers: Headers | None = None,
     ) -> Delivery:
         """Send one record. Wait while the buffer is full, and while the client looks up a new topic. See `lograft.Producer.send`."""
-        if partition is timestamp_ms is headers is None and type(value) is bytes:
+        if partition is None and timestamp_ms is None and headers is None and type(value) is bytes:
             buffers = self._fast.get(topic)
             if buffers is None:
                 pass
             elif type(key) is bytes:
-                batch = (buffers.by_key.get(key) or buffers.of_key(key)).open
-                room = batch.room - (len(value) + len(key) + RECORD_OVERHEAD_BYTES)
-                if room >= 0:
+                part = buffers.by_key.get(key) or buffers.of_key(key)
+                batch = part.open
+                is_uniform = len(value) == batch.value_length and len(key) == batch.key_length
+                room = batch.room if is_uniform else batch.room - (len(value) + len(key) + RECORD_OVERHEAD_BYTES)
+                if is_uniform or room >= 0:
                     batch.room = room
                     batch += (value, key)
+                    if len(batch) >= batch.limit:
+                        self._deliveries.accumulator.refill(part)
                     delivery = Delivery()
                     delivery._outcome = batch.outcome  # pyright: ignore[reportPrivateUsage]
                     delivery._number = len(batch)  # pyright: ignore[reportPrivateUsage]
                     return delivery
             elif key is None:
-                batch = buffers.parts[buffers.sticky].open
-                room = batch.room - (len(value) + RECORD_OVERHEAD_BYTES)
-                if room >= 0:
+                part = buffers.parts[buffers.sticky]
+                batch = part.open
+                is_uniform = len(value) == batch.value_length and batch.key_length is None
+                room = batch.room if is_uniform else batch.room - (len(value) + RECORD_OVERHEAD_BYTES)
+                if is_uniform or room >= 0:
                     batch.room = room
                     batch += (value, None)
+                    if len(batch) >= batch.limit:
+                        self._deliveries.accumulator.refill(part)
                     delivery = Delivery()
                     delivery._outcome = batch.outcome  # pyright: ignore[reportPrivateUsage]
                     delivery._number = len(batch)  # pyright: ignore[reportPrivateUsage]

@@ -76,6 +76,7 @@ def compose_batch(
     base_offset: int = 0,
     leader_epoch: int = 0,
     value_lengths: Sequence[int] | None = None,
+    key_lengths: Sequence[int] | None = None,
 ) -> EncodedBatch:
     """Encode records into one batch that is still in pieces.
 
@@ -95,6 +96,7 @@ def compose_batch(
         base_offset: offset of the first record. The leader writes another one, and its epoch.
         leader_epoch: see `base_offset`.
         value_lengths: length of each value, if the caller knows them. No value may be None then.
+        key_lengths: the same for the keys.
 
     Raises:
         InvalidBatchError: no or too many records, columns of different length, a timestamp out of range, or a header key that
@@ -108,7 +110,7 @@ def compose_batch(
     append_items(parts, VALUE_FIELDS, values, lengths=value_lengths)
     if keys is not None:
         _check_length("keys", keys, record_count)
-        append_items(parts, KEY_FIELDS, keys, absent_when_all_null=True)
+        append_items(parts, KEY_FIELDS, keys, lengths=key_lengths, absent_when_all_null=True)
     base_ms, max_ms = _append_timestamps(parts, timestamps_ms, record_count)
     if offset_deltas is not None:
         _check_length("offset deltas", offset_deltas, record_count)

@@ -41,10 +41,12 @@ def test_threads_lose_and_double_nothing_while_batches_are_sealed_under_them() -
     def work(number: int) -> None:
         key = b"%d" % number
         for index in range(RECORDS):
+            # Values of one length and of others in turns: batches stay uniform, or end being it while others append.
+            value = b"%d" % index if index // 500 % 2 else b"%05d" % index
             if index % 1_000 == 7:
-                producer.send("t", b"%d" % index, key=key, headers=[("h", None)])
+                producer.send("t", value, key=key, headers=[("h", None)])
             else:
-                producer.send("t", b"%d" % index, key=key)
+                producer.send("t", value, key=key)
 
     def take(*, seal: bool) -> None:
         with producer._lock:  # pyright: ignore[reportPrivateUsage]
@@ -71,8 +73,8 @@ def test_threads_lose_and_double_nothing_while_batches_are_sealed_under_them() -
     done.set()
     sealer.join()
     take(seal=True)
-    expected = [b"%d" % index for index in range(RECORDS)]
-    assert all(values == expected for values in found.values())
+    expected = list(range(RECORDS))
+    assert all([int(value or b"") for value in values] == expected for values in found.values())
     assert accumulator.reserved_bytes == 0
 
 
@@ -80,19 +82,26 @@ class ClosingBatch(OpenBatch):
     """Simulates another thread that seals the batch just before the fast path appends to it."""
 
     def __init__(self, producer: Producer, batch: OpenBatch) -> None:
-        super().__init__(batch.room, batch.outcome)
-        self.extend(batch)
+        super().__init__(batch.outcome)
+        self.grant(10_000)
+        value, key = batch
+        assert value is not None
+        self.begin(value, key)
         self._producer = producer
 
     def __iadd__(self, items: object) -> ClosingBatch:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if not self:
+            self.extend(items)  # pyright: ignore[reportArgumentType]
+            return self  # the first record
         with self._producer._lock:  # pyright: ignore[reportPrivateUsage]
             self._producer._deliveries.accumulator.seal_all()  # pyright: ignore[reportPrivateUsage]
         self.extend(items)  # pyright: ignore[reportArgumentType]
         return self
 
 
+@pytest.mark.parametrize("is_counted", [False, True])
 @pytest.mark.parametrize("key", [b"k", None])
-def test_record_that_meets_a_seal_is_in_the_next_batch(key: bytes | None) -> None:
+def test_record_that_meets_a_seal_is_in_the_next_batch(key: bytes | None, is_counted: bool) -> None:
     """If the open batch is sealed between the check of its room and the append, the record is not lost."""
     producer = Producer("127.0.0.1:1")
     producer._deliveries.open_topic("t", 1)  # pyright: ignore[reportPrivateUsage]
@@ -100,6 +109,8 @@ def test_record_that_meets_a_seal_is_in_the_next_batch(key: bytes | None) -> Non
     part = producer._deliveries.topics["t"].parts[0]  # pyright: ignore[reportPrivateUsage]
     producer.send("t", b"1", key=key)
     part.open = ClosingBatch(producer, part.open)
+    if is_counted:
+        part.open.count_bytes()
     second = producer.send("t", b"2", key=key)
     third = producer.send("t", b"3", key=key)
     accumulator.seal_all()
@@ -116,6 +127,9 @@ class EndingBatch(ClosingBatch):
     """Simulates another thread that closes the producer just before the fast path appends to the batch."""
 
     def __iadd__(self, items: object) -> EndingBatch:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if not self:
+            self.extend(items)  # pyright: ignore[reportArgumentType]
+            return self  # the first record
         self._producer._shut()  # pyright: ignore[reportPrivateUsage]
         self.extend(items)  # pyright: ignore[reportArgumentType]
         return self

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from lograft._producer.accumulator import Accumulator
 from lograft._producer.batches import SealedBatch
+from lograft._producer.buffers import PartitionBuffer
+from lograft._producer.record_columns import RECORD_OVERHEAD_BYTES
 from lograft.types import Headers
 from lograft.wire.batch import EncodedBatch
 
@@ -16,6 +18,7 @@ class Encoder:
 
     def __init__(self, body_bytes: int = 100) -> None:
         self.body_bytes = body_bytes
+        self.lengths: list[tuple[int, int | None] | None] = []
         self.calls: list[
             tuple[list[bytes | None], list[bytes | None] | None, int | list[int], list[Headers] | None]
         ] = []
@@ -26,7 +29,14 @@ class Encoder:
         keys: Sequence[bytes | None] | None,
         timestamps_ms: int | Sequence[int],
         headers: Sequence[Headers] | None,
+        lengths: tuple[int, int | None] | None,
     ) -> EncodedBatch:
+        if lengths is not None:
+            assert [len(value or b"") for value in values] == [lengths[0]] * len(values)
+            assert [None if key is None else len(key) for key in keys or [None] * len(values)] == [lengths[1]] * len(
+                values
+            )
+        self.lengths.append(lengths)
         self.calls.append(
             (
                 list(values),
@@ -36,6 +46,20 @@ class Encoder:
             )
         )
         return EncodedBatch.wrap(bytearray(self.body_bytes))
+
+
+def append_fast(accumulator: Accumulator, part: PartitionBuffer, value: bytes, key: bytes | None) -> bool:
+    """Add a record as the fast paths of the producers do. Return False if it does not fit."""
+    batch = part.open
+    if len(value) != batch.value_length or (None if key is None else len(key)) != batch.key_length:
+        room = batch.room - len(value) - len(key or b"") - RECORD_OVERHEAD_BYTES
+        if room < 0:
+            return False
+        batch.room = room
+    batch += (value, key)
+    if len(batch) >= batch.limit:
+        accumulator.refill(part)
+    return True
 
 
 def make_accumulator(

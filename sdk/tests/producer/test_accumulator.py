@@ -14,7 +14,7 @@ from lograft._producer.buffers import CLOSED, PartitionBuffer
 from lograft._producer.record_columns import RECORD_OVERHEAD_BYTES
 from lograft.types import Headers
 from lograft.wire.batch import EncodedBatch
-from tests.producer.builders import Encoder, make_accumulator
+from tests.producer.builders import Encoder, append_fast, make_accumulator
 
 
 def add(
@@ -30,17 +30,6 @@ def add(
 ) -> AddResult:
     """Add a record through `add`."""
     return accumulator.add(part, value, key, timestamp_ms, headers, now_ms=now_ms, wall_ms=wall_ms)
-
-
-def append_fast(part: PartitionBuffer, value: bytes, key: bytes | None) -> bool:
-    """Add a record as the producers' fast path does. Return False if it does not fit."""
-    batch = part.open
-    room = batch.room - len(value) - len(key or b"") - RECORD_OVERHEAD_BYTES
-    if room < 0:
-        return False
-    batch.room = room
-    batch += (value, key)
-    return True
 
 
 def test_batch_is_sealed_when_the_next_record_would_pass_the_limit() -> None:
@@ -221,7 +210,7 @@ def test_batch_never_holds_more_records_than_the_format_allows() -> None:
     accumulator = make_accumulator(encoder, batch_bytes=8 << 20, buffer_bytes=64 << 20)
     part = accumulator.add_topic("t", 1, first_sticky=0).parts[0]
     for _ in range(150_000):
-        if not append_fast(part, b"", None):
+        if not append_fast(accumulator, part, b"", None):
             assert add(accumulator, part, b"") is AddResult.ADDED
     for _ in range(5):
         assert accumulator.extend(part, [b""] * 40_000, None, None, now_ms=0, wall_ms=0) is AddResult.ADDED
@@ -387,3 +376,82 @@ def test_batch_behind_a_full_pipeline_is_no_reason_to_send() -> None:
     for _ in range(3):
         accumulator.release(accumulator.sealed.popleft(), part, now_ms=0)
     assert seal_one(part)
+
+
+def test_records_of_one_length_need_no_count() -> None:
+    """The encoder learns the lengths of a uniform batch, and memory is granted and accounted for as for any other."""
+    encoder = Encoder()
+    accumulator = make_accumulator(encoder, batch_bytes=200_000, buffer_bytes=300_000)
+    part = accumulator.add_topic("t", 1, first_sticky=0).parts[0]
+    count = 1_500
+    add(accumulator, part, b"x" * 100, b"k")
+    assert part.open.lengths == (100, 1)
+    for number in range(2, count + 1):
+        assert append_fast(accumulator, part, b"x" * 100, b"k")
+        assert part.record_count == number
+        assert part.granted - part.room == BATCH_OVERHEAD_BYTES + number * (101 + RECORD_OVERHEAD_BYTES)
+        assert part.room >= 0
+        assert accumulator.reserved_bytes == part.granted <= 200_000
+    accumulator.seal_all()
+    assert encoder.lengths == [(100, 1)]
+    assert accumulator.sealed[0].reserved_bytes == BATCH_OVERHEAD_BYTES + count * (101 + RECORD_OVERHEAD_BYTES)
+
+
+def test_full_uniform_batch_takes_no_further_record() -> None:
+    """At its limit the batch gets no more memory, so the next record comes to `add`, which seals it."""
+    encoder = Encoder()
+    accumulator = make_accumulator(encoder, batch_bytes=BATCH_OVERHEAD_BYTES + 3 * (10 + RECORD_OVERHEAD_BYTES))
+    part = accumulator.add_topic("t", 1, first_sticky=0).parts[0]
+    add(accumulator, part, b"x" * 10)
+    assert append_fast(accumulator, part, b"y" * 10, None)
+    assert append_fast(accumulator, part, b"z" * 10, None)
+    assert not append_fast(accumulator, part, b"z" * 10, None)
+    assert not append_fast(accumulator, part, b"", None)
+    add(accumulator, part, b"a" * 10)
+    assert [len(call[0]) for call in encoder.calls] == [3]
+
+
+def test_uniform_batch_in_a_full_buffer_takes_no_further_record() -> None:
+    """Where no memory can be granted, the caller of `add` waits."""
+    accumulator = make_accumulator(batch_bytes=2_000, buffer_bytes=1_000)
+    part = accumulator.add_topic("t", 1, first_sticky=0).parts[0]
+    add(accumulator, part, b"x" * 84)
+    for _ in range(7):
+        assert append_fast(accumulator, part, b"x" * 84, None)
+    assert not append_fast(accumulator, part, b"x" * 84, None)
+    assert add(accumulator, part, b"x" * 84) is AddResult.BUFFER_FULL
+    assert accumulator.reserved_bytes <= 1_000
+
+
+def test_record_of_another_length_ends_a_uniform_batch() -> None:
+    """From then on its bytes are counted. Neither value, nor key, nor a missing key may differ before."""
+    for value, key in ((b"12", b"k"), (b"1", b"kk"), (b"1", None)):
+        encoder = Encoder()
+        accumulator = make_accumulator(encoder)
+        part = accumulator.add_topic("t", 1, first_sticky=0).parts[0]
+        add(accumulator, part, b"1", b"k")
+        assert append_fast(accumulator, part, b"2", b"l")
+        assert not append_fast(accumulator, part, value, key)
+        room = part.room
+        assert add(accumulator, part, value, key) is AddResult.ADDED
+        assert part.open.lengths is None
+        assert part.room == room - len(value) - len(key or b"") - RECORD_OVERHEAD_BYTES
+        assert append_fast(accumulator, part, b"123", b"m")
+        accumulator.seal_all()
+        assert encoder.calls[0][0] == [b"1", b"2", value, b"123"]
+        assert encoder.lengths == [None]
+
+
+def test_null_and_many_records_at_once_open_a_counted_batch() -> None:
+    """A null has no length, and `extend` does not compare lengths."""
+    encoder = Encoder()
+    accumulator = make_accumulator(encoder)
+    part = accumulator.add_topic("t", 1, first_sticky=0).parts[0]
+    add(accumulator, part, None, b"k")
+    assert append_fast(accumulator, part, b"1", b"k")
+    accumulator.seal_all()
+    assert accumulator.extend(part, [b"1", b"1"], None, None, now_ms=0, wall_ms=0) is AddResult.ADDED
+    assert append_fast(accumulator, part, b"1", None)
+    accumulator.seal_all()
+    assert encoder.lengths == [None, None]
+    assert [call[0] for call in encoder.calls] == [[None, b"1"], [b"1", b"1", b"1"]]

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from lograft._producer.accumulator import AddResult
 from lograft._producer.batches import SealedBatch
-from lograft._producer.record_columns import RECORD_OVERHEAD_BYTES
 from lograft.types import Headers
-from tests.producer.builders import Encoder, make_accumulator
+from tests.producer.builders import Encoder, append_fast, make_accumulator
 
 Row = tuple[bytes | None, bytes | None]
 
@@ -55,17 +54,19 @@ class AccumulatorMachine(RuleBasedStateMachine):
         """Send one record: on the fast path if possible, else through `add`."""
         part = self.parts[partition]
         headers: Headers | None = [("h", b"1")] if tag else None
-        if value is not None and own_time is None and headers is None:
-            batch = part.open
-            room = batch.room - len(value) - len(key or b"") - RECORD_OVERHEAD_BYTES
-            if room >= 0:
-                batch.room = room
-                batch += (value, key)
-                self.accepted[partition].append((value, key))
-                return
+        is_plain = value is not None and own_time is None and headers is None
+        if is_plain and append_fast(self.accumulator, part, value, key):
+            self.accepted[partition].append((value, key))
+            return
         result = self.accumulator.add(part, value, key, own_time, headers, now_ms=self.now_ms, wall_ms=self.now_ms)
         if result is AddResult.ADDED:
             self.accepted[partition].append((value, key))
+
+    @rule(partition=partitions, value=st.binary(max_size=90), key=keys, count=st.integers(1, 20))
+    def send_alike(self, partition: int, value: bytes, key: bytes | None, count: int) -> None:
+        """Send several records of the same lengths, one by one."""
+        for _ in range(count):
+            self.send(partition, value, key, None, False)
 
     @rule(partition=partitions, rows=st.lists(st.tuples(st.binary(max_size=50), keys), min_size=1, max_size=8))
     def send_many(self, partition: int, rows: list[tuple[bytes, bytes | None]]) -> None:
